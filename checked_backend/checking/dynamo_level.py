@@ -25,7 +25,7 @@ from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlo
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking.program import Program
-from checked_backend.diagnose.reduce import Untranslatable, write_source_repro
+from checked_backend.diagnose.repro import Untranslatable, write_source_repro
 from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.graphs.operators import Operator, OperatorKind
 from checked_backend.modes.base import OperatorMode

@@ -21,14 +21,10 @@ from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.flow import FLOW_LIMIT
 from checked_backend.diagnose.localize.kernel import KERNEL_LIMIT, generated_kernel
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
-from checked_backend.diagnose.reduce import (
-    Repro,
-    Untranslatable,
-    Workaround,
-    reduce,
-    write_repro,
-)
+from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.reduce.journal import Places
+from checked_backend.diagnose.repro import Repro, Untranslatable, write_repro
+from checked_backend.diagnose.workaround import Workaround
 from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError

@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx, nn
 
-from checked_backend.diagnose.reduce import find_workaround, reduce, write_repro
+from checked_backend.diagnose.reduce import reduce
+from checked_backend.diagnose.repro import write_repro
+from checked_backend.diagnose.workaround import find_workaround
 from checked_backend.findings import Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import checked_backend as cb
-from checked_backend.diagnose.reduce import Untranslatable, write_source_repro
+from checked_backend.diagnose.repro import Untranslatable, write_source_repro
 from checked_backend.report.write import read_reports
 
 SCALE = 2

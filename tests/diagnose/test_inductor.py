@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from checked_backend.diagnose.oracle import verdict_oracle
-from checked_backend.diagnose.reduce import find_workaround, reduce, write_repro
+from checked_backend.diagnose.reduce import reduce
+from checked_backend.diagnose.repro import write_repro
+from checked_backend.diagnose.workaround import find_workaround
 from checked_backend.findings import Kind
 from tests.support.reduce_tools import case_of, targets
 

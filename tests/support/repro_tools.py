@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from checked_backend.diagnose.reduce import Repro, write_repro
+from checked_backend.diagnose.repro import Repro, write_repro
 from checked_backend.findings import Finding, Kind
 from checked_backend.regions.graph_case import GraphCase
 

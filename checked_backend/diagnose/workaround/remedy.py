@@ -14,7 +14,7 @@ from torch import fx
 from checked_backend._torch.inductor import inductor_mode_options
 from checked_backend.diagnose.localize import called_name
 from checked_backend.diagnose.oracle import Oracle
-from checked_backend.diagnose.reduce import (
+from checked_backend.diagnose.workaround import (
     COSTLY,
     EAGER,
     Cost,

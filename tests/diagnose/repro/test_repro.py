@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._dynamo.backends import registry
 
 from checked_backend.diagnose.oracle import verdict_oracle
-from checked_backend.diagnose.reduce import write_repro
 from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.diagnose.repro import write_repro
 from checked_backend.diagnose.repro.compile_code import write_compile
 from checked_backend.diagnose.repro.repro import script_path
 from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, is_drowned

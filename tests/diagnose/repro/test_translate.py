@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from checked_backend.diagnose.reduce import Untranslatable
 from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.diagnose.repro.python_names import name_of
 from checked_backend.diagnose.repro.translate import Written, write_program
 from checked_backend.options import CheckOptions

@@ -17,8 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.diagnose.reduce import Setting, Workaround, measure_cost
-from checked_backend.diagnose.workaround import remedy
+from checked_backend.diagnose.workaround import Setting, Workaround, measure_cost, remedy
 from checked_backend.diagnose.workaround.remedy import WorkaroundSearch
 from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line

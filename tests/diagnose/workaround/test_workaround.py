@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.inductor import inductor_settings
-from checked_backend.diagnose.reduce import (
+from checked_backend.diagnose.workaround import (
     COSTLY,
     EAGER,
     SETTINGS,
