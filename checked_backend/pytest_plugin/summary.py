@@ -21,9 +21,9 @@ COUNTS = "numcheck."
 _COUNTED = ("regions", "calls", "backwards")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Summary:
-    """Gathers the verdicts of tests and prints them.
+    """Gathers the verdicts of tests and prints them. pytest keeps its plugins in sets.
 
     Attributes:
         verdicts: The number of tests by verdict.

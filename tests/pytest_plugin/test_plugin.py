@@ -70,6 +70,7 @@ class Result:
 
 def run(folder: Path, files: dict[str, str], *words: str) -> Result:
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("CHECKED_B", "PYTEST_"))}
     environment.pop("CI", None)  # pytest says things twice where it is set
