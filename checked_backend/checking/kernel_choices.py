@@ -117,6 +117,8 @@ def _any(seed: int) -> Retime:
 
 def _skip(count: int, report: Report) -> Skip:
     words = f"kernel choices 2 to {count}" if count > 2 else "kernel choice 2"
+    if _MEASURED not in report.coverage.checked:
+        return Skip(words, "not compiled: the process of the first ended before it told whether kernels are measured")
     if any(finding.kind is Kind.CRASH for finding in report.findings):
         return Skip(words, "not compiled: the compiled program failed before any kernel was measured")
     return Skip(words, "not compiled: the compiler measured no kernels, so there is one for each purpose")

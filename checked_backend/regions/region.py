@@ -334,10 +334,10 @@ class CheckedRegion:
     def _candidate_raised(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
         call = before.call
         if is_device_lost(error):
-            if isinstance(before.reference, Execution):
+            if before.reference is None or is_device_lost(before.reference):  # by eager, or by an earlier call
+                self._not_compared("running eager", error)
+            else:
                 self._answer.to([candidate_crashed(error, during="running")], cause=error)
-            else:  # by eager, or by a call before this one, checked or not
-                self._not_compared("running eager", before.reference or error)
             raise error
         if call.exchanges is not None:
             if call.exchanges.failed is not None:

@@ -163,6 +163,15 @@ def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -
 
 
 @pytest.mark.usefixtures("_quickly")
+def test_where_the_fastest_kernels_end_the_process_it_is_not_said_that_none_were_measured() -> None:
+    compiler = tuned(dies, right)
+    report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, gradients=False)
+    assert only(report).detail == "crash.signal"
+    (skip,) = [skip for skip in report.coverage.skipped if skip.subject == "kernel choice 2"]
+    assert "ended before it told" in skip.reason
+
+
+@pytest.mark.usefixtures("_quickly")
 def test_a_compiler_that_fails_before_it_measures_is_not_said_to_measure_nothing() -> None:
     def raises(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
         raise RuntimeError("no")

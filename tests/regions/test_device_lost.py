@@ -80,6 +80,20 @@ def test_where_eager_loses_it_the_compiled_program_is_not_accused(monkeypatch: p
     assert [region.checked_calls for region in report.coverage.regions] == [0]
 
 
+def test_where_eager_raises_something_else_the_compiled_program_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_values: Any) -> None:
+        raise ValueError("of the user's")
+
+    program = checked(lambda x: x * 2, loses_it)
+    monkeypatch.setattr("checked_backend.regions.eager_run.wait_for_devices", fails)
+
+    def run() -> None:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            program(X)
+
+    assert found(gathered(run)) == {("crash.device", "candidate")}
+
+
 def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_given: Any) -> None:
         raise RuntimeError(LOST)
@@ -111,5 +125,42 @@ def test_a_backward_pass_that_finds_it_lost_does_not_pass() -> None:
     assert any(reason.startswith("the compiled backward pass found the device lost") for reason in reasons), reasons
 
 
-def test_a_processor_is_not_waited_for() -> None:
+def test_a_kernel_that_errs_after_the_call_has_returned_is_the_compiled_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(_values: Any) -> None:
+        raise RuntimeError(LOST)
+
+    program = checked(lambda x: x * 2, "eager")
+    monkeypatch.setattr("checked_backend.regions.candidate.wait_for_devices", fails)
+
+    def run() -> None:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            program(X)
+
+    assert found(gathered(run)) == {("crash.device", "candidate")}
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 1)
+
+
+def test_each_gpus_stream_is_waited_for_once_and_a_processor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            waited.append(str(self.device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     wait_for_devices([X, 3, None, torch.ones(2, device="meta")])
+    assert waited == []
+    wait_for_devices([X.as_subclass(OnGpu), X, X.as_subclass(OnGpu)])
+    assert waited == ["cuda:1"]

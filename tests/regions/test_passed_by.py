@@ -94,8 +94,11 @@ def test_captured_calls_are_told_also_between_those_that_are_checked(
         assert not skip.matters
 
 
-def test_a_process_that_has_not_used_cuda_captures_nothing() -> None:
-    assert torch.cuda.is_initialized() or not is_capturing()
+@pytest.mark.parametrize("used", [False, True])
+def test_a_process_that_has_not_used_cuda_captures_nothing(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert is_capturing() is used
 
 
 def test_the_call_that_is_due_is_checked_after_those_that_were_passed_by(program: Program) -> None:
