@@ -58,7 +58,10 @@ class KernelChoice:
             return Coverage()
         names = [f"{purpose}: {kernel}" for purpose, kernel in self.tuned.chosen.items()]
         more = f"; and {len(names) - _MOST_KERNELS} more" if len(names) > _MOST_KERNELS else ""
-        told = "; ".join(names[:_MOST_KERNELS]) or f"{self.tuned.measured} measurements, none of them of known kernels"
+        unknown = (
+            f"{self.tuned.measured} measurements, none of known kernels" if self.tuned.measured else "none measured"
+        )
+        told = "; ".join(names[:_MOST_KERNELS]) or unknown
         counts = {_CHOICES: 1, _MEASURED: self.tuned.measured}
         return Coverage(checked=counts, notes=(f"{self._name}: {told}{more}",))
 

@@ -193,6 +193,7 @@ def test_right_kernels_are_not_accused_and_are_told() -> None:
 def test_where_nothing_is_measured_there_is_one_choice_and_the_coverage_says_so() -> None:
     report = agreed(cb.check(product, (batch(3, 4),), compiler="eager", choices=3))
     assert "kernel choices 2 to 3" in skips(report)
+    assert "kernel choice 1 of 3, the fastest kernels: none measured" in str(report)
     assert report.coverage.checked["kernel choices"] == 1
     report = agreed(cb.check(product, (batch(3, 4),), compiler="eager"))
     assert "kernel choices" not in report.coverage.checked
