@@ -11,9 +11,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, S
 from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
 from tests.catalogue.entries import Entry, order
 
-__all__ = ["PAGE", "render_page"]
-
-PAGE = Path(__file__).with_name("miscompiles.html")
+__all__ = ["render_page", "status"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from checked_backend.sweep.status import Status
 from tests.catalogue import __main__ as command
 from tests.catalogue import entries
 from tests.catalogue.entries import Entry, here, read
-from tests.catalogue.page import PAGE, render_page, status
+from tests.catalogue.page import render_page, status
 
 ENTRIES = read()
 
@@ -29,9 +29,10 @@ def test_entries_are_whole_and_run_in_eager(entry: Entry) -> None:
         assert runs_alike(entry.decoded()) is not (entry.kind == "exception")  # of that kind eager raises
 
 
-def test_the_page_is_that_of_the_data_and_shows_all_of_them() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == render_page(ENTRIES), "python -m tests.catalogue --write"
+def test_the_page_shows_all_of_them(tmp_path: Path) -> None:
+    page = tmp_path / "miscompiles.html"
+    assert command.main(["--page", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
     for entry in ENTRIES:
         assert text.count(escape(entry.name)) >= 3
         assert entry.upstream in text
