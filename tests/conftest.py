@@ -17,6 +17,8 @@ import torch
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from tests.support.cli_tools import Run, runner
 
+pytest_plugins = ["tests.support.process_marks"]
+
 ENV_PREFIX = "CHECKED_BACKEND_"
 
 # Inductor's caches do not tell processor settings apart: what they hold is wrong under another one.

@@ -1,0 +1,139 @@
+"""The mark ``process`` and its guard, in runs of pytest of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = """
+[pytest]
+addopts = -rA --strict-markers -m "not slow and (not process or smoke)"
+markers =
+    slow
+    process
+    smoke
+    inductor
+    forks
+"""
+TESTS = """
+import os
+import subprocess
+
+import pytest
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+
+@pytest.fixture(scope="module")
+def shared():
+    fork()
+
+@pytest.fixture
+def at_its_end():
+    yield
+    fork()
+
+def test_nothing(): pass
+def test_harmless(): subprocess.run(["uname", "-p"])
+def test_forks(): fork()
+def test_starts(): subprocess.run(["true", "--loudly"])
+def test_by_shell(): os.system("true")
+def test_shared(shared): pass
+def test_shares(shared): pass
+def test_at_its_end(at_its_end): pass
+
+@pytest.mark.process
+def test_marked(): fork()
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_chosen(): fork()
+
+@pytest.mark.forks
+def test_implied(): fork()
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_slow(): fork()
+"""
+INDUCTOR = """
+import torch
+
+def wave(x): return x.sin() + 1
+def test_eager(): assert torch.compile(wave, backend="eager")(torch.ones(3)).sum() > 0
+def test_inductor(): assert torch.compile(wave)(torch.ones(3)).sum() > 0
+"""
+
+
+def run(folder: Path, source: str, *words: str) -> tuple[dict[str, set[str]], str]:
+    """The names of the tests by outcome, and what was printed."""
+    (folder / "pytest.ini").write_text(SETTINGS)
+    (folder / "test_it.py").write_text(source)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.support.process_marks", *words],
+        cwd=folder,
+        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    outcomes: dict[str, set[str]] = {}
+    for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) test_it\.py::(\w+)", done.stdout, re.MULTILINE):
+        outcomes.setdefault(outcome, set()).add(name)
+    return outcomes, done.stdout + done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_a_test_that_starts_something_has_the_mark(tmp_path: Path) -> None:
+    outcomes, printed = run(tmp_path, TESTS)
+    assert outcomes == {
+        "PASSED": {"test_nothing", "test_harmless", "test_chosen", "test_at_its_end"},
+        "FAILED": {"test_forks", "test_starts", "test_by_shell", "test_shared", "test_shares"},
+        "ERROR": {"test_at_its_end"},
+    }
+    assert "this test forks, and is not marked `process`" in printed
+    assert "this test starts `true --loudly`" in printed
+    assert (
+        'left out: 2 that start processes or compile with Inductor (these, too: pytest -m "not slow"), 1 slow'
+        in printed
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        (("-m", "not slow"), {"test_nothing", "test_harmless", "test_marked", "test_chosen", "test_implied"}),
+        (("-m", "slow"), {"test_slow"}),
+    ],
+    ids=["all but slow", "slow"],
+)
+def test_a_choice_of_ones_own(tmp_path: Path, words: tuple[str, ...], ran: set[str]) -> None:
+    outcomes, printed = run(tmp_path, TESTS, *words)
+    assert outcomes["PASSED"] - {"test_at_its_end"} == ran
+    assert "left out" not in printed
+
+
+@pytest.mark.process
+def test_workers_say_what_they_left_out(tmp_path: Path) -> None:
+    _, printed = run(tmp_path, TESTS, "-p", "xdist.plugin", "-n", "2")
+    assert printed.count("left out: 2 that") == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "before", [(), ("-p", "torch._inductor.compile_fx")], ids=["Inductor is imported later", "Inductor is there"]
+)
+def test_inductor_is_seen(tmp_path: Path, before: tuple[str, ...]) -> None:
+    outcomes, printed = run(tmp_path, INDUCTOR, *before)
+    assert outcomes == {"PASSED": {"test_eager"}, "FAILED": {"test_inductor"}}
+    assert re.search("this test .*compiles with Inductor", printed)
