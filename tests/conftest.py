@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import getpass
 import os
 import random
@@ -25,6 +26,9 @@ ENV_PREFIX = "CHECKED_BACKEND_"
 if os.environ.get("ATEN_CPU_CAPABILITY"):
     _FOLDER = f"checked_backend_inductor_{getpass.getuser()}_{os.environ['ATEN_CPU_CAPABILITY']}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), _FOLDER)))
+
+# pytest has each thread's stack printed where a process dies. In a forked one a test means it to.
+os.register_at_fork(after_in_child=faulthandler.disable)
 
 
 @pytest.fixture(scope="session", autouse=True)
