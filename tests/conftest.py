@@ -18,7 +18,7 @@ import torch
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from tests.support.cli_tools import Run, runner
 
-pytest_plugins = ["tests.support.process_marks"]
+pytest_plugins = ["tests.support.process_marks", "tests.durations"]
 
 ENV_PREFIX = "CHECKED_BACKEND_"
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SETTINGS = """
-[pytest]
-addopts = -rA --strict-markers -m "not slow and (not process or smoke)"
-markers =
-    slow
-    process
-    smoke
-    inductor
-    forks
-"""
+from tests.support.pytest_runs import run
+
 TESTS = """
 import os
 import subprocess
@@ -71,24 +59,6 @@ def wave(x): return x.sin() + 1
 def test_eager(): assert torch.compile(wave, backend="eager")(torch.ones(3)).sum() > 0
 def test_inductor(): assert torch.compile(wave)(torch.ones(3)).sum() > 0
 """
-
-
-def run(folder: Path, source: str, *words: str) -> tuple[dict[str, set[str]], str]:
-    """The names of the tests by outcome, and what was printed."""
-    (folder / "pytest.ini").write_text(SETTINGS)
-    (folder / "test_it.py").write_text(source)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.support.process_marks", *words],
-        cwd=folder,
-        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    outcomes: dict[str, set[str]] = {}
-    for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) test_it\.py::(\w+)", done.stdout, re.MULTILINE):
-        outcomes.setdefault(outcome, set()).add(name)
-    return outcomes, done.stdout + done.stderr
 
 
 @pytest.mark.process

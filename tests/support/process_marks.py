@@ -20,6 +20,9 @@ from typing import Any
 
 import pytest
 
+KINDS = ("default", "process", "slow")
+"""What the default run has; what it leaves out because it starts processes; what CI has only a sample of."""
+
 IMPLYING = ("inductor", "forks")
 """Marks whose tests have the mark ``process``, too."""
 
@@ -41,6 +44,14 @@ _left_out: Counter[str] = Counter()
 
 
 # marks
+
+
+def kind_of(item: pytest.Item) -> str:
+    """Which run has this test, of `KINDS`."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if "slow" in marks:
+        return "slow"
+    return "process" if "process" in marks and "smoke" not in marks else "default"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -159,11 +170,7 @@ def _check(item: pytest.Item, started: Sequence[str]) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            _left_out["slow"] += 1
-        elif item.get_closest_marker("process") is not None and item.get_closest_marker("smoke") is None:
-            _left_out["process"] += 1
+    _left_out.update(kind for kind in map(kind_of, items) if kind != "default")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
