@@ -49,6 +49,7 @@ def test_entry_points_are_found_by_torch() -> None:
         assert points[backend.__name__].load() is backend
 
 
+@pytest.mark.process
 def test_a_fresh_process_needs_no_import() -> None:
     program = "import torch; f = torch.compile(lambda x: x.sin() + 1, backend='nop'); print(f(torch.zeros(2)).tolist())"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -23,12 +23,14 @@ def loaded(after: str) -> set[str]:
     return {name for name in names.split() if "." not in name or name.startswith("checked_backend")}
 
 
+@pytest.mark.process
 def test_import_loads_nothing() -> None:
     fresh = loaded("import checked_backend")
     assert not {"torch", "pydantic", "numpy", "rich", "typer", "jinja2"} & fresh
     assert {name for name in fresh if name.startswith("checked_backend")} == {"checked_backend"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("code", ["import checked_backend.cli", "from checked_backend import Report, Verdict"])
 def test_torch_is_not_needed_to_read_reports(code: str) -> None:
     assert "torch" not in loaded(code)

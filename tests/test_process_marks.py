@@ -48,6 +48,10 @@ def test_chosen(): fork()
 @pytest.mark.forks
 def test_implied(): fork()
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", range(5))
+def test_many(case): pass
+
 @pytest.mark.slow
 @pytest.mark.process
 def test_slow(): fork()
@@ -66,15 +70,15 @@ def test_inductor(): assert torch.compile(wave)(torch.ones(3)).sum() > 0
 def test_a_test_that_starts_something_has_the_mark(tmp_path: Path) -> None:
     outcomes, printed = run(tmp_path, TESTS)
     assert outcomes == {
-        "PASSED": {"test_nothing", "test_harmless", "test_chosen", "test_at_its_end"},
+        "PASSED": {"test_nothing", "test_harmless", "test_chosen", "test_at_its_end", "test_many"},
         "FAILED": {"test_forks", "test_starts", "test_by_shell", "test_shared", "test_shares"},
         "ERROR": {"test_at_its_end"},
     }
     assert "this test forks, and is not marked `process`" in printed
     assert "this test starts `true --loudly`" in printed
     assert (
-        'left out: 2 that start processes or compile with Inductor (these, too: pytest -m "not slow"), 1 slow'
-        in printed
+        "left out: 2 tests that start processes or compile with Inductor, 3 more cases (these, too: "
+        'pytest -m "not slow"), 1 slow tests; everything' in printed
     )
 
 
@@ -82,7 +86,10 @@ def test_a_test_that_starts_something_has_the_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "ran"),
     [
-        (("-m", "not slow"), {"test_nothing", "test_harmless", "test_marked", "test_chosen", "test_implied"}),
+        (
+            ("-m", "not slow"),
+            {"test_nothing", "test_harmless", "test_marked", "test_chosen", "test_implied", "test_many"},
+        ),
         (("-m", "slow"), {"test_slow"}),
     ],
     ids=["all but slow", "slow"],
@@ -96,7 +103,7 @@ def test_a_choice_of_ones_own(tmp_path: Path, words: tuple[str, ...], ran: set[s
 @pytest.mark.process
 def test_workers_say_what_they_left_out(tmp_path: Path) -> None:
     _, printed = run(tmp_path, TESTS, "-p", "xdist.plugin", "-n", "2")
-    assert printed.count("left out: 2 that") == 1
+    assert printed.count("left out: 2 tests that") == 1
 
 
 @pytest.mark.process

@@ -126,6 +126,7 @@ def blocks_of_reports() -> list[str]:
     return [command for command in sorted(set(commands())) if command.startswith("checked-backend report")]
 
 
+@pytest.mark.process
 def test_check_and_doctor_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")

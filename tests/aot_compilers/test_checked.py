@@ -100,6 +100,7 @@ def test_a_module_with_changing_buffers() -> None:
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_under_dynamo_with_an_inference_graph(dynamic: bool) -> None:
     module = net()

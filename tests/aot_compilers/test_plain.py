@@ -155,6 +155,7 @@ def test_draw_graph_says_what_it_cannot_write(tmp_path: Path) -> None:
     assert torch.equal(run([x])[0], x.relu())
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs an executable shell script")
 def test_draw_graph_runs_graphviz_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / "dot"

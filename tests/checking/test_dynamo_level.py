@@ -46,6 +46,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "reports"
 
 
+@pytest.mark.process
 def test_a_call_that_dynamo_makes_otherwise(reports: Path) -> None:
     x, before = torch.arange(4.0), torch.get_rng_state()
     report = cb.check(differs_in_dynamo, (x,), compiler="eager", gradients=False, localize=True)
@@ -70,6 +71,7 @@ def test_a_call_that_dynamo_makes_otherwise(reports: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> None:
     def function(x: Tensor) -> Tensor:
         y = doubled(torch.sin(x))
@@ -99,6 +101,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("killed_in", ["with_levels", "with_dynamo_cause"])
 def test_a_kill_before_the_operator_is_known_loses_no_finding(killed_in: str, reports: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
@@ -112,6 +115,7 @@ def test_a_kill_before_the_operator_is_known_loses_no_finding(killed_in: str, re
     assert finding.evidence["localized"].startswith("not yet")
 
 
+@pytest.mark.process
 def test_the_report_of_what_dynamo_did_is_completed_once_the_operator_is_known(reports: Path) -> None:
     report = cb.check(differs_in_dynamo, (torch.arange(4.0),), compiler="eager", gradients=False, localize=True)
     [written] = read_reports(reports).reports
@@ -134,6 +138,7 @@ def refused(x: Tensor) -> Tensor:
     return y.contiguous() + torch.ones(y.shape[0], 1)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("function", "words"), [(sized, "calls aten.mul.Tensor"), (refused, "cannot trace aten.add")])
 def test_a_shape_changed_in_place_that_dynamo_forgets(function: Callable[[Tensor], Tensor], words: str) -> None:
     stale = torch.compile(function, backend="eager")

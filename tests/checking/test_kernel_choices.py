@@ -151,6 +151,7 @@ def hangs(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
     return lambda *_args: time.sleep(60)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("_quickly")
 @pytest.mark.parametrize(("fault", "detail"), [(dies, "crash.signal"), (hangs, "crash.hang")])
 def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -> None:
@@ -162,6 +163,7 @@ def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -
     assert "faster" in finding.evidence["other_kernels"]
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("_quickly")
 def test_where_the_fastest_kernels_end_the_process_it_is_not_said_that_none_were_measured() -> None:
     compiler = tuned(dies, right)

@@ -76,6 +76,7 @@ def checked(name: str, limit: str, compiler: str, isolate: str, folder: Path) ->
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are set as on Linux")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("compiler", "isolate", "words"),
     [
@@ -100,6 +101,7 @@ def test_memory_that_eager_does_not_get_either(isolate: str, tmp_path: Path) -> 
     assert "can't allocate memory" in str(report["coverage"]["skipped"])
 
 
+@pytest.mark.process
 def test_a_check_that_gets_no_memory_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*_args: Any, **_named: Any) -> Any:
         raise MemoryError

@@ -58,6 +58,7 @@ def test_names(function: Callable[..., Any], name: str) -> None:
     assert function_name(function).endswith(name)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_report_is_named_after_the_program_in_memory_and_on_disk(
     isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

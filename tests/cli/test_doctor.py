@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.cli_tools import Run
 
+pytestmark = pytest.mark.process
+
 
 def test_doctor(run: Run) -> None:
     code, out, _ = run("doctor", "--json")

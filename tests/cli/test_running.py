@@ -15,6 +15,8 @@ import pytest
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.started_programs import PACKAGE, VERB, finished, started
 
+pytestmark = pytest.mark.process
+
 CLEAN = """
 import random, sys
 from pathlib import Path

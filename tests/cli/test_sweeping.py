@@ -35,6 +35,7 @@ def linear(batch_size=4):
 """
 
 
+@pytest.mark.process
 def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     db = tmp_path / "s.db"
@@ -56,6 +57,7 @@ def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) 
     assert len((tmp_path / "s.csv").read_text().splitlines()) == 2
 
 
+@pytest.mark.process
 def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     words = ["sweep", f"python:{tmp_path / 'models.py'}", "--db", tmp_path / "s.db", "--threads", "1"]
@@ -67,6 +69,7 @@ def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path) -> None:
     assert "has no function 'nothing'" in err
 
 
+@pytest.mark.process
 def test_list_runs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [{"name": name, "canary": name == "bird", "fixed": False} for name in ("a", "bird")]
     monkeypatch.setattr(drive, "list_suite", lambda *_: Listed("timm", "timm", models, "", {"torch": "2.13"}, 0))
@@ -238,6 +241,7 @@ def test_limits_are_numbers(run: Run, tmp_path: Path, words: list[str]) -> None:
     assert f"{words[0]} got " in err or "Invalid value for" in err
 
 
+@pytest.mark.process
 def test_a_part_without_cases_is_told(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     words = ["sweep", f"python:{tmp_path / 'models.py'}", "--compiler", "eager", "--db", tmp_path / "s.db"]
@@ -246,6 +250,7 @@ def test_a_part_without_cases_is_told(run: Run, tmp_path: Path) -> None:
     assert "part 3/3 has no cases: there are fewer cases than parts" in err
 
 
+@pytest.mark.process
 def test_names_that_forge_lines_are_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "models.py"
     path.write_text(MODELS + "\nMODELS = {'a\\nPASS': linear}\n")

@@ -137,6 +137,7 @@ def test_help(run: Run) -> None:
     assert run("report", "-h")[0] == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
@@ -174,6 +175,7 @@ def test_a_mistyped_verb_or_option_is_answered_with_the_one_that_was_meant(
     assert (code, meant in err.splitlines()[-1]) == (3, True)
 
 
+@pytest.mark.process
 def test_python_m_and_a_reader_that_leaves(tmp_path: Path) -> None:
     for _ in range(30):
         write_report(FAIL, tmp_path)
@@ -186,6 +188,7 @@ def test_python_m_and_a_reader_that_leaves(tmp_path: Path) -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.process
 def test_output_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     write_report(replace(PASS, title="naïve ∑"), tmp_path)
     done = subprocess.run(

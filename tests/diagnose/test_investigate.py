@@ -59,6 +59,7 @@ def test_it_takes_less_time_than_others_wait(patience: float | None, limits: tup
     assert module._limits(failure) == limits
 
 
+@pytest.mark.process
 def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     before = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
     x = torch.randn(5, 6)
@@ -101,6 +102,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == before[2]
 
 
+@pytest.mark.process
 def test_a_script_that_does_not_show_it_is_not_announced_as_one_that_does(tmp_path: Path) -> None:
     report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
     [finding] = report.findings
@@ -119,6 +121,7 @@ def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not report.coverage.notes
 
 
+@pytest.mark.process
 def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch:
     assert any("could not be localized: RuntimeError: no way" in note for note in report.coverage.notes)
 
 
+@pytest.mark.process
 def test_what_fails_after_the_operator_was_named_does_not_lose_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +164,7 @@ def test_what_fails_after_the_operator_was_named_does_not_lose_it(
     assert finding.evidence["stopped"] == "RuntimeError: no way to reduce it"
 
 
+@pytest.mark.process
 def test_an_investigation_that_dies_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIME_LIMIT", 0.01)
     report = report_of(tmp_path, inference, compiler=faults.one_element(0))
@@ -190,6 +195,7 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert gone.returncode == 0, gone.stdout + gone.stderr
 
 
+@pytest.mark.process
 def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_args: Any, known: Callable[[Location], None], **_kwargs: Any) -> Location:
         known(Location("compiled"))
@@ -204,6 +210,7 @@ def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkey
     assert finding.evidence["at_operator"] == "wrong"
 
 
+@pytest.mark.process
 def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_args: Any, **_kwargs: Any) -> Any:
         raise KeyboardInterrupt
@@ -258,6 +265,7 @@ def test_ctrl_c_that_was_swallowed_is_heard_and_a_second_run_continues(
     assert str(finding.evidence["reduced"]).endswith(", done")
 
 
+@pytest.mark.process
 def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_args: Any, **_kwargs: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -269,6 +277,7 @@ def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.M
     assert "killed by SIGKILL" in finding.evidence["stopped"]
 
 
+@pytest.mark.process
 def test_an_operator_of_which_no_part_could_be_cut_out_has_a_workaround_a_flow_and_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +293,7 @@ def test_an_operator_of_which_no_part_could_be_cut_out_has_a_workaround_a_flow_a
     assert any(node.own for node in finding.flow)
 
 
+@pytest.mark.process
 def test_a_failure_of_which_nothing_could_be_found_says_why_there_is_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +305,7 @@ def test_a_failure_of_which_nothing_could_be_found_says_why_there_is_no_code(
     assert str(finding.evidence["generated_code"]).startswith("none: ")
 
 
+@pytest.mark.process
 def test_it_is_silent_where_that_was_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,6 +319,7 @@ def test_it_is_silent_where_that_was_asked_for(
         assert ("numcheck: " in capfd.readouterr().err) is progress
 
 
+@pytest.mark.process
 def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> None:
     # the compiler spoils what it is given, wherever the region is cut
     report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.addmm.default", how="aot"))

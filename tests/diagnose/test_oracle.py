@@ -24,6 +24,7 @@ def dies(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., A
     raise AssertionError
 
 
+@pytest.mark.process
 def test_a_death_is_a_finding_only_where_eager_runs() -> None:
     [found] = verdict_oracle(case_of(lambda x: (aten.relu.default(x),), torch.ones(2), compiler=dies), 60) or ()
     assert (found.detail, found.actual) == ("crash.signal", "killed by SIGUSR1")

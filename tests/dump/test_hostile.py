@@ -226,6 +226,7 @@ def test_code_in_the_folder_is_not_run_by_loading_or_showing(dump: Path, monkeyp
     assert not (dump / "pwned").exists()
 
 
+@pytest.mark.process
 def test_repro_runs_no_other_code_of_its_folder(dump: Path) -> None:
     bomb = "import os\nopen('pwned', 'w').close()\n"
     for file in ("torch.py", "json.py", "numpy.py", "argparse.py", "types.py", "contextlib.py"):

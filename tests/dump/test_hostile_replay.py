@@ -109,6 +109,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_graph_that_would_leave_its_memory_is_refused(run: Run, original: Path, tmp_path: Path, name: str) -> None:
     calls, why = REFUSED[name]
@@ -120,6 +121,7 @@ def test_a_graph_that_would_leave_its_memory_is_refused(run: Run, original: Path
     assert re.search(why, err), err
 
 
+@pytest.mark.process
 def test_an_honest_dump_is_not_refused(run: Run, original: Path, tmp_path: Path) -> None:
     dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
     code, out, err = run("replay", dump, "--compiler", "eager")
@@ -127,6 +129,7 @@ def test_an_honest_dump_is_not_refused(run: Run, original: Path, tmp_path: Path)
     assert out.startswith("PASS")
 
 
+@pytest.mark.process
 def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) -> None:
     dump = forged(original, tmp_path / "dump", [call("r", "function:math:factorial", 10**9)])
     for verb in ("replay", "localize"):
@@ -136,6 +139,7 @@ def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) ->
         assert re.fullmatch(f"checked-backend: {re.escape(str(dump))}: {why}. Give it more with --timeout\n", err)
 
 
+@pytest.mark.process
 def test_a_process_that_cannot_be_forked_has_another_python_replay(
     run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +165,7 @@ def test_a_death_in_eager_is_told_in_a_sentence(
     assert (code, err) == (3, f"checked-backend: {dump}: {why}\n")
 
 
+@pytest.mark.process
 def test_a_fresh_process_refuses_too(original: Path, tmp_path: Path) -> None:
     dump = forged(original, tmp_path / "dump", REFUSED["unchecked"][0])
     code, out, err = replayed(dump, "--compiler", "eager")

@@ -268,6 +268,7 @@ def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a/b/c").iterdir()] == ["d"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("works", [True, False])
 def test_graphviz_is_used_where_it_is(works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin/dot"
@@ -336,6 +337,7 @@ def test_the_other_compilers_are_there(tmp_path: Path, capsys: pytest.CaptureFix
     assert "aten.sin.default" in (tmp_path / "drawn/graph.dot").read_text()
 
 
+@pytest.mark.process
 def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Path) -> None:
     step("graph_dumper", dump=str(tmp_path), dump_values=True)
     for path in dumps(tmp_path).values():

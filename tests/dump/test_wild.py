@@ -33,6 +33,7 @@ def tried(part: int, parts: int, tries: int, folder: Path, names: str = "") -> d
     return told
 
 
+@pytest.mark.process
 def test_what_trusts_its_caller_kills_nobody(tmp_path: Path) -> None:
     told = tried(0, 1, 60, tmp_path, FATAL)
     assert told["deaths"] == {}

@@ -21,6 +21,7 @@ from tests.support.fuzz_tools import program_of
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "detail", "expected"),
     [
@@ -43,6 +44,7 @@ def test_a_script_shows_the_bug_that_it_is_of(tmp_path: Path, script: str, detai
     assert shows(path, 3.0, detail) is expected
 
 
+@pytest.mark.process
 def test_a_script_that_checks_must_say_so(tmp_path: Path) -> None:
     path = tmp_path / "repro.py"
     path.write_text("print('FAIL: x'); raise SystemExit(1)")

@@ -67,6 +67,7 @@ def test_what_is_unknown_is_refused() -> None:
         programs(dtypes=["float33"])
 
 
+@pytest.mark.process
 def test_hypothesis_keeps_its_profile(tmp_path: Path) -> None:
     lines = (
         "from hypothesis import settings",

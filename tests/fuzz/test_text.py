@@ -77,6 +77,7 @@ def test_inputs_are_described_with_layout_and_memory() -> None:
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("wrong_in_the_small", 1)])
 def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str, status: int) -> None:
     small = Input("float32", (4,), (1,), fill="range", low=1e-9, high=2e-9)
@@ -93,6 +94,7 @@ def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str
     assert ("value 0" in ended.stdout) == bool(status)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("without_signs_of_zero", 1)])
 def test_what_a_plain_script_does_not_show_one_that_checks_does(tmp_path: Path, compiler: str, status: int) -> None:
     many = Input("float32", (70,), (1,), fill="range", low=-2.0, high=2.0)
@@ -110,6 +112,7 @@ def test_what_a_plain_script_does_not_show_one_that_checks_does(tmp_path: Path, 
     assert ("FAIL: " in ended.stdout) == bool(status)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_script_of_a_right_program_with_random_numbers_shows_nothing(tmp_path: Path, gradients: bool) -> None:
     x = Input("float32", (40, 3), (3, 1), requires_grad=gradients)
@@ -155,6 +158,7 @@ def _ended(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(path)], cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fault", ["second", "overwrites"])
 def test_a_script_that_calls_again_shows_what_one_call_does_not(tmp_path: Path, fault: str) -> None:
     (tmp_path / "mine.py").write_text(WRONG_LATER)
@@ -194,6 +198,7 @@ def far_off(gm, _):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_script_does_not_accuse_rounding_where_large_numbers_cancel(
@@ -208,12 +213,14 @@ def test_a_script_does_not_accuse_rounding_where_large_numbers_cancel(
         assert ended.returncode == status, ended.stdout + ended.stderr
 
 
+@pytest.mark.process
 def test_a_script_names_a_planted_fault(tmp_path: Path) -> None:
     ended = _ended(render_script(program_of("torch.exp"), "planted:later", again=True), tmp_path)
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.endswith("eager and compiled differ\n")
 
 
+@pytest.mark.process
 def test_a_script_shows_an_exception_that_only_one_side_raises(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG_LATER)
     ended = _ended(render_script(program_of("torch.exp"), f"{tmp_path / 'mine.py'}:raises"), tmp_path)

@@ -47,6 +47,7 @@ def channels_last(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).to(memory_format=torch.channels_last).requires_grad_()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="wrong in torch 2.13's own metadata")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_line(dynamic: bool) -> None:

@@ -26,6 +26,7 @@ torch.library.register_fake("scripted::as_float", lambda x: torch.empty_like(x),
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "argument",
     [

@@ -15,6 +15,8 @@ import torch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, run_in_worker
 
+pytestmark = pytest.mark.process
+
 
 def test_the_answer_comes_back_whole() -> None:
     text = "ä" * 1_000_000

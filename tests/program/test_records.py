@@ -68,6 +68,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_a_program_leaves_no_noise_of_its_own(program: Path) -> None:
     words = (*VERB, "record", "--out", "second", "--noise-runs", "0", "--", sys.executable, "train.py")
     assert finished(words, program)[0] == 0
@@ -97,6 +98,7 @@ def test_the_first_place_is_named(program: Path, changed: str, subject: str, whe
     assert meaning in told
 
 
+@pytest.mark.process
 def test_compare_tells_people_pages_and_programs(tmp_path: Path) -> None:
     leave(tmp_path / "first", [[TENSOR], [moved(1e-5)], [moved(-1e-5)]])
     leave(tmp_path / "second", [[moved(0.1)]])
@@ -108,6 +110,7 @@ def test_compare_tells_people_pages_and_programs(tmp_path: Path) -> None:
     assert found["findings"][0]["subject"] == "output[0]"
 
 
+@pytest.mark.process
 def test_a_program_that_fails_or_compiles_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import torch, sys\ntorch.compile(torch.sin, backend='eager')(torch.ones(3))")
     (tmp_path / "q.py").write_text("pass")
@@ -340,6 +343,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.process
 def test_what_is_written_is_recorded_also_if_the_compiler_takes_the_write_out_of_the_graph(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(LOSES_A_WRITE)
     place = str(tmp_path / "out" / PLAIN)

@@ -73,6 +73,7 @@ def passed(told: dict[str, Any]) -> bool:
     return True
 
 
+@pytest.mark.process
 def test_what_is_sent_is_compared_in_both_passes(clean: list[list[Any]]) -> None:
     for told in clean[0]:
         assert passed(told)
@@ -112,6 +113,7 @@ def test_compiled_blocks_of_a_sharded_model_pass_with_the_same_weights(clean: li
         assert told["checked"]["gradients"] > 0
 
 
+@pytest.mark.process
 def test_an_error_before_a_collective_is_named_there_and_on_its_rank_alone(wrong: list[list[Any]]) -> None:
     innocent, guilty = wrong[0]
     assert passed(innocent)
@@ -166,6 +168,7 @@ def test_a_parameter_that_drifted_is_found_on_its_rank(wrong: list[list[Any]]) -
     assert "before call 8" in second["text"]
 
 
+@pytest.mark.process
 def test_raise_ends_all_ranks_with_the_same_report(tmp_path: Path) -> None:
     given = {"fault": "before", "on_divergence": "raise"}
     ranks = run_ranks("tests.support.rank_programs:sharded", tmp_path, **given)

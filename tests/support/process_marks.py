@@ -1,7 +1,8 @@
-"""The mark ``process``: what has it, what is left out of the default run, and the guard that no test lacks it.
+"""What the default run leaves out: tests marked ``process`` or ``more``, and the guard that no test lacks ``process``.
 
 A test that starts a process, or compiles with Inductor, takes seconds where others take milliseconds. The default run
-has only those of them that are also marked ``smoke``.
+has only those of them that are also marked ``smoke``. Of a test marked ``sampled(n)`` it has the first n cases: the
+others are marked ``more``, as are tests that cost seconds and say little more than others do.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 
 import pytest
 
-KINDS = ("default", "process", "slow")
-"""What the default run has; what it leaves out because it starts processes; what CI has only a sample of."""
+KINDS = ("default", "process", "more", "slow")
+"""What the default run has; what it leaves out because it starts processes, or says little more; CI's sample."""
 
 IMPLYING = ("inductor", "forks")
 """Marks whose tests have the mark ``process``, too."""
@@ -51,15 +52,24 @@ def kind_of(item: pytest.Item) -> str:
     marks = {mark.name for mark in item.iter_markers()}
     if "slow" in marks:
         return "slow"
-    return "process" if "process" in marks and "smoke" not in marks else "default"
+    if "smoke" not in marks and "process" in marks:
+        return "process"
+    return "more" if "more" in marks else "default"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark with ``process`` what another mark implies it for, before tests are chosen by their marks."""
+    """Add the marks that other marks imply, before tests are chosen by their marks."""
+    cases: Counter[str] = Counter()
     for item in items:
         if any(item.get_closest_marker(mark) for mark in IMPLYING):
             item.add_marker("process")
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > sampled.args[0]:
+                item.add_marker("more")
 
 
 # the guard
@@ -189,6 +199,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say what the default run left out; where tests were chosen in another way, pytest's own line is enough."""
     if _left_out and config.option.markexpr in config.getini("addopts") and not config.option.keyword:
         terminalreporter.write_line(
-            f"left out: {_left_out['process']:,} that start processes or compile with Inductor (these, too: "
-            f'pytest -m "not slow"), {_left_out["slow"]:,} slow tests; everything: pytest -m ""'
+            f"left out: {_left_out['process']:,} tests that start processes or compile with Inductor, "
+            f'{_left_out["more"]:,} more cases (these, too: pytest -m "not slow"), {_left_out["slow"]:,} slow tests; '
+            'everything: pytest -m ""'
         )

@@ -14,11 +14,13 @@ ROOT = Path(__file__).parents[2]
 LOADED = ("-p", "tests.support.process_marks", "-p", "tests.durations")
 SETTINGS = """
 [pytest]
-addopts = -rA --strict-markers -m "not slow and (not process or smoke)"
+addopts = -rA --strict-markers -m "not slow and not more and (not process or smoke)"
 markers =
     slow
     process
     smoke
+    more
+    sampled
     inductor
     forks
 """

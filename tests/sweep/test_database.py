@@ -63,6 +63,7 @@ def test_two_sweeps_do_not_write_to_one_file(tmp_path: Path) -> None:
     Database(path, write=True).close()
 
 
+@pytest.mark.process
 def test_what_is_committed_survives_kill(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     code = f"""

@@ -35,6 +35,7 @@ def ran(folder: Path, model: str, place: JobResources, timeout: float = 300.0) -
     return run_job(Job(f"python:{path}", case, Settings(timeout=timeout)), place)
 
 
+@pytest.mark.process
 def test_a_process_that_dies_is_a_crash_and_what_it_started_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,12 +52,14 @@ def test_a_process_that_dies_is_a_crash_and_what_it_started_goes_with_it(
         time.sleep(0.05)
 
 
+@pytest.mark.process
 def test_a_process_that_does_not_end_is_a_hang() -> None:
     found = run_job(Job("huggingface", Case("huggingface", "x"), Settings(timeout=0.2)), JobResources())
     assert found.status is Status.HANG
     assert found.message.startswith("the process had not ended after 0.2 s while ")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only POSIX limits memory")
 def test_a_process_has_no_more_memory_than_it_may(tmp_path: Path) -> None:
     found = ran(tmp_path, "hungry", JobResources(threads=1, memory=2 << 30))

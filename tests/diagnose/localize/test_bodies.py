@@ -57,6 +57,7 @@ def wrong_everywhere(name: str) -> Any:
     return planting.through_aot(compiler)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("function", "caller"), [(chosen, "cond"), (looped, "while_loop"), (nested, "invoke_subgraph")]
 )
@@ -72,6 +73,7 @@ def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], call
     assert any(f"({'torch.ops.higher_order.' + caller}) calls" in note for note in location.notes)
 
 
+@pytest.mark.process
 def test_the_caller_is_named_where_nothing_inside_is_wrong() -> None:
     def program(compiled: Callable[..., Any]) -> None:
         with torch.no_grad():

@@ -125,6 +125,7 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(cannot_fork() is not None, reason="no process can be forked")
 def test_a_compiler_that_dies_ends_no_other_process() -> None:
     graph = graph_of(program, X)

@@ -114,6 +114,7 @@ def test_a_gradient_that_is_lost_between_sibling_outputs(part: Callable[[Tensor]
     assert location.graph == "dynamo"
 
 
+@pytest.mark.process
 def test_siblings_of_which_one_is_lost_in_the_backward_graph() -> None:
     """The product that reads both is right: stored, both parts are right, and so is the product."""
 
@@ -128,6 +129,7 @@ def test_siblings_of_which_one_is_lost_in_the_backward_graph() -> None:
     assert operator_of(location) == "Tensor.chunk"
 
 
+@pytest.mark.process
 def test_gradients_that_are_right_are_not_accused() -> None:
     """Only the forward pass is wrong."""
     location = located(

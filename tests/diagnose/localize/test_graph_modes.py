@@ -90,11 +90,13 @@ def test_the_operator_is_named_in_a_graph_that_sets_modes(
     assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) == before
 
 
+@pytest.mark.process
 def test_in_inference_mode_too() -> None:
     location = located(inference, in_inference, WRONG_GELU)
     assert (location.op, location.graph) == ("aten.gelu.default", "dynamo")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dtype", [torch.bfloat16, None])
 def test_a_compiler_that_is_wrong_under_autocast_alone(dtype: torch.dtype | None) -> None:
     """A part runs under the modes that it has in the whole: elsewhere this compiler is right."""
@@ -117,6 +119,7 @@ def test_a_compiler_that_is_wrong_under_autocast_alone(dtype: torch.dtype | None
     assert location.cut is not None
 
 
+@pytest.mark.process
 def test_bisection_goes_past_modes_too() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -50,6 +50,7 @@ def located(compiler: Any) -> Location:
     return location
 
 
+@pytest.mark.process
 def test_where_the_probe_dies_bisection_finds_it() -> None:
     location = located(faults.dies_on(lambda gm: len(outputs_of(gm.graph)) > 2, "aten.relu.default"))
     assert location.op == "aten.relu.default"
@@ -58,6 +59,7 @@ def test_where_the_probe_dies_bisection_finds_it() -> None:
     assert location.cut.finding.kind is Kind.LOGIC
 
 
+@pytest.mark.process
 def test_where_the_probe_hangs_bisection_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(*_args: Any, **_kwargs: Any) -> None:
         torch.multiprocessing.Event().wait()
@@ -69,6 +71,7 @@ def test_where_the_probe_hangs_bisection_finds_it(monkeypatch: pytest.MonkeyPatc
     assert "its process died: still running after 0.5 s" in location.notes[0]
 
 
+@pytest.mark.process
 def test_a_part_that_the_compiler_dies_of_is_not_taken_for_the_wrong_one() -> None:
     """It dies of whatever is small, which is no sign of what is looked for."""
     location = located(faults.dies_on(lambda gm: len(calls_of(gm)) < 2, "aten.relu.default"))

@@ -51,6 +51,7 @@ def training(compiled: Callable[..., Any]) -> None:
     compiled(torch.randn(5, 6)).square().sum().backward()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("operator", "line"),
     [
@@ -75,6 +76,7 @@ def test_the_operator_that_is_wrong_is_named(program: Callable[..., Any], operat
     assert oracle(location.cut.case)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("operator", ["aten.tanh_backward.default", "aten.gelu_backward.default", "aten.mm.default"])
 def test_in_the_backward_graph_too(operator: str) -> None:
     location = located(training, Net(), faults.wrong_operator(operator, how="aot"))
@@ -82,6 +84,7 @@ def test_in_the_backward_graph_too(operator: str) -> None:
     assert (location.stage, location.graph) == ("compiled", "backward")
 
 
+@pytest.mark.process
 def test_what_inherits_an_error_is_not_blamed() -> None:
     def magnified(x: Tensor) -> Tensor:
         wrong = torch.sin(x)
@@ -93,6 +96,7 @@ def test_what_inherits_an_error_is_not_blamed() -> None:
     assert operator_of(location) == "aten.sin.default"
 
 
+@pytest.mark.process
 def test_an_ill_conditioned_operator_is_not_blamed_for_rounding() -> None:
     def cancelling(x: Tensor) -> Tensor:
         mean = x.mean()
@@ -103,11 +107,13 @@ def test_an_ill_conditioned_operator_is_not_blamed_for_rounding() -> None:
     assert operator_of(location) == "aten.relu.default"
 
 
+@pytest.mark.process
 def test_a_bug_that_hides_where_everything_is_returned() -> None:
     location = located(inference, Net(), faults.wrong_if_unseen("aten.tanh.default"))
     assert operator_of(location) == "torch.tanh"  # in Dynamo's graph, whose tensors are exposed as copies
 
 
+@pytest.mark.process
 def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
     def result(node: fx.Node, value: Any) -> Any:
         followed = any(str(later.target) == "aten.flip.default" for later in node.graph.nodes)
@@ -123,6 +129,7 @@ def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
     assert {"aten.exp.default", "aten.flip.default"} <= set(calls(location.cut.case))
 
 
+@pytest.mark.process
 def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
     def result(node: fx.Node, value: Any) -> Any:
         if str(node.target) == "aten.tanh.default":
@@ -139,6 +146,7 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
     assert "far too slightly" in location.notes[1]
 
 
+@pytest.mark.process
 def test_what_magnifies_a_slight_error_is_not_blamed() -> None:
     def magnified(x: Tensor) -> Tensor:
         return ((torch.cos(x) - torch.cos(x.double()).float()) * 1e3).exp() * 2
@@ -151,6 +159,7 @@ def test_what_magnifies_a_slight_error_is_not_blamed() -> None:
     assert operator_of(location) == "aten.cos.default"
 
 
+@pytest.mark.process
 def test_a_wrong_view_is_named_and_not_its_reader() -> None:
     def transposed(x: Tensor) -> Tensor:
         return torch.exp(x.permute(1, 0)) + 1
@@ -160,6 +169,7 @@ def test_a_wrong_view_is_named_and_not_its_reader() -> None:
     assert operator_of(location) == "aten.permute.default"
 
 
+@pytest.mark.process
 def test_a_compiler_that_knows_the_operators_of_dynamo() -> None:
     location = located(training, Net(), faults.wrong_operator(str(F.gelu)))
     assert operator_of(location) == "torch._C._nn.gelu"
@@ -168,6 +178,7 @@ def test_a_compiler_that_knows_the_operators_of_dynamo() -> None:
     assert line_of(location) == "hidden = F.gelu(hidden)"
 
 
+@pytest.mark.process
 def test_operators_in_place_and_several_results() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
@@ -184,6 +195,7 @@ def test_operators_in_place_and_several_results() -> None:
         assert operator_of(location) == expected
 
 
+@pytest.mark.process
 def test_dropout_is_not_blamed_and_the_random_state_is_left_alone() -> None:
     class Dropping(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -196,6 +208,7 @@ def test_dropout_is_not_blamed_and_the_random_state_is_left_alone() -> None:
     assert operator_of(location) == "aten.sin.default"
 
 
+@pytest.mark.process
 def test_dynamic_sizes() -> None:
     def program(compiled: Callable[..., Any]) -> None:
         with torch.no_grad():
@@ -214,12 +227,14 @@ def test_the_compiler_refuses_an_operator() -> None:
     assert operator_of(location) == "aten.gelu.default"
 
 
+@pytest.mark.process
 def test_a_wrong_result_that_no_operator_has() -> None:
     location = located(inference, Net(), faults.one_element(0, "aot"))
     # the compiler spoils the first result of whatever it is given
     assert location.stage == "compiled"
 
 
+@pytest.mark.process
 def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = faults.wrong_operator("aten.tanh.default", how="aot")
 
@@ -232,6 +247,7 @@ def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator_of(location) == "torch.tanh"
 
 
+@pytest.mark.process
 def test_what_writes_to_a_view_is_found_by_bisection() -> None:
     def function(x: Tensor) -> Tensor:
         x = torch.sin(x)
@@ -258,6 +274,7 @@ def test_a_result_that_is_laid_out_otherwise() -> None:
     assert calls(location.cut.case) == ["aten.sin.default"]
 
 
+@pytest.mark.process
 def test_a_result_of_another_dtype() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.sin(torch.cos(x) * 2)
@@ -279,6 +296,7 @@ def test_a_result_that_should_be_a_copy() -> None:
     assert str(location.cut.finding.kind) == "alias"
 
 
+@pytest.mark.process
 def test_a_bug_that_only_dynamic_sizes_have() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.cos(torch.sin(x) * 2)
@@ -350,6 +368,7 @@ def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:
     assert names["to"] == "aten._to_copy.default"
 
 
+@pytest.mark.process
 def test_where_no_part_is_wrong_by_itself_gross_differences_tell() -> None:
     """As if rounding explained whatever a part does: the verdicts about parts are all passes."""
     found: list[Location] = []

@@ -35,6 +35,7 @@ def bytes_of_process(what: str) -> int:
     return int(found[1]) * 1024
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
 def test_the_probe_takes_less_than_twice_the_regions_own_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["checked_backend.diagnose.localize.search"], "LEAST_PROBE_BYTES", 0)

@@ -98,6 +98,7 @@ def test_an_integer_operator_that_only_its_readers_show_is_named(
     assert any("shows it and is right by itself" in note for note in location.notes)
 
 
+@pytest.mark.process
 def test_a_reader_that_is_wrong_is_named_and_not_what_it_reads() -> None:
     """Wrong only where it is fused with what computes its input; that is right for other readers."""
 
@@ -109,6 +110,7 @@ def test_a_reader_that_is_wrong_is_named_and_not_what_it_reads() -> None:
     assert not any("shows it and is right" in note for note in location.notes)
 
 
+@pytest.mark.process
 def test_an_operator_of_floats_that_only_its_readers_show_is_named() -> None:
     location = located(inference, Net(booleans), faults.wrong_for_readers("aten.tanh.default"))
     assert location.op == "aten.tanh.default"

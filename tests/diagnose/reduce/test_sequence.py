@@ -21,6 +21,8 @@ from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
 from tests.support.reduce_tools import case_of, targets
 
+pytestmark = pytest.mark.process
+
 aten = torch.ops.aten
 
 

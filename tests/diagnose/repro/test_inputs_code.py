@@ -18,6 +18,7 @@ from tests.support.repro_tools import wrote
 aten = torch.ops.aten
 
 
+@pytest.mark.process
 def test_inputs_in_one_memory_are_views_only_if_they_were(tmp_path: Path) -> None:
     x = torch.arange(3.0)
     case = case_of(lambda a, b: (aten.add.Tensor(a, b),), x, x.detach())

@@ -38,6 +38,7 @@ def test_a_line_sets_what_it_says(name: str, code: str) -> None:
         before.restore()
 
 
+@pytest.mark.process
 def test_a_script_computes_with_the_users_precision(tmp_path: Path) -> None:
     before = ProcessState.capture()
     try:

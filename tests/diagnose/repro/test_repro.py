@@ -68,6 +68,7 @@ def relu_then(x: Tensor) -> tuple[Tensor]:
     return (aten.relu.default(x),)
 
 
+@pytest.mark.process
 def test_a_difference_that_may_be_rounding_confirms_nothing(
     wrong_backend: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_script_is_named_after_the_operator(name: str, file: str, tmp_path: Pa
         assert path.name == file
 
 
+@pytest.mark.process
 def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
     case = case_of(relu_then, torch.tensor([[0.1, -2.0]]), compiler=wrong_backend("relu"))
     repro = write_repro(
@@ -109,6 +111,7 @@ def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], An
     assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_a_backend_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
     case = case_of(relu_then, torch.ones(2), compiler=faults.wrong_operator("aten.relu.default"))
     repro = write_repro(case, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
@@ -150,6 +153,7 @@ class Shifted(torch.fx.Interpreter):
         return super().run_node(n) + SHIFT if "relu" in str(n.target) else super().run_node(n)
 
 
+@pytest.mark.process
 def test_a_backend_that_no_module_has_is_written_into_the_script(tmp_path: Path) -> None:
     factor = 3
 
@@ -166,12 +170,14 @@ def test_a_backend_that_no_module_has_is_written_into_the_script(tmp_path: Path)
     assert "test_repro" not in text
 
 
+@pytest.mark.process
 def test_a_script_that_does_not_show_the_bug_is_not_confirmed(tmp_path: Path) -> None:
     repro = write_repro(case_of(relu_then, torch.ones(2)), tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC)
     assert not repro.confirmed
     assert BUG_GONE in repro.output
 
 
+@pytest.mark.process
 def test_values_that_are_too_many_are_in_a_file(wrong_backend: Callable[[str], Any], tmp_path: Path) -> None:
     x = torch.rand(7, 9).t()
     repro = wrote(case_of(relu_then, x, compiler=wrong_backend("relu")), tmp_path / "reports", Kind.LOGIC)

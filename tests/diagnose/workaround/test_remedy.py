@@ -67,6 +67,7 @@ def searched(
     return search.setting(GraphCase(failure.graph, (), failure.options), costly=()), evidence
 
 
+@pytest.mark.process
 def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is_tried(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is
     assert evidence["settings"].endswith(") helps the small program, but not the region")
 
 
+@pytest.mark.process
 def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
     assert evidence["settings"].endswith("help the small program, but not the region")
 
 
+@pytest.mark.process
 def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
     failed: tuple[Failure, Sequence[Finding]],
 ) -> None:
@@ -116,6 +119,7 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         assert "torch.compiler.disable(torch.relu)" in found.code
 
 
+@pytest.mark.process
 def test_what_cannot_be_tried_is_not_announced(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +184,7 @@ def chosen(
     return search.cheapest(GraphCase(failure.graph, (), options), None), evidence
 
 
+@pytest.mark.process
 def test_of_workarounds_that_cost_much_the_one_that_costs_least_is_announced_with_its_cost(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +200,7 @@ def test_of_workarounds_that_cost_much_the_one_that_costs_least_is_announced_wit
     assert "amounts to eager" not in found.code  # compiled code is no faster here
 
 
+@pytest.mark.process
 def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +216,7 @@ def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
     assert evidence["workaround_cost"].startswith("it costs 1 times the compiled region; eager costs 3")
 
 
+@pytest.mark.process
 def test_what_amounts_to_eager_says_so(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +249,7 @@ def two_calls(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x).sin()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("program", "line"), [(in_a_body, "return checkpoint(body"), (two_calls, "torch.relu(x).sin()")]
 )

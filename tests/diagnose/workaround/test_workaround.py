@@ -76,6 +76,7 @@ def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_
     assert find_workaround(other, deadline=time.monotonic() + 300, oracle=always) is None
 
 
+@pytest.mark.process
 def test_what_helps_the_small_program_must_help_the_region() -> None:
     tried: list[Mapping[str, Any]] = []
     asked: list[str] = []
@@ -94,6 +95,7 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
     assert "reorder_for_locality" in found.code
 
 
+@pytest.mark.process
 def test_settings_that_help_only_together_are_found_together() -> None:
     tried: list[Mapping[str, Any]] = []
     both = {"pattern_matcher": False, "inplace_buffers": False}
@@ -192,6 +194,7 @@ def with_tf32() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("with_tf32")
 def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "backends.cuda.matmul.allow_tf32"
@@ -284,6 +287,7 @@ def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None
     assert "def in_eager(x):\n    y = torch.linalg.cholesky(x)\n    return y" in code
 
 
+@pytest.mark.process
 def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
     """With its imports, and with the names and values that this version of Inductor has."""
     codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE)]
