@@ -56,21 +56,27 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "mode", "variant"), CLEAN, ids=lambda word: word)
+def in_turn(cases: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The cases, in float32 and bfloat16 by turns."""
+    return [(*case, ("float32", "bfloat16")[number % 2]) for number, case in enumerate(cases)]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("family", "mode", "variant", "dtype"), in_turn(CLEAN), ids=lambda word: word)
 def test_clean_program_with_other_roundings_passes(family: str, mode: str, variant: str, dtype: str) -> None:
     outcome = run_case(Case(family, dtype, mode, variant))
     assert (outcome.verdict, outcome.findings) == ("pass", [])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "mode", "bug"), BUGS, ids=lambda word: word.split(":")[0])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("family", "mode", "bug", "dtype"), in_turn(BUGS), ids=lambda word: word.split(":")[0])
 def test_planted_bug_is_found(family: str, mode: str, bug: str, dtype: str) -> None:
     outcome = run_case(Case(family, dtype, mode, "eager", bug))
     assert detectable(outcome)
     assert outcome.verdict == "fail"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bug", ["", "scale: 0.26 for 0.25", "one element: the middle one is 1 % too large"])
 def test_numcheck_without_a_twin_for_every_difference(bug: str) -> None:
     bug = bug if bug in ("", *bugs_of(FAMILIES["gru"], torch.float32)) else "scale: 1.002 for 1"

@@ -77,6 +77,7 @@ def test_programs_get_the_same_arguments_each_time(case: Case) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ABOVE_INDUCTOR)
 def test_bugs_above_code_generation_fail(name: str) -> None:
     if name in FIXED and TORCH >= (2, 15):
@@ -94,6 +95,7 @@ def test_bugs_above_code_generation_fail(name: str) -> None:
     expect(case, report)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "case", [case for case in ALL if case.category == "nondeterministic"], ids=lambda case: case.name
 )

@@ -299,6 +299,7 @@ class Branching(nn.Module):
         return result
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("sign", [1, -1])
 def test_operators_that_need_dynamo_in_eager(sign: int) -> None:
     x = sign * torch.rand(2, 3)
@@ -307,6 +308,7 @@ def test_operators_that_need_dynamo_in_eager(sign: int) -> None:
     assert found(cb.check(Branching(), (x,), compiler=faults.wrong_value(0, "aot"))) == {("logic", "output[0]")}
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_attention() -> None:
     """In eager it calls ``torch.compile`` itself, which compiles nothing under the modes of the control runs."""

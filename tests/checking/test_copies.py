@@ -84,8 +84,11 @@ def closed_over() -> Callable[..., Any]:
         mapped,
         mapped_by_name,
         mapped_module,
-        branch,
-        pytest.param(scanned, marks=pytest.mark.skipif(TORCH < (2, 13), reason="torch refuses this scan")),
+        pytest.param(branch, marks=pytest.mark.more),
+        pytest.param(
+            scanned,
+            marks=[pytest.mark.more, pytest.mark.skipif(TORCH < (2, 13), reason="torch refuses this scan")],
+        ),
         nested,
         by_default,
         built_in,
@@ -231,6 +234,7 @@ def scaled_in_shape(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callab
     return compiled
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_gradients_of_what_code_that_is_not_copied_finds_in_its_own_places(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_a_later_run_goes_on_and_a_death_is_an_error(tmp_path: Path) -> None:
     assert "'errors': 1" in summary(path)
 
 
+@pytest.mark.more
 @OF_THE_LIST
 def test_each_known_fail_has_a_reason_and_is_found_again() -> None:
     fails = known()["fails"]

@@ -22,6 +22,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("narrow", [torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16])
 def test_incoming_gradients_that_are_cast_are_found(narrow: torch.dtype) -> None:
     wrong = faults.spoiled_tangents(lambda gradient: gradient.to(narrow).to(gradient.dtype))
@@ -52,8 +53,8 @@ def test_a_bias_gradient_that_is_accumulated_in_half_precision_is_found() -> Non
     assert {subject for _, subject in found(report)} == {"grad[bias]"}
 
 
-@pytest.mark.parametrize("at", [39, 49])
-def test_every_one_of_many_scalar_outputs_has_a_gradient(at: int) -> None:
+@pytest.mark.more
+def test_every_one_of_many_scalar_outputs_has_a_gradient() -> None:
     class Tripled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_every_one_of_many_scalar_outputs_has_a_gradient(at: int) -> None:
 
     def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return lambda *args: tuple(
-            Tripled.apply(value) if place == at else value for place, value in enumerate(gm.forward(*args))
+            Tripled.apply(value) if place == 49 else value for place, value in enumerate(gm.forward(*args))
         )
 
     x = batch(60, grad=True)
@@ -73,6 +74,7 @@ def test_every_one_of_many_scalar_outputs_has_a_gradient(at: int) -> None:
     assert {subject for _, subject in found(report)} == {"grad[x]"}
 
 
+@pytest.mark.more
 def test_every_step_has_a_gradient() -> None:
     passes, step = iter(range(1000)), 26
 
@@ -98,6 +100,7 @@ LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_backward_pass_that_is_wrong_for_one_layout_is_found_and_the_layout_told(layout: str) -> None:
     condition, words = LAYOUTS[layout]
@@ -117,6 +120,7 @@ def test_a_backward_pass_that_ignores_the_conjugate_bit_is_found() -> None:
     assert finding.evidence["failing_calls"] == "with incoming gradients conjugated lazily"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("silent", "words"), [(1, "at the first output alone"), (0, "at all outputs but the first")])
 def test_a_backward_pass_that_is_wrong_where_an_output_gets_no_gradient_is_found(silent: int, words: str) -> None:
     class Pair(torch.autograd.Function):
@@ -142,6 +146,7 @@ def test_a_backward_pass_that_is_wrong_where_an_output_gets_no_gradient_is_found
         assert words in str(agreed(cb.check(program, (x,), compiler=compiler)).coverage.notes)
 
 
+@pytest.mark.more
 def test_it_is_found_beside_training_and_beside_other_variants() -> None:
     wrong = faults.spoiled_tangents(lambda gradient: gradient * 1.01 if strided_otherwise(gradient) else gradient)
     for how in ({"iterations": 2}, {"optimizer": torch.optim.SGD}, {"vary_layout": True}):
@@ -163,6 +168,7 @@ MAGNITUDES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MAGNITUDES)
 def test_a_backward_pass_that_is_wrong_for_one_magnitude_is_found_and_the_magnitude_told(name: str) -> None:
     fault, words = MAGNITUDES[name]
@@ -172,8 +178,10 @@ def test_a_backward_pass_that_is_wrong_for_one_magnitude_is_found_and_the_magnit
         assert finding.evidence["failing_calls"].startswith(f"with incoming gradients of {words} magnitudes")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["clamped", "saturating", "flushed"])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("flushed", torch.bfloat16), ("saturating", torch.float16), ("clamped", torch.bfloat16)]
+)
 def test_it_is_found_in_half_precision_alone(name: str, dtype: torch.dtype) -> None:
     fault = MAGNITUDES[name][0]
     wrong = faults.spoiled_tangents(lambda g: fault(g) if g.dtype is dtype else g)
@@ -181,6 +189,7 @@ def test_it_is_found_in_half_precision_alone(name: str, dtype: torch.dtype) -> N
     assert report.verdict is cb.Verdict.FAIL
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -199,6 +208,7 @@ def test_a_backward_pass_that_hides_an_overflow_from_a_loss_scaler_is_found(faul
         assert finding.evidence["failing_calls"] == f"with incoming gradients of which some are {words}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_where_an_overflow_shows_is_free(number: float) -> None:
     """Formulas that are equal for numbers, as ``x * mask`` and ``where(mask, x, 0)``, make NaN of different ones."""
@@ -236,6 +246,7 @@ CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CLEAN)
 def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
     model, args = CLEAN[name]()

@@ -21,6 +21,7 @@ WRONG: dict[str, Callable[[int], bool]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_kernel_that_is_wrong_for_some_large_sizes_is_found(name: str) -> None:
     wrong = wrong_where(lambda tensors: WRONG[name](tensors[0].shape[0]))
@@ -29,6 +30,7 @@ def test_a_kernel_that_is_wrong_for_some_large_sizes_is_found(name: str) -> None
     assert all(finding.evidence["failing_calls"].startswith("with x ") for finding in report.findings)
 
 
+@pytest.mark.more
 def test_each_dimension_varies_alone() -> None:
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 6 and tensors[0].shape[1] > 64)
     report = cb.check(lambda x: x * 2, (batch(6, 5),), compiler=wrong, dynamic=True)
@@ -36,6 +38,7 @@ def test_each_dimension_varies_alone() -> None:
     assert finding.evidence["failing_calls"].startswith("with x 6x255")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("compiler", [rounding_otherwise, "aot_eager"])
 def test_a_clean_program_agrees_and_the_sizes_are_told(
     compiler: Callable[..., object] | str, monkeypatch: pytest.MonkeyPatch

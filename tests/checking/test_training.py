@@ -50,6 +50,7 @@ def mlp() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Net(), (batch(),)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ten_steps_of_a_compiler_that_rounds_otherwise_agree(name: str) -> None:
     model, args = mlp()
@@ -71,6 +72,7 @@ def test_ten_steps_under_inductor_agree(name: str, make: Callable[[], Any]) -> N
         agreed(report, program_runs=10)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["python", "aot"])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_a_wrong_gradient_is_named_and_not_the_parameters_it_spoils(optimizer: Any, how: Any) -> None:
@@ -120,6 +122,7 @@ class Spoiled(nn.Module):
         return self.second(torch.tanh(nn.functional.linear(x, weight, self.first.bias)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["adam", "lbfgs"])
 def test_a_gradient_that_dynamos_graph_spoils_is_named_alone(name: str) -> None:
     """LBFGS mixes all gradients, and goes on from where the wrong one has led it: every parameter is wrong then."""

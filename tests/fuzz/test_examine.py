@@ -67,6 +67,7 @@ def test_a_right_compiler_passes_what_shares_a_compile(compiler: str) -> None:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("turn", [2, 3])
 @pytest.mark.parametrize("programs", [[EXP], [NEG, EXP]], ids=["alone", "shared"])
 def test_a_fault_that_shows_in_a_later_call_is_found(programs: list[FuzzProgram], turn: int) -> None:

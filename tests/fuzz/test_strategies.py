@@ -120,6 +120,7 @@ def test_a_wrong_compiler_fails_a_users_test_with_a_small_program() -> None:
     assert len(text[text.index("def program") :].splitlines()) <= 4
 
 
+@pytest.mark.more
 def test_a_right_compiler_fails_no_users_test() -> None:
     @settings(QUICK, max_examples=20, phases=[Phase.generate])
     @given(programs())
@@ -139,6 +140,7 @@ def test_a_documented_difference_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
     assert_passes(add, "eager", seconds=0)
 
 
+@pytest.mark.more
 def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     undecided = Examined(Status.INCONCLUSIVE, "the check itself failed")
     monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
@@ -166,6 +168,7 @@ def test_a_misspelt_backend_is_refused_at_once() -> None:
         assert_passes(add, "inductr")
 
 
+@pytest.mark.more
 def test_what_dynamo_alone_gets_wrong_is_not_the_compilers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Examined(Status.FAIL, "only the compiled program raises", kind="crash", detail="crash.running")
     right = Examined(Status.PASS)
@@ -216,6 +219,7 @@ def test_making_a_program_disturbs_no_stream() -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
+@pytest.mark.more
 def test_no_program_is_told_as_such() -> None:
     with pytest.raises(LookupError, match="Hypothesis found no program of seed 0, number 0"):
         make_program(0, 0, Choices(longest=2), [Rule("makes nothing", 1, ("torch.add",), lambda draft, op: None)])

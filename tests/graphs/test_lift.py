@@ -42,6 +42,7 @@ def checking(compiler: Any) -> Callable[[Any], Any]:
     return lambda step: torch.compile(step, backend="numcheck", options=options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_checked_optimizer_steps_once(name: str) -> None:
     with cb.collect() as session:

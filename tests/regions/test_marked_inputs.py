@@ -46,6 +46,7 @@ def views_with_grad(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return part, x + 1
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("make", [Weights, WritesToWeights, lambda: some_views, lambda: writes_to_a_view])

@@ -115,6 +115,7 @@ def told(report: cb.Report, where: str) -> list[cb.Skip]:
 # eager
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("what", "reference", "error"),
     [
@@ -171,6 +172,7 @@ def test_a_call_that_is_compared_later_makes_up_for_one_that_was_not(what: str) 
     assert told(report, f"eager's {what} pass")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["forward", "backward"])
 def test_calls_are_tried_again_at_growing_distances(what: str) -> None:
     with planned(**{what: always}) as plans:

@@ -188,6 +188,7 @@ def test_a_grad_mode_that_the_compiled_program_does_not_set_is_found(state: Proc
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace", "ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("function", [sets_grad_mode, sets_more, sets_threads, inside])

@@ -103,6 +103,7 @@ def test_the_coverage_says_when_a_region_was_checked_last(clock: Clock) -> None:
     assert cb.Report.from_json(session.report.to_json()) == session.report
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["output[0]", "grad[first.weight]"])
 def test_a_bug_is_found_in_a_call_that_is_checked(clock: Clock, what: str) -> None:
     wrong = faults.one_element(0, "aot") if what == "output[0]" else faults.scaled_gradient("first.weight", "aot")
@@ -210,6 +211,7 @@ def test_a_twin_that_is_not_earned_is_compiled_when_it_is(clock: Clock) -> None:
     assert not [skip for skip in session.report.coverage.skipped if skip.matters]
 
 
+@pytest.mark.more
 def test_an_error_that_the_noise_hides_is_found_when_the_twin_is_earned(clock: Clock) -> None:
     compiled = checked(cancelled, slow_compiler(clock, lambda out: out + 1e-4, []), budget=0.1)
     with cb.collect() as session:

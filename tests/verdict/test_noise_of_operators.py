@@ -111,6 +111,7 @@ TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", TAILS)
 def test_what_cancels_inside_of_an_operator_is_noise(name: str, dtype: torch.dtype) -> None:

@@ -113,6 +113,7 @@ def test_what_the_user_asks_for_holds(make: Make) -> None:
         torchfuzz.program(0, 0)
 
 
+@pytest.mark.more
 def test_the_oracle_is_check(make: Make) -> None:
     program = make("torch.exp(var)").program(0, 1)
 

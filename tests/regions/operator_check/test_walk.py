@@ -20,6 +20,7 @@ from tests.support.low_precision import LOW, times, trained
 from tests.support.region_tools import agreed, checked, clean_reports, gathered
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("amp", [False, True])
 def test_correct_programs_have_no_findings_and_told_what_could_hide(amp: bool) -> None:
     for dtype in (torch.bfloat16,) if amp else LOW:
@@ -177,6 +178,7 @@ def copied_through_a_view(shared: torch.Tensor, own: torch.Tensor) -> torch.Tens
     return made.sin()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", LOW)
 def test_the_gradient_of_a_tensor_that_a_write_reads_through_a_view_is_not_complete(dtype: torch.dtype) -> None:
     def report_of(compiler: Any) -> cb.Report:
@@ -206,6 +208,7 @@ def row_in_place(h: torch.Tensor) -> torch.Tensor:
     return h.bfloat16().float()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("body", [doubled_in_place, jittered_in_place, row_in_place])
 @pytest.mark.parametrize("gradients", [False, True])

@@ -49,6 +49,7 @@ def test_the_registry_of_the_installed_transformers_is_the_suite() -> None:
     assert set(KINDS) <= set(names)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", KINDS)
 def test_kinds_of_models_build_small_and_run(model: str) -> None:
     built = HuggingFace().build(Case("huggingface", model), Settings(batch_size=1))
