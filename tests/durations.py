@@ -47,6 +47,26 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     return report
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let pytest-xdist hand out the dearest files first: none is left for a single worker at the end."""
+    if hasattr(config, "workerinput"):
+        items[:] = dearest_first(items, known())
+
+
+def dearest_first(items: Sequence[pytest.Item], table: Table) -> list[pytest.Item]:
+    """The same tests, by file; what of a file is not run does not count."""
+    kinds: defaultdict[str, set[str]] = defaultdict(set)
+    for item in items:
+        kinds[_file_of(item)].add(kind_of(item))
+    seconds = {file: cost(table.get(file, {}), kinds[file]) for file in kinds}
+    return sorted(items, key=lambda item: -seconds[_file_of(item)])
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
 class _Recorder:
     """Adds a line for each test when it is over: the file is right also where the run is ended."""
 

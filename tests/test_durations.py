@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,3 +76,28 @@ def test_the_table_has_files_and_dear_tests(
         ["10.0", "tests/a.py::test_slow"],
         ["3.0", "tests/a.py::test_dear[x::y]"],
     ]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What the order of tests rests on."""
+
+    nodeid: str
+    marks: tuple[pytest.Mark, ...] = ()
+
+    def iter_markers(self) -> Iterator[pytest.Mark]:
+        return iter(self.marks)
+
+
+def test_workers_get_the_dearest_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durations, "TABLE", tmp_path / "durations.json")
+    (tmp_path / "durations.json").write_text(json.dumps(TABLE))
+    given = [Item("tests/new.py::test"), *(Item(f"tests/{file}.py::test_{n}") for file in "ab" for n in (2, 1))]
+    for marks, order in ((), ["b", "b", "a", "a", "new"]), ((pytest.mark.slow.mark,), ["a", "a", "b", "b", "new"]):
+        items = [replace(item, marks=marks) if item.nodeid.endswith("a.py::test_1") else item for item in given]
+        durations.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), items)
+        assert [item.nodeid.removeprefix("tests/").partition(".")[0] for item in items] == order
+        assert [item.nodeid for item in items if "a.py" in item.nodeid] == ["tests/a.py::test_2", "tests/a.py::test_1"]
+    alone = list(given)
+    durations.pytest_collection_modifyitems(SimpleNamespace(), alone)
+    assert alone == given
