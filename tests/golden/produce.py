@@ -31,6 +31,7 @@ Outputs = Iterator[tuple[str, str]]
 _HERE = Path(__file__).parent
 _ASSETS = re.compile(r"(?<=<style>).*?(?=</style>)|(?<=<script>).*?(?=</script>)", re.DOTALL)
 _LOCALIZED = "reports/localized.json"
+_QUIET = {"CHECKED_BACKEND_PROGRESS": "0"}  # what takes long, and is told, is different on each machine
 
 
 class Ran(NamedTuple):
@@ -56,7 +57,7 @@ def cli(*words: str, columns: int = 80, terminal: bool = False) -> Ran:
     out, err = Terminal() if terminal else io.StringIO(), io.StringIO()
     dropped = re.compile("CHECKED_BACKEND|NO_COLOR|FORCE_COLOR|COLORTERM|TTY_")
     kept = {name: value for name, value in os.environ.items() if not dropped.match(name)}
-    kept |= {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm-256color"}
+    kept |= {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm-256color", **_QUIET}
     with mock.patch.dict(os.environ, kept, clear=True), redirect_stdout(out), redirect_stderr(err):
         try:
             command.load()([*words])
@@ -76,7 +77,8 @@ def _reports(_files: Files) -> Outputs:
         torch._dynamo.reset()
         torch.manual_seed(0)
         err = io.StringIO()
-        with redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
+        quiet = mock.patch.dict(os.environ, _QUIET)
+        with quiet, redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             report = program()
         json = report.to_json()

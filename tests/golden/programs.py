@@ -243,7 +243,7 @@ def watched(
     program: Callable[..., Any], *args: Any, times: int = 1, backward: bool = False, **options: Any
 ) -> cb.Report:
     """The report of a program that runs compiled by numcheck."""
-    given = {"on_divergence": "record", "progress": False, "localize": False, **options}
+    given = {"on_divergence": "record", "localize": False, **options}
     with cb.collect(closing=False) as session:
         compiled = torch.compile(program, backend="numcheck", options=given)
         results = [compiled(*args) for _ in range(times)]

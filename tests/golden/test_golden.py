@@ -34,6 +34,7 @@ def test_help_is_as_it_was(capsys: Printed) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", ["reports", "sweep", "fuzz", "exits"])
 def test_programs_and_command_lines_end_as_they_did(part: str) -> None:
     words = [sys.executable, "-m", "tests.golden", part]
