@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
 from tests.ledger.answer import Case
-from tests.ledger.sources import calibrated, miscompiles, operators, planted
+from tests.ledger.sources import (
+    calibrated,
+    dumps,
+    examples,
+    localized,
+    miscompiles,
+    models,
+    operators,
+    planted,
+    policies,
+    ranks,
+)
 
 __all__ = ["UNSTABLE", "all_cases"]
+
+_SOURCES = (planted, policies, dumps, calibrated, operators, miscompiles, models, ranks, localized, examples)
 
 UNSTABLE: Mapping[str, str] = MappingProxyType({})
 """Names of answers that are not the same each time, and why."""
@@ -22,8 +34,7 @@ def all_cases(folder: Path | None) -> Iterator[Case]:
     Args:
         folder: A folder of more cases; None for none.
     """
-    yield from chain.from_iterable(
-        source() for source in (planted.cases, calibrated.cases, operators.cases, miscompiles.cases)
-    )
+    for source in _SOURCES:
+        yield from source.cases()
     if folder is not None:
         yield from miscompiles.cases_of(folder)
