@@ -8,16 +8,21 @@ import getpass
 import os
 import random
 import signal
+import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from checked_backend.diagnose.repro import repro
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from tests.support.cli_tools import Run, runner
+from tests.support.warm_process import WarmPython
 
 pytest_plugins = ["tests.support.process_marks", "tests.durations"]
 
@@ -90,3 +95,26 @@ def can_fork(request: pytest.FixtureRequest) -> None:
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs ``checked-backend`` in this process."""
     return runner(capsys)
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Runs scripts that need torch alone."""
+    warm = WarmPython()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def warm_repros(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repro is tried in a fork of a warm Python. One that the test runs itself starts from nothing, as usual."""
+    starts = subprocess.run
+    caches_off = dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0")
+    warm_python.start({**os.environ, **caches_off})  # here, and not in a worker that ends with the test
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if subprocess.run is not starts:  # the test has put another there
+            return subprocess.run(command, **options)
+        return warm_python.run(command[1], env=options["env"], timeout=options["timeout"])
+
+    monkeypatch.setattr(repro, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))

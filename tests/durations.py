@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.process_marks import KINDS, kind_of
 
 __all__ = ["cost", "known", "main", "summary"]
 
+VARIABLE = "TEST_DURATIONS_FILE"
 TABLE = Path(__file__).with_name("durations.json")
 DEAR = 1.0
 """Seconds from which a test is named."""
@@ -32,7 +34,13 @@ Table = dict[str, dict[str, Any]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--durations-file", type=Path, metavar="FILE", help="add the seconds of each test to this file")
+    parser.addoption(
+        "--durations-file",
+        type=Path,
+        default=os.environ.pop(VARIABLE, None),  # not for runs of pytest that tests start
+        metavar="FILE",
+        help=f"add the seconds of each test to this file; {VARIABLE} names it, too",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.started_programs import PACKAGE, VERB, finished
 
@@ -45,6 +47,7 @@ print(torch.compile(lambda x: x.sin() * 4, backend=wrong)(torch.arange(4.0)).tol
 """
 
 
+@pytest.mark.process
 def test_a_program_may_close_redirect_clear_and_copy_what_it_likes(tmp_path: Path) -> None:
     plain, checked = tmp_path / "plain", tmp_path / "checked"
     for folder in (plain, checked):
@@ -84,6 +87,7 @@ thread.join()
 """
 
 
+@pytest.mark.process
 def test_the_environment_alone_ends_a_program_as_python_does(tmp_path: Path) -> None:
     """It replaces itself, imports torch in a thread, and leaves a file for Python to close."""
     (tmp_path / "p.py").write_text(REPLACES_ITSELF)
@@ -103,6 +107,7 @@ print(torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.zeros(2)).toli
 """
 
 
+@pytest.mark.process
 def test_a_python_that_cannot_check_runs_the_program_and_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(LACKS)
     code, out, err = finished((*VERB, "p.py"), tmp_path)
@@ -120,6 +125,7 @@ torch.compile(lambda x: x.sin() + 1, backend="numcheck", options=options)(torch.
 """
 
 
+@pytest.mark.process
 def test_what_a_program_checks_by_itself_is_told(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(BY_NAME)
     code, _, err = finished((*VERB, "p.py"), tmp_path)

@@ -105,6 +105,7 @@ def test_program_equal_bit_for_bit_passes_with_its_twin(face: str) -> None:
     assert (outcome.verdict, outcome.skips) == ("pass", [])
 
 
+@pytest.mark.more
 def test_right_program_in_the_place_of_itself_passes() -> None:
     family = FAMILIES["gpt_block"]
     tensors = family.make(torch.float32, training=True)

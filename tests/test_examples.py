@@ -73,6 +73,7 @@ def test_accelerate_launches_the_example_checked(tmp_path: Path) -> None:
     assert (code, "ValueError" in err) == (1, True)  # what the script ends with is handed on
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "ranks", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.ci_sample])], ids=["one rank", "two ranks"]
 )
@@ -107,6 +108,7 @@ def test_a_compiler_with_a_bug_is_found(tmp_path: Path) -> None:
     assert any("logic output[0]" in line for line in lines)
 
 
+@pytest.mark.process
 def test_the_tests_of_a_library(tmp_path: Path) -> None:
     suite = (EXAMPLES / "library", "-p", "no:cacheprovider", "--rootdir", tmp_path)
     code, out, err = finished((sys.executable, "-m", "pytest", "--numcheck=aot_eager", *suite), tmp_path)
@@ -115,6 +117,7 @@ def test_the_tests_of_a_library(tmp_path: Path) -> None:
     assert "numcheck" in out
 
 
+@pytest.mark.process
 def test_random_programs_in_a_test(tmp_path: Path) -> None:
     suite = (EXAMPLES / "fuzz_in_a_test.py", "-p", "no:cacheprovider", "--rootdir", tmp_path)
     code, out, err = finished((sys.executable, "-m", "pytest", *suite), tmp_path)
@@ -137,6 +140,7 @@ def test_a_torch_upgrade(tmp_path: Path) -> None:
     assert (tmp_path / "compare.html").exists()
 
 
+@pytest.mark.process
 def test_the_action_names_options_that_exist(tmp_path: Path) -> None:
     action = yaml.safe_load((EXAMPLES / "github-action" / "action.yml").read_text())
     (run, report, _) = action["runs"]["steps"]

@@ -224,6 +224,7 @@ PACKAGE = Path(checked_backend.__file__).parent
 FINER_KIND = re.compile(rf"({'|'.join(kind.value for kind in Kind)})\.[a-z_]+")
 
 
+@pytest.mark.more
 def test_every_finer_kind_that_the_package_uses_may_be_ignored() -> None:
     used = {
         node.value

@@ -19,6 +19,7 @@ TORCHS_OWN = re.compile(r"[IWE]\d{4} .* torch/")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.py"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "compiler",
     ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow, pytest.mark.ci_sample])],

@@ -101,6 +101,7 @@ def agree(streams: dict[str, list[str]]) -> None:
     assert {way: dict(zip(names, left, strict=True)) for way, left in streams.items()} == dict.fromkeys(streams, wanted)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "ways",
     [

@@ -65,6 +65,7 @@ def printed(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.process
 def test_dynamo_is_not_loaded_for_what_does_not_need_it() -> None:
     light = ("autograd", "fake_tensors", "graph_code", "modes", "operators", "pytree", "symbols", "tensors")
     imports = "\n".join(f"import checked_backend._torch.{subject}" for subject in light)

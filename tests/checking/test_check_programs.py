@@ -92,6 +92,7 @@ def test_a_generator_is_read_to_its_end() -> None:
     assert "Dynamo compiled no region of it" in skips(report)
 
 
+@pytest.mark.more
 def test_what_a_function_captures_is_compared_and_left_alone() -> None:
     norm, layer, calls = nn.BatchNorm1d(3), nn.Linear(3, 3), []
 

@@ -102,6 +102,7 @@ def test_fresh_is_handed_on(
     assert [(asked.fresh, asked.jobs) for asked in seen] == [(fresh, 3)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -50,6 +50,7 @@ def use(dump: Path, board: Noticeboard) -> int:
     return USED
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(0)])])
 def test_a_mutated_dump_runs_nothing_and_kills_nobody(originals: list[Path], count: int) -> None:
     seen: dict[int, int] = {}

@@ -62,6 +62,7 @@ SLOW = (pytest.mark.slow, pytest.mark.ci_sample)
 TRACED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [bert, pytest.param(gpt2, marks=SLOW), resnet])
 def test_training_with_dynamic_shapes_replays_bit_for_bit(
     make: Callable[[], tuple[nn.Module, tuple[Any, ...]]], tmp_path: Path
@@ -190,6 +191,7 @@ def test_special_programs_replay_bit_for_bit(name: str, tmp_path: Path) -> None:
             assert any(same_leaf(arg, tensor) for tensor in tensors)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name",
     [
@@ -215,6 +217,7 @@ def test_repro_runs_from_its_folder_with_nothing_but_torch(name: str, tmp_path: 
         assert "equal" in done.stdout
 
 
+@pytest.mark.process
 def test_a_custom_op_says_what_it_needs(tmp_path: Path) -> None:
     function, args = program("custom")
     torch.compile(function, backend="graph_dumper", options={"dump": str(tmp_path)})(*args)

@@ -65,6 +65,7 @@ def dumped(gm: fx.GraphModule, args: list[Any], folder: Path) -> cb.Dump:
     return cb.load_dump(path)
 
 
+@pytest.mark.process
 def test_modules_that_a_graph_calls_are_dumped_as_their_operators(tmp_path: Path) -> None:
     net = Net()
     gm, x = fx.GraphModule(net, Leaves().trace(net)), torch.randn(2, 3, 6, 6)
@@ -96,6 +97,7 @@ def test_a_module_that_cannot_be_taken_apart_is_said(tmp_path: Path) -> None:
         _ = dump.module
 
 
+@pytest.mark.process
 def test_attributes_may_have_any_name(tmp_path: Path) -> None:
     graph = fx.Graph()
     total = graph.placeholder("x")
@@ -113,6 +115,7 @@ def test_attributes_may_have_any_name(tmp_path: Path) -> None:
     assert "equal" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 def test_inputs_that_a_dump_cannot_hold_are_said(tmp_path: Path) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
@@ -141,6 +144,7 @@ def add_kernel(x: Any, out: Any, count: int) -> None:
     """Stands for a Triton kernel: torch keeps it in a table of the process, and graphs name its place there."""
 
 
+@pytest.mark.process
 def test_a_triton_kernel_is_shown_and_refused(tmp_path: Path) -> None:
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
 

@@ -24,6 +24,7 @@ def tried(part: int, parts: int, folder: Path) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 24))])
 def test_nothing_that_a_dump_may_call_reaches_the_system(part: int, tmp_path: Path) -> None:
     told = tried(part, 24, tmp_path)

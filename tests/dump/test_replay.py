@@ -41,6 +41,7 @@ def break_relu(gm: torch.fx.GraphModule, _inputs: object) -> Callable[..., objec
     return gm.forward
 
 
+@pytest.mark.process
 def test_every_kind_replays_and_a_clean_compiler_passes(run: Run, found: dict[str, Path]) -> None:
     assert set(found) == {"dynamo", "joint", "forward", "backward"}
     for kind, path in found.items():
@@ -55,6 +56,7 @@ def test_every_kind_replays_and_a_clean_compiler_passes(run: Run, found: dict[st
     assert data["coverage"]["checked"]["gradients"] == 6
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["dynamo", "forward"])
 def test_a_wrong_compiler_fails(run: Run, found: dict[str, Path], kind: str) -> None:
     report = replay(cb.load_dump(found[kind]), compiler=break_relu)
@@ -71,6 +73,7 @@ def test_inductor_replays_a_training_graph(run: Run, found: dict[str, Path]) -> 
     assert code == 0, out
 
 
+@pytest.mark.process
 def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path) -> None:
     code, _, err = run("replay", found["dynamo"], "--compiler", "nonsense")
     assert code == 3
@@ -104,6 +107,7 @@ def test_what_dynamo_cannot_trace_again_is_checked_nevertheless(tmp_path: Path) 
         assert skipped in [skip.subject for skip in report.coverage.skipped]
 
 
+@pytest.mark.process
 def test_replay_leaves_the_random_state_alone(found: dict[str, Path], run: Run) -> None:
     before = torch.get_rng_state()
     run("replay", found["dynamo"], "--compiler", "eager")
@@ -158,6 +162,7 @@ def test_a_custom_op_replays_in_a_fresh_process_that_imports_it(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
 def test_localize_names_the_operator_and_the_users_line(tmp_path: Path, run: Run) -> None:
     net = Net()
     options = {"dump": str(tmp_path / "dump"), "dump_values": True}
@@ -173,6 +178,7 @@ def test_localize_names_the_operator_and_the_users_line(tmp_path: Path, run: Run
     assert (tmp_path / "out" / "reduction.jsonl").exists()
 
 
+@pytest.mark.process
 def test_localize_has_nothing_to_do_with_a_right_compiler(tmp_path: Path, run: Run) -> None:
     torch.compile(Net(), backend="graph_dumper", options={"dump": str(tmp_path / "dump")})(torch.randn(5, 3))
     [path] = [path for name, path in dumps(tmp_path / "dump").items() if "_forward_" in name]

@@ -8,6 +8,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 import checked_backend
 from checked_backend.findings import EvidenceKey, Finding, Kind
 
@@ -32,6 +34,7 @@ def test_a_key_of_another_release_is_its_own_phrase() -> None:
     assert EvidenceKey.phrase_of("of another release") == "of another release"
 
 
+@pytest.mark.more
 def test_no_code_names_evidence_by_a_text_of_its_own() -> None:
     """Nor reads evidence back but to show it: what code reads is a field."""
     texts, reads = [], []

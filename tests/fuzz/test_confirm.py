@@ -98,6 +98,7 @@ def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, Examined, Any]:
     return decode_program(answer["program"]), Examined.from_json(answer["result"]), answer
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "detail"),
     [

@@ -87,6 +87,7 @@ def piece(x: torch.Tensor, *, in_tuple: bool = True) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("in_tuple", [True, False])
 @pytest.mark.parametrize("wrong", [True, False])
 @pytest.mark.parametrize("verb", ["compile", "load"])

@@ -23,6 +23,7 @@ def known() -> dict[str, Any]:
     return document
 
 
+@pytest.mark.process
 def test_a_sample_has_no_internal_error_and_no_mismatch_that_is_not_known(tmp_path: Path) -> None:
     results = list(sweep(tmp_path / "results.jsonl", seconds=SECONDS, samples=1, every=40))
     assert len(results) >= 5
@@ -34,6 +35,7 @@ def test_a_sample_has_no_internal_error_and_no_mismatch_that_is_not_known(tmp_pa
     assert sum(result.get("ran", 0) for result in results) >= len(results) // 2
 
 
+@pytest.mark.process
 def test_a_later_run_goes_on_where_the_file_ends(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     first = next(sweep(path, seconds=SECONDS, samples=1, every=200))

@@ -32,6 +32,7 @@ def test_any_bits(tensors, block_size):
     check(*tensors, block_size)
 
 
+@pytest.mark.more
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int32]),

@@ -36,6 +36,7 @@ print("child ended with", ended.status, ended.overdue, ended.stage, flush=True)
     return [sys.executable, "-c", text]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("what", "status"), [("pass", 5), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os._exit(0)", 0)]
 )
@@ -44,6 +45,7 @@ def test_the_parent_learns_how_the_child_ended(what: str, status: int) -> None:
     assert done.stdout.splitlines()[1:] == [f"child ended with {status} None working"]
 
 
+@pytest.mark.process
 def test_signals_reach_the_child() -> None:
     waits = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); time.sleep(600)"
     with subprocess.Popen(program(waits), stdout=subprocess.PIPE, text=True) as running:
@@ -54,6 +56,7 @@ def test_signals_reach_the_child() -> None:
         assert running.stdout.read() == "child ended with 7 None working\n"
 
 
+@pytest.mark.process
 def test_the_child_goes_with_the_parent() -> None:
     with subprocess.Popen(program("time.sleep(600)"), stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -69,6 +72,7 @@ def test_the_child_goes_with_the_parent() -> None:
             assert not child.exists()
 
 
+@pytest.mark.process
 def test_a_child_that_takes_too_long_is_ended_with_what_it_started() -> None:
     waits = "import subprocess; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     began = time.monotonic()
@@ -77,6 +81,7 @@ def test_a_child_that_takes_too_long_is_ended_with_what_it_started() -> None:
     assert done.stdout.splitlines()[1:] == ["child ended with -9 1.0 working"]
 
 
+@pytest.mark.process
 def test_a_stage_may_have_less_time() -> None:
     def work(board: Noticeboard) -> int:
         board.note("a stage", 0.2)
@@ -88,12 +93,14 @@ def test_a_stage_may_have_less_time() -> None:
     assert ended.words == "had not ended after 0.2 s"
 
 
+@pytest.mark.process
 def test_memory_has_a_limit() -> None:
     takes = "\n    try:\n        x = bytearray(2**31)\n    except MemoryError:\n        os._exit(9)"
     done = subprocess.run(program(takes, "60, 2**30"), capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1:] == ["child ended with 9 None working"]
 
 
+@pytest.mark.process
 def test_a_process_that_is_limited_itself_can_confine() -> None:
     limited = "\n    import resource\n    resource.setrlimit(resource.RLIMIT_DATA, (2**32, 2**32))\n    "
     nested = "e = confined(lambda _: 5, Limits(60, 2**40))\n    return e.status"
@@ -101,6 +108,7 @@ def test_a_process_that_is_limited_itself_can_confine() -> None:
     assert done.stdout.splitlines()[1:] == ["child ended with 5 None working"]
 
 
+@pytest.mark.process
 def test_a_child_of_a_process_that_collects_output_is_collected_too(capsys: pytest.CaptureFixture[str]) -> None:
     def work(_board: Noticeboard) -> int:
         print("out")
@@ -112,6 +120,7 @@ def test_a_child_of_a_process_that_collects_output_is_collected_too(capsys: pyte
     assert capsys.readouterr() == ("out\n", "err\n")
 
 
+@pytest.mark.process
 def test_an_exception_does_not_come_back_into_the_parents_code() -> None:
     def work(_board: Noticeboard) -> int:
         raise RuntimeError("oops")

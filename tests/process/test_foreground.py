@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 _RUNS = """
 import os, sys
 from checked_backend.process.foreground import run_in_foreground
@@ -14,6 +16,7 @@ sys.exit(run_in_foreground(words, dict(os.environ)))
 """
 
 
+@pytest.mark.process
 def test_a_program_has_the_open_files_that_a_shell_hands_to_this_one() -> None:
     """``run p.py <(command)`` in a shell names such a file."""
     ours, theirs = os.pipe()

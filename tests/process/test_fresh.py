@@ -33,16 +33,19 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "of_a_fresh_python"
 
 
+@pytest.mark.process
 def test_it_gets_the_words_and_prints_here(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call_in_fresh_interpreter(module, "echo", ["a b", "--ü"]) == 2
     assert capsys.readouterr() == ("to stdout: ['a b', '--ü']\n", "False\n")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_its_death_is_told(module: str) -> None:
     assert call_in_fresh_interpreter(module, "die", []) == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_nothing_is_imported_from_the_working_directory(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

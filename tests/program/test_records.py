@@ -77,6 +77,7 @@ def test_a_program_leaves_no_noise_of_its_own(program: Path) -> None:
     assert out.startswith("PASS: the second run stays within the noise of the first (tensors of both runs: ")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("changed", "subject", "where", "meaning"),
     [

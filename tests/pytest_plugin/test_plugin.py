@@ -17,6 +17,8 @@ import pytest
 from checked_backend import pytest_plugin
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 
+pytestmark = pytest.mark.process
+
 INSTALLED = any(point.name == "numcheck" for point in importlib.metadata.entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "checked_backend.pytest_plugin")
 ROOT = Path(__file__).parents[2]

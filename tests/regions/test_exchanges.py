@@ -80,6 +80,7 @@ def test_what_is_sent_is_compared_in_both_passes(clean: list[list[Any]]) -> None
         assert told["checked"][SENT] == 2 * 4
 
 
+@pytest.mark.process
 def test_ranks_that_check_other_calls_neither_wait_nor_disagree(clean: list[list[Any]]) -> None:
     first, second = clean[1]
     assert passed(first)
@@ -87,6 +88,7 @@ def test_ranks_that_check_other_calls_neither_wait_nor_disagree(clean: list[list
     assert (first["checked"]["outputs"], second["checked"]["outputs"]) == (12, 4)
 
 
+@pytest.mark.process
 def test_every_kind_of_collective_changes_no_bit(clean: list[list[Any]]) -> None:
     for program in clean[2:4]:
         for told in program:
@@ -94,11 +96,13 @@ def test_every_kind_of_collective_changes_no_bit(clean: list[list[Any]]) -> None
             assert told["equal"]
 
 
+@pytest.mark.process
 def test_collectives_of_a_checkpoint_are_not_issued_for_eager(clean: list[list[Any]]) -> None:
     plain, recomputed = clean[2][0], clean[3][0]
     assert recomputed["checked"]["gradients"] == plain["checked"]["gradients"]
 
 
+@pytest.mark.process
 def test_a_tensor_parallel_model_passes_with_the_same_weights(clean: list[list[Any]]) -> None:
     for told in clean[4]:
         assert passed(told)
@@ -106,6 +110,7 @@ def test_a_tensor_parallel_model_passes_with_the_same_weights(clean: list[list[A
         assert told["checked"][SENT] > 0
 
 
+@pytest.mark.process
 def test_compiled_blocks_of_a_sharded_model_pass_with_the_same_weights(clean: list[list[Any]]) -> None:
     for told in clean[5]:
         assert passed(told)
@@ -122,12 +127,14 @@ def test_an_error_before_a_collective_is_named_there_and_on_its_rank_alone(wrong
     assert "functional.all_reduce(partial" in guilty["text"]
 
 
+@pytest.mark.process
 def test_an_error_after_a_collective_is_one_of_the_result(wrong: list[list[Any]]) -> None:
     innocent, guilty = wrong[1]
     assert passed(innocent)
     assert guilty["findings"] == [["logic", "output[0]"]]
 
 
+@pytest.mark.process
 def test_a_collective_that_is_left_out_is_found(wrong: list[list[Any]]) -> None:
     for told in wrong[2]:
         assert told["findings"] == [["structure.collective", "sent[all_reduce]"]]
@@ -136,24 +143,28 @@ def test_a_collective_that_is_left_out_is_found(wrong: list[list[Any]]) -> None:
         assert told["evidence"][0]["localized"].startswith("no: the collective itself is named")
 
 
+@pytest.mark.process
 def test_another_reduction_is_found(wrong: list[list[Any]]) -> None:
     for told in wrong[3]:
         assert told["findings"] == [["structure.collective", "sent[all_reduce]"]]
         assert "reduce_op=max" in told["text"]
 
 
+@pytest.mark.process
 def test_findings_say_on_which_rank_and_in_which_call(wrong: list[list[Any]]) -> None:
     _, guilty = wrong[0]
     assert all(found["rank"].startswith("1 on ") for found in guilty["evidence"])
     assert {found["first_call"] for found in guilty["evidence"]} == {1}
 
 
+@pytest.mark.process
 def test_other_ranks_note_what_one_has_found(wrong: list[list[Any]]) -> None:
     innocent, guilty = wrong[0]
     assert any("rank 1 on" in note and "sent[all_reduce_0]" in note for note in innocent["notes"])
     assert not any("rank 1 on" in note for note in guilty["notes"])
 
 
+@pytest.mark.process
 def test_equal_parameters_are_held_against_rank_0(clean: list[list[Any]]) -> None:
     first, second = clean[6]
     assert passed(first)
@@ -161,6 +172,7 @@ def test_equal_parameters_are_held_against_rank_0(clean: list[list[Any]]) -> Non
     assert second["checked"]["parameters held against rank 0"] == 6 * 4  # before calls 1, 2, 4, 8
 
 
+@pytest.mark.process
 def test_a_parameter_that_drifted_is_found_on_its_rank(wrong: list[list[Any]]) -> None:
     first, second = wrong[6]
     assert passed(first)
@@ -202,6 +214,7 @@ def test_a_rank_that_waits_outside_of_every_region_says_why_it_has_failed(tmp_pa
     assert "logic, output[0]" in other.output
 
 
+@pytest.mark.process
 def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
     innocent, guilty = wrong[4]
     assert passed(innocent)
@@ -209,6 +222,7 @@ def test_one_rank_may_fall_back_to_eager_alone(wrong: list[list[Any]]) -> None:
     assert guilty["checked"]["outputs"] == 1  # then it is in eager, and in step
 
 
+@pytest.mark.process
 def test_a_compiled_backward_pass_that_raises_between_exchanges_is_eagers_on_its_rank(wrong: list[list[Any]]) -> None:
     for given, ranks in zip(CRASHES, wrong[10:-4], strict=True):
         for rank, told in enumerate(ranks):
@@ -217,6 +231,7 @@ def test_a_compiled_backward_pass_that_raises_between_exchanges_is_eagers_on_its
             assert told["findings"] == ([["crash.backward", "candidate"]] if guilty else []), told["text"]
 
 
+@pytest.mark.process
 def test_another_order_of_exchanges_accuses_no_rank_also_where_it_cannot_be_seen(wrong: list[list[Any]]) -> None:
     unsure, sure = wrong[-1]
     assert passed(sure)
@@ -224,6 +239,7 @@ def test_another_order_of_exchanges_accuses_no_rank_also_where_it_cannot_be_seen
     assert any("may only have another order" in reason for _, reason, matters in unsure["skips"] if matters)
 
 
+@pytest.mark.process
 def test_a_fault_of_a_rank_that_cannot_tell_its_exchanges_apart_is_found_where_no_order_of_them_explains_it(
     wrong: list[list[Any]],
 ) -> None:
@@ -233,6 +249,7 @@ def test_a_fault_of_a_rank_that_cannot_tell_its_exchanges_apart_is_found_where_n
         assert guilty["verdict"] == "fail"
 
 
+@pytest.mark.process
 def test_a_fault_is_left_open_where_there_are_too_many_orders(wrong: list[list[Any]]) -> None:
     guilty, innocent = wrong[-2]
     assert passed(innocent)
@@ -240,12 +257,14 @@ def test_a_fault_is_left_open_where_there_are_too_many_orders(wrong: list[list[A
     assert any("too many to try" in reason for _, reason, matters in guilty["skips"] if matters)
 
 
+@pytest.mark.process
 def test_operators_around_an_exchange_are_checked_by_themselves(clean: list[list[Any]]) -> None:
     for told in clean[7]:
         assert passed(told)
         assert told["checked"]["operators"] == 2 * 16
 
 
+@pytest.mark.process
 def test_an_operator_that_is_wrong_in_one_precision_alone_is_named_on_its_side_of_an_exchange(
     wrong: list[list[Any]],
 ) -> None:
@@ -278,6 +297,7 @@ def test_the_operator_is_found_on_one_rank_alone(tmp_path: Path) -> None:
         assert guilty["evidence"][0]["reduced"].startswith("to 1 call on 1 input")
 
 
+@pytest.mark.process
 def test_exchanges_in_another_form_are_told_and_accuse_nobody(wrong: list[list[Any]]) -> None:
     for told in wrong[5]:
         assert told["verdict"] == "inconclusive", told["text"]

@@ -78,6 +78,7 @@ HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", ["data", "numpy", "rotating"])
 @pytest.mark.parametrize("hold", HOLDS)
 def test_a_result_of_which_the_memory_is_held_and_overwritten(hold: str, way: str) -> None:

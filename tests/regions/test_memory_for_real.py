@@ -41,6 +41,7 @@ print(session.report.verdict, *session.report.coverage.skipped)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, sets RLIMIT_AS")
 def test_eager_that_really_runs_out_of_memory(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -70,6 +70,7 @@ def killed(folder: Path, number: signal.Signals, *, handler: bool, once_known: s
         return child.returncode, printed
 
 
+@pytest.mark.process
 def test_sigkill_right_after_the_first_finding(tmp_path: Path) -> None:
     status, _ = killed(tmp_path, signal.SIGKILL, handler=False, once_known="subject")
     assert status == -signal.SIGKILL
@@ -83,6 +84,7 @@ def test_sigkill_right_after_the_first_finding(tmp_path: Path) -> None:
     assert str(finding.evidence["localized"]).startswith("not yet")
 
 
+@pytest.mark.process
 def test_sigterm_with_a_handler_of_the_users_once_the_operator_is_known(tmp_path: Path) -> None:
     status, printed = killed(tmp_path, signal.SIGTERM, handler=True, once_known="op")
     assert status == 7

@@ -143,6 +143,7 @@ PROGRAMS = (
 )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [program.__name__ for program in PROGRAMS])
 def test_threads(name: str, tmp_path: Path) -> None:
     here = Path(__file__)

@@ -72,6 +72,7 @@ def artifacts(folder: Path) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
+@pytest.mark.process
 def test_a_failed_check_is_in_the_structured_trace_beside_its_graph(program: Path, tmp_path: Path) -> None:
     code, _, err = finished((sys.executable, program, "wrong"), tmp_path, {"TORCH_TRACE": str(tmp_path / "trace")})
     assert code == 0, err
@@ -86,6 +87,7 @@ def test_a_failed_check_is_in_the_structured_trace_beside_its_graph(program: Pat
     assert json.loads(findings)["verdict"] == "fail"
 
 
+@pytest.mark.process
 def test_tlparse_shows_a_failed_check_beside_its_graph(tmp_path: Path) -> None:
     tlparse = shutil.which("tlparse", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if tlparse is None:
@@ -108,6 +110,7 @@ def test_tlparse_shows_a_failed_check_beside_its_graph(tmp_path: Path) -> None:
     assert not list(clean.glob("checked_backend_report_*"))
 
 
+@pytest.mark.process
 def test_a_clean_program_leaves_no_report_in_the_trace_and_torch_logs_has_our_loggers(
     program: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_clean_program_leaves_no_report_in_the_trace_and_torch_logs_has_our_lo
     assert "call 1" not in err
 
 
+@pytest.mark.process
 def test_set_logs_knows_the_name() -> None:
     # a process of its own: torch's log settings are the process's
     code = "import logging, torch, checked_backend.backends; torch._logging.set_logs(modules={'checked_backend': 10})"

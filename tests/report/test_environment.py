@@ -18,6 +18,7 @@ def test_environment() -> None:
     assert all(isinstance(value, str) and value and "\n" not in value for value in facts.values())
 
 
+@pytest.mark.process
 def test_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert environment()["compiler"] == "no-such-compiler: not found"

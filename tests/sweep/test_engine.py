@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.engine import LocalEngine
 from checked_backend.sweep.job import Job, JobResources
@@ -66,6 +68,7 @@ def test_a_runner_that_raises_costs_one_job() -> None:
     assert "no more processes" in done["b"].log
 
 
+@pytest.mark.process
 def test_closing_it_kills_what_runs_and_starts_nothing_more() -> None:
     begun: list[str] = []
     pids: list[int] = []

@@ -94,6 +94,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.process
 def test_a_case_is_forked_and_another_after_it(zoo: Path, warm: WarmProcesses) -> None:
     parents: list[int] = []
     for _ in range(2):
@@ -102,6 +103,7 @@ def test_a_case_is_forked_and_another_after_it(zoo: Path, warm: WarmProcesses) -
     assert parents[0] == parents[1] != os.getpid()
 
 
+@pytest.mark.process
 def test_a_crash_takes_what_it_started_along_and_costs_one_case(zoo: Path, warm: WarmProcesses) -> None:
     found = ran(zoo, warm, "aborts")
     assert found.status is Status.CRASH
@@ -111,6 +113,7 @@ def test_a_crash_takes_what_it_started_along_and_costs_one_case(zoo: Path, warm:
     assert ran(zoo, warm, "linear").status is Status.PASS
 
 
+@pytest.mark.process
 def test_a_hang_is_killed_and_costs_one_case(zoo: Path, warm: WarmProcesses) -> None:
     found = ran(zoo, warm, "sleeps", timeout=3.0)
     assert (found.status, found.message) == (
@@ -120,16 +123,19 @@ def test_a_hang_is_killed_and_costs_one_case(zoo: Path, warm: WarmProcesses) -> 
     assert ran(zoo, warm, "linear").status is Status.PASS
 
 
+@pytest.mark.process
 def test_a_worker_whose_time_is_up_at_once_is_killed_too(zoo: Path, warm: WarmProcesses) -> None:
     assert ran(zoo, warm, "sleeps", timeout=0.0).status is Status.HANG
     assert ran(zoo, warm, "linear").status is Status.PASS
 
 
+@pytest.mark.process
 def test_a_forked_worker_has_no_more_memory_than_it_may(zoo: Path, warm: WarmProcesses) -> None:
     assert ran(zoo, warm, "hungry").status is Status.OUT_OF_MEMORY
     assert ran(zoo, warm, "linear").status is Status.PASS
 
 
+@pytest.mark.process
 def test_a_worker_that_is_killed_is_a_crash_and_costs_one_case(zoo: Path, warm: WarmProcesses) -> None:
     found = ran(zoo, warm, "sleeps", started=lambda pid: os.kill(pid, signal.SIGKILL))
     assert found.status is Status.CRASH
@@ -137,6 +143,7 @@ def test_a_worker_that_is_killed_is_a_crash_and_costs_one_case(zoo: Path, warm: 
     assert ran(zoo, warm, "linear").status is Status.PASS
 
 
+@pytest.mark.process
 def test_a_model_that_calls_exit_is_told_and_the_next_case_is_forked(zoo: Path, warm: WarmProcesses) -> None:
     assert ran(zoo, warm, "leaves").status is Status.ERROR
     assert ran(zoo, warm, "linear").status is Status.PASS
@@ -163,6 +170,7 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
 
 
+@pytest.mark.process
 def test_a_process_with_threads_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starts_a_thread.py").write_text(FORKER_OF_THREADS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
@@ -194,6 +202,7 @@ with WarmProcesses(1, [], JobResources()) as warm:
 """
 
 
+@pytest.mark.process
 def test_nothing_outlives_a_driver_that_is_killed(zoo: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PID_FILE": "", "DRIVER": "0"}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(zoo)], stdout=subprocess.PIPE, env=environment)
@@ -207,6 +216,7 @@ def test_nothing_outlives_a_driver_that_is_killed(zoo: Path) -> None:
     assert is_gone(forker)
 
 
+@pytest.mark.process
 def test_closing_ends_processes_that_still_import() -> None:
     before = threading.active_count()
     with WarmProcesses(2, modules_of(["huggingface"]), PLACE) as processes:

@@ -103,6 +103,7 @@ def test_as_a_decorator() -> None:
     assert run() == run()
 
 
+@pytest.mark.process
 def test_where_torchs_flags_are_frozen() -> None:
     """As by any test suite that imports ``torch.testing._internal.common_utils``."""
     program = """

@@ -69,6 +69,7 @@ def amp(compiled: Callable[..., Any]) -> None:
         compiled(torch.randn(5, 8), torch.randn(8, 8))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("function", "program"),
     [

@@ -55,6 +55,7 @@ def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping
     return oracle
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("patches", [{"pattern_matcher": False}, {"layout_optimization": False}, {"cpp.simdlen": 1}])
 def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     tried: list[Mapping[str, Any]] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import checked_backend as cb
 from tests.ledger.answer import Answers, Case, of_report, one
-from tests.support.started_programs import finished
+from tests.support.started_programs import started
 
 __all__ = ["cases"]
 
@@ -71,12 +71,13 @@ def _returned(name: str, call: Callable[[Callable[..., cb.Report]], cb.Report]) 
 
 def _ended(words: tuple[Any, ...]) -> Answers:
     Path("train.py").write_text(_TRAIN)
-    code, _, _ = finished(words, Path.cwd(), {} if "compare_tools" in str(words) else _QUICKLY)
+    process = started(words, Path.cwd(), {} if "compare_tools" in str(words) else _QUICKLY)
+    process.communicate()
     reports = [cb.Report.from_json(path.read_text()) for path in Path.cwd().glob("checked_backend_reports/*.json")]
     answers = [of_report(report, localized=True) for report in reports]
     return one(
         {
-            "verdict": f"exit {code}",
+            "verdict": f"exit {process.returncode}",
             "findings": sorted({tuple(row) for answer in answers for row in answer["findings"]}),
             "where": sorted({tuple(row) for answer in answers for row in answer["where"]}),
         }

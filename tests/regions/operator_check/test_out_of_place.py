@@ -86,6 +86,7 @@ def report(write: Callable[[Tensor], Tensor], factor: float) -> cb.Report:
     return gathered(lambda: run(torch.randn(40, 16, dtype=torch.bfloat16)).backward())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHECKED)
 def test_gradients_that_pass_writes_in_place_are_checked(name: str) -> None:
     clean = report(CHECKED[name], 1.0)

@@ -66,6 +66,7 @@ def drawing() -> Iterator[None]:
         drawer.join()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("name", PROGRAMS)
