@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 
-from checked_backend.diagnose.repro import repro
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from tests.support.cli_tools import Run, runner
 from tests.support.warm_process import WarmPython
@@ -108,6 +107,8 @@ def warm_python() -> Iterator[WarmPython]:
 @pytest.fixture
 def warm_repros(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repro is tried in a fork of a warm Python. One that the test runs itself starts from nothing, as usual."""
+    if not hasattr(os, "pidfd_open"):
+        return
     starts = subprocess.run
     caches_off = dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "0")
     warm_python.start({**os.environ, **caches_off})  # here, and not in a worker that ends with the test
@@ -117,4 +118,6 @@ def warm_repros(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> Non
             return subprocess.run(command, **options)
         return warm_python.run(command[1], env=options["env"], timeout=options["timeout"])
 
-    monkeypatch.setattr(repro, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": run}))
+    monkeypatch.setattr(
+        "checked_backend.diagnose.repro.repro.subprocess", SimpleNamespace(**{**vars(subprocess), "run": run})
+    )

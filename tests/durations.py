@@ -1,7 +1,8 @@
 """What the tests cost: ``pytest --durations-file FILE`` adds each test's time to a file of lines.
 
 ``python -m tests.durations --refresh FILE`` makes of it ``durations.json``, which has the seconds of each file, and of
-each test above one second: record a run of all the tests for it. Without ``--refresh`` what is dearest is printed.
+each test of half a second or longer: record a run of all the tests for it. What it names the default run leaves out.
+Without ``--refresh`` what is dearest is printed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ __all__ = ["cost", "known", "main", "summary"]
 
 VARIABLE = "TEST_DURATIONS_FILE"
 TABLE = Path(__file__).with_name("durations.json")
-DEAR = 1.0
+DEAR = 0.5
 """Seconds from which a test is named."""
 PRINTED = 25
 
@@ -55,11 +56,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     return report
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let pytest-xdist hand out the dearest files first: none is left for a single worker at the end."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark dear tests; let pytest-xdist hand out the dearest files first: none is left for one worker at the end."""
+    table = known()
+    for item in dear(items, table):
+        item.add_marker("more")
+    yield
     if hasattr(config, "workerinput"):
-        items[:] = dearest_first(items, known())
+        items[:] = dearest_first(items, table)
+
+
+def dear(items: Iterable[pytest.Item], table: Table) -> list[pytest.Item]:
+    """Those of the tests that the table names."""
+    return [item for item in items if item.nodeid.partition("::")[2] in table.get(_file_of(item), {}).get("tests", {})]
 
 
 def dearest_first(items: Sequence[pytest.Item], table: Table) -> list[pytest.Item]:

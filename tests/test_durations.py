@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -89,15 +88,15 @@ class Item:
         return iter(self.marks)
 
 
-def test_workers_get_the_dearest_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durations, "TABLE", tmp_path / "durations.json")
-    (tmp_path / "durations.json").write_text(json.dumps(TABLE))
+def test_workers_get_the_dearest_file_first() -> None:
     given = [Item("tests/new.py::test"), *(Item(f"tests/{file}.py::test_{n}") for file in "ab" for n in (2, 1))]
     for marks, order in ((), ["b", "b", "a", "a", "new"]), ((pytest.mark.slow.mark,), ["a", "a", "b", "b", "new"]):
-        items = [replace(item, marks=marks) if item.nodeid.endswith("a.py::test_1") else item for item in given]
-        durations.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), items)
+        marked = [replace(item, marks=marks) if item.nodeid.endswith("a.py::test_1") else item for item in given]
+        items = durations.dearest_first(marked, TABLE)
         assert [item.nodeid.removeprefix("tests/").partition(".")[0] for item in items] == order
         assert [item.nodeid for item in items if "a.py" in item.nodeid] == ["tests/a.py::test_2", "tests/a.py::test_1"]
-    alone = list(given)
-    durations.pytest_collection_modifyitems(SimpleNamespace(), alone)
-    assert alone == given
+
+
+def test_what_took_a_second_is_left_to_longer_runs() -> None:
+    items = [Item("tests/a.py::test_dear[x::y]"), Item("tests/a.py::test_fast"), Item("tests/new.py::test_dear[x::y]")]
+    assert durations.dear(items, TABLE) == items[:1]

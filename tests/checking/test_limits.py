@@ -93,6 +93,7 @@ def test_no_further_process(compiler: str, isolate: str, words: str, tmp_path: P
     assert "ulimit -u" in finding["message"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("isolate", ["isolate", pytest.param("", marks=pytest.mark.slow)])
 def test_memory_that_eager_does_not_get_either(isolate: str, tmp_path: Path) -> None:
     report = checked("large", "memory", "eager", isolate, tmp_path)

@@ -16,6 +16,8 @@ from tests.support import faults
 from tests.support.faults import Compiler, How
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
+pytestmark = pytest.mark.smoke  # a fault of each class is found, and a clean program is not accused
+
 BOTH: tuple[How, ...] = ("python", "aot")
 
 

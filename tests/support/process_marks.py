@@ -1,8 +1,8 @@
 """What the default run leaves out: tests marked ``process`` or ``more``, and the guard that no test lacks ``process``.
 
-A test that starts a process, or compiles with Inductor, takes seconds where others take milliseconds. The default run
-has only those of them that are also marked ``smoke``. Of a test marked ``sampled(n)`` it has the first n cases: the
-others are marked ``more``, as are tests that cost seconds and say little more than others do.
+A test that starts a process, or compiles with Inductor, takes seconds where others take milliseconds. What took half
+a second or longer when it was last recorded (`tests.durations`) is ``more``, and so are the cases of a test marked
+``sampled(n)`` after the first n. The default run has of both only what is also ``smoke``, as those first cases.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def kind_of(item: pytest.Item) -> str:
     marks = {mark.name for mark in item.iter_markers()}
     if "slow" in marks:
         return "slow"
-    if "smoke" not in marks and "process" in marks:
-        return "process"
-    return "more" if "more" in marks else "default"
+    return next((kind for kind in ("process", "more") if kind in marks and "smoke" not in marks), "default")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,6 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[test] += 1
             if cases[test] > sampled.args[0]:
                 item.add_marker("more")
+            elif item.get_closest_marker("process") is None:
+                item.add_marker("smoke")
 
 
 # the guard

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 LOADED = ("-p", "tests.support.process_marks", "-p", "tests.durations")
 SETTINGS = """
 [pytest]
-addopts = -rA --strict-markers -m "not slow and not more and (not process or smoke)"
+addopts = -rA --strict-markers -m "not slow and (smoke or not (process or more))"
 markers =
     slow
     process

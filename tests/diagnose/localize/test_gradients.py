@@ -36,6 +36,7 @@ def trained(compiled: Callable[..., Any]) -> None:
     compiled(torch.randn(2, 3, 9, 9)).square().sum().backward()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("pool", "forward", "backward"),
     [
@@ -93,6 +94,7 @@ def second_detached(name: str) -> Callable[..., Any]:
     return planting.interpreted(result, "python")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("part", "target", "name"),
     [

@@ -69,6 +69,7 @@ def one_further(value: Tensor) -> Tensor:
     return (value + 1) % 12
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("piece", "operator", "spoil", "program"),
     [

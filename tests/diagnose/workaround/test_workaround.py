@@ -66,6 +66,7 @@ def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     assert len(tried) <= 10
 
 
+@pytest.mark.process
 def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_none() -> None:
     tried: list[Mapping[str, Any]] = []
     never = right_if(lambda options: False, tried)
