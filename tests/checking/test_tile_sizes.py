@@ -38,7 +38,7 @@ def test_each_dimension_varies_alone() -> None:
     assert finding.evidence["failing_calls"].startswith("with x 6x255")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize("compiler", [rounding_otherwise, "aot_eager"])
 def test_a_clean_program_agrees_and_the_sizes_are_told(
     compiler: Callable[..., object] | str, monkeypatch: pytest.MonkeyPatch

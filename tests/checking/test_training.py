@@ -50,7 +50,7 @@ def mlp() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Net(), (batch(),)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ten_steps_of_a_compiler_that_rounds_otherwise_agree(name: str) -> None:
     model, args = mlp()

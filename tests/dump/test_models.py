@@ -62,7 +62,7 @@ SLOW = (pytest.mark.slow, pytest.mark.ci_sample)
 TRACED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize("make", [bert, pytest.param(gpt2, marks=SLOW), resnet])
 def test_training_with_dynamic_shapes_replays_bit_for_bit(
     make: Callable[[], tuple[nn.Module, tuple[Any, ...]]], tmp_path: Path

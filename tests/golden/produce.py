@@ -138,7 +138,7 @@ def _fuzz(_files: Files) -> Outputs:
     ran = cli("fuzz", "--compiler", "models.py:refusing", "--db", "fuzz.db", "--repros", "repros", *words.split())
     lines = [line for line in ran.err.splitlines() if " a second, " not in line]  # how often it says so depends on time
     yield "run.txt", ran._replace(err="\n".join([*lines, *ran.err.splitlines()[-1:], ""])).text
-    for path in sorted(Path("repros").iterdir()):
+    for path in sorted(Path().glob("repros/*")):
         yield f"{path.name}.txt", path.read_text(encoding="utf-8")
     yield from _pages("fuzz", "html", "json", "junit")
 
@@ -150,8 +150,8 @@ def _pages(kind: str, *forms: str) -> Outputs:
         "report.txt",
         cli("report", f"{kind}.db", *[word for form, name in names.items() for word in (f"--{form}", name)]).text,
     )
-    for name in names.values():
-        yield name, Path(name).read_text(encoding="utf-8").replace("<wbr>", "")
+    for path in filter(Path.exists, map(Path, names.values())):  # where the run failed there are none, and it says why
+        yield path.name, path.read_text(encoding="utf-8").replace("<wbr>", "")
 
 
 def _help(_files: Files) -> Outputs:

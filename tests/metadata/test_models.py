@@ -51,7 +51,7 @@ def train(name: str, *, dynamic: bool) -> tuple[list[Finding], cb.Report]:
     return [f for f in report.findings if (f.op or "", f.detail) not in KNOWN and not f.evidence["inherited"]], report
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DEFAULT else pytest.mark.slow) for name in MODELS]

@@ -41,7 +41,7 @@ def training(model: nn.Module) -> Callable[[torch.Tensor], None]:
     return step
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize("in_backward", [True, False])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_compiled_autograd_agrees_and_accumulates_once(compiler: str, in_backward: bool) -> None:

@@ -153,6 +153,7 @@ def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
     assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None).code
 
 
+@pytest.mark.process
 def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["remove_noop_ops", "decompose_something", "wrong_pass", "pass_pattern_0", "wrong_pass"]
     monkeypatch.setattr("checked_backend.diagnose.workaround.workaround._passes_of", lambda *_: names)

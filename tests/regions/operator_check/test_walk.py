@@ -20,7 +20,7 @@ from tests.support.low_precision import LOW, times, trained
 from tests.support.region_tools import agreed, checked, clean_reports, gathered
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize("amp", [False, True])
 def test_correct_programs_have_no_findings_and_told_what_could_hide(amp: bool) -> None:
     for dtype in (torch.bfloat16,) if amp else LOW:
