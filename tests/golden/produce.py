@@ -145,12 +145,10 @@ def _fuzz(_files: Files) -> Outputs:
 
 def _pages(kind: str, *forms: str) -> Outputs:
     """What ``report`` makes of a database. Pages may break words anywhere: masks could not find them."""
-    names = {form: f"{kind}.{form}" for form in forms}
-    yield (
-        "report.txt",
-        cli("report", f"{kind}.db", *[word for form, name in names.items() for word in (f"--{form}", name)]).text,
-    )
-    for path in filter(Path.exists, map(Path, names.values())):  # where the run failed there are none, and it says why
+    paths = {form: Path(f"{kind}.{form}") for form in forms}
+    words = [word for form, path in paths.items() for word in (f"--{form}", path.name)]
+    yield "report.txt", cli("report", f"{kind}.db", *words).text
+    for path in filter(Path.exists, paths.values()):  # where the run failed there are none, and it says why
         yield path.name, path.read_text(encoding="utf-8").replace("<wbr>", "")
 
 
