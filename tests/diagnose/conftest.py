@@ -1,0 +1,11 @@
+"""Repros of these tests are tried in forks of a warm Python: importing torch for each is most of what they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def warm(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("process") is not None:
+        request.getfixturevalue("warm_repros")
