@@ -39,7 +39,7 @@ STARTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "accelerate launch": (*_PYTHON, *_LAUNCH, EXAMPLES / "accelerate_train.py", "4"),
         "fsdp2_train.py": (*_PYTHON, *_RANKS, EXAMPLES / "fsdp2_train.py", "--training.steps", "2"),
         "library": (*_PYTEST, "--numcheck=aot_eager", EXAMPLES / "library"),
-        "fuzz_in_a_test.py": (*_PYTEST, EXAMPLES / "fuzz_in_a_test.py"),
+        "fuzz_in_a_test.py": (*_PYTEST, "--hypothesis-seed=0", EXAMPLES / "fuzz_in_a_test.py"),
         "health.py": (*_PYTHON, EXAMPLES / "health.py"),
         "torch_upgrade.sh": ("sh", EXAMPLES / "torch_upgrade.sh", sys.executable, sys.executable, "train.py"),
         "compare_tools.py": (*_PYTHON, EXAMPLES / "compare_tools.py"),

@@ -78,7 +78,6 @@ def without_norm(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable
 _wrong = faults.wrong_operator
 COMPILERS: Mapping[str, tuple[Callable[[], Any], torch.dtype]] = MappingProxyType(
     {
-        "tanh": (lambda: _wrong("aten.tanh.default", how="aot"), torch.float32),
         "gelu by Dynamo's name": (lambda: _wrong(str(F.gelu)), torch.float32),
         "another layout": (lambda: _wrong("aten.addmm.default", faults.restrided, "aot"), torch.float32),
         "tanh backward": (lambda: _wrong("aten.tanh_backward.default", how="aot"), torch.float32),

@@ -28,7 +28,7 @@ SMALL = (
 )
 LIKE_OTHERS = (
     *("qwen3", "phi", "gpt_neox", "opt", "qwen2_moe", "qwen3_moe", "qwen3_next"),
-    *("mbart", "gemma2", "distilbert", "clip"),
+    *("mbart", "gemma2", "distilbert", "clip", "swin", "deepseek_v3"),
 )
 """Models for which another one stands: in 16 bits each takes up to 20 seconds."""
 
