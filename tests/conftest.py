@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
+from checked_backend.regions.process_state import FILTERS, ProcessState
 from tests.support.cli_tools import Run, runner
 from tests.support.warm_process import WarmPython
 
@@ -69,7 +70,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clean_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compiled region, seed, or option of one test reaches another; reports go to the test's own folder."""
+    """No compiled region, seed, option or setting of one test reaches another; reports go to the test's own folder."""
     for variable in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv(f"{ENV_PREFIX}REPORT_DIR", str(tmp_path / "reports"))
@@ -77,8 +78,11 @@ def clean_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    before = ProcessState.capture()
     yield
     torch._dynamo.reset()
+    # `set_float32_matmul_precision` leaves another state where it sets the value that was there.
+    before.restore(before.values.keys() - {FILTERS})
 
 
 @pytest.fixture(autouse=True)
