@@ -24,7 +24,11 @@ __all__ = ["UNSTABLE", "all_cases"]
 
 _SOURCES = (planted, policies, dumps, calibrated, operators, miscompiles, models, ranks, localized, examples)
 
-UNSTABLE: Mapping[str, str] = MappingProxyType({})
+UNSTABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "faults/returns too early/float32::numcheck": "a thread writes the results late, before or after they are read",
+    }
+)
 """Names of answers that are not the same each time, and why."""
 
 
