@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.findings import Verdict
-from checked_backend.report.flow_dot import render_dot
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
 from checked_backend.report.merged import merged_report
@@ -51,7 +50,6 @@ def write_found(
     html: Path | None,
     junit: Path | None,
     model_explorer: Path | None = None,
-    dot: Path | None = None,
 ) -> None:
     """Write them as one HTML page, as JUnit XML, and as a graph for a viewer, where that is asked for."""
     if html is not None:
@@ -62,5 +60,3 @@ def write_found(
         write_whole(dumps(encode_graphs(found.reports)) + "\n", model_explorer)
         data = model_explorer.with_name(f"{model_explorer.stem}_node_data.json")
         write_whole(dumps(encode_node_data(found.reports)) + "\n", data)
-    if dot is not None:
-        write_whole(render_dot(found.reports), dot)

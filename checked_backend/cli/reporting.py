@@ -37,9 +37,6 @@ def report(
     model_explorer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a graph for Model Explorer.")
     ] = None,
-    dot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the error flow for Graphviz and Netron.")
-    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
     verbose: Verbose = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
@@ -58,9 +55,8 @@ def report(
         path, json_file = Path(str(json_file)), STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
-    if (model_explorer or dot) and (is_database(path, FUZZ) or is_database(path)):
-        named = "--model-explorer" if model_explorer else "--dot"
-        raise typer.BadParameter("a database has no graphs; name a folder of reports", param_hint=named)
+    if model_explorer and (is_database(path, FUZZ) or is_database(path)):
+        raise typer.BadParameter("a database has no graphs; name a folder of reports", param_hint="--model-explorer")
     if is_database(path, FUZZ):
         refuse_outside_sweeps(csv=csv, run=run, since=since)
         _refuse_certificate("fuzz", certificate=certificate)
@@ -76,7 +72,7 @@ def report(
     if merge:
         found = merged(found, path)
     verdict = worst_of(found)
-    write_found(found, html=html, junit=junit, model_explorer=model_explorer, dot=dot)
+    write_found(found, html=html, junit=junit, model_explorer=model_explorer)
     if json_file is not None:
         text = dumps(encode_found(found, verdict))
         if json_file != STDOUT:

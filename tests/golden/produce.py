@@ -112,7 +112,7 @@ def _views(files: Files) -> Outputs:
     for words in (
         "few --certificate --html few.html --junit few.xml --json few.json",
         "ranks --merge",
-        f"{_LOCALIZED} --model-explorer graph.json --dot graph.dot -v",
+        f"{_LOCALIZED} --model-explorer graph.json -v",
     ):
         shown[f"report {words}"] = cli("report", *words.split()).text
     shown["report -v, on a terminal"] = cli("report", _LOCALIZED, "-v", terminal=True).text
