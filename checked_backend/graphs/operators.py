@@ -235,12 +235,6 @@ def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping
             length = tensors[1].numel() // max(1, tensors[1].shape[0])
     elif "batch_norm" in base:
         length = first.numel() // max(1, first.shape[1] if first.dim() > 1 else 1)
-    elif "layer_norm" in base or "rms_norm" in base:
-        length = math.prod(argument(operator, args, kwargs, "normalized_shape", (1,)))
-        if "backward" in base:  # the gradients of weight and bias are sums over the rows
-            length = max(length, first.numel() // max(1, length))
-    elif "group_norm" in base:
-        length = first.numel() // max(1, first.shape[0] * int(argument(operator, args, kwargs, "group", 1) or 1))
     elif "attention" in base:
         length = max(first.shape[-1], tensors[1].shape[-2] if len(tensors) > 1 else 1)
     elif "dim" in operator.positions:

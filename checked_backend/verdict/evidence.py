@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import torch
@@ -122,22 +121,6 @@ class Evidence:
         found = max(self.metrics.reference_rms, self.metrics.rmse)
         return size <= thresholds.VANISHING * self.envelope.rms and size <= thresholds.VANISHING_BESIDE_FOUND * found
 
-    @property
-    def is_residue(self) -> bool:
-        """Whether this tensor is nothing but rounding, and the float64 twin too finds nothing else there.
-
-        In 16 bits no right compiler is known to leave more than the usual noise, so the usual limit holds there.
-        """
-        if self.envelope is None or self.pair.reference.dtype.itemsize <= 2 or not isfinite(self.envelope.rms):
-            return False
-        return self.vanishes and self.logic_differs is False
-
-    def is_small_residue(self) -> bool:
-        """Whether the candidate leaves no more in such a tensor than a right compiler may."""
-        if not self.is_residue or self.envelope is None or self.metrics.nonfinite_mismatched:
-            return False
-        return self.metrics.max_abs_diff <= thresholds.RESIDUE_FACTOR * self.envelope.rms
-
     def noise(self) -> NoiseScale | None:
         """The noise scale, for a finding."""
         if self.envelope is None:
@@ -159,8 +142,8 @@ class Evidence:
     def own_precision_limit(self) -> float:
         """The relative error that the noise of the tensor's own precision hides, whatever difference was seen."""
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
-        allowed = thresholds.RESIDUE_FACTOR if self.is_residue else thresholds.ENVELOPE_FACTOR
-        return max(least, allowed * (self.envelope.rms if self.envelope else 0.0) / self._size())
+        noise = self.envelope.rms if self.envelope else 0.0
+        return max(least, thresholds.ENVELOPE_FACTOR * noise / self._size())
 
     def _spread_in_float64(self) -> float:
         return max(

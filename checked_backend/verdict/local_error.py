@@ -199,7 +199,7 @@ def _bias(
     quantum: float,
 ) -> tuple[float, float]:
     weighted = right / noise.square()
-    total = float((weighted * right).sum())
+    total = float((weighted * right).sum())  # the elements' number, times the square of signal over noise
     if not total or not math.isfinite(total):
         return 0.0, 1.0
 
@@ -209,7 +209,7 @@ def _bias(
     controls = max((abs(factor(values)) for values in moved), default=0.0)
     allowed = (
         thresholds.BIAS_ROUNDOFFS * roundoff
-        + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total))
+        + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total) + right.numel() / total)
         + 2 * abs(factor(eager))
     )
     flushed = quantum * float(weighted.abs().sum()) / total  # subnormal numbers all round the same way

@@ -123,14 +123,6 @@ HIDDEN_SHARE = 0.5
 VANISHING_BESIDE_FOUND = 1e-3
 """The float64 result of such a tensor must also be at most this part of the values that were computed instead."""
 
-RESIDUE_FACTOR = 32.0
-"""A right float64 twin may leave this many times eager's noise in such a tensor at its own precision.
-
-Its elements are sums that cancel. A compiler that computes them in other steps makes a rounding that all of their terms
-share, and M such terms leave sqrt(M) times what M roundings of their own leave. The gradient of a bias before a batch
-norm, where eager's kernel sums in float64 and Inductor's does not, is at 9.4 for 2,048 terms.
-"""
-
 COARSE_NOISE = 1 / ENVELOPE_FACTOR
 """Relative noise in which an error of 100 % would be lost."""
 
@@ -223,7 +215,12 @@ BIAS_ROUNDOFFS = 2.0
 """A common factor may be off by this many unit roundoffs, as for a function that is always one unit too large."""
 
 BIAS_FACTOR = 3.0
-"""A common factor may also be off by this many times its error in the control runs."""
+"""A common factor may also be off by this many times its error in the control runs.
+
+And by this many times the share of the tensor's squares that is noise (regression dilution). The roundings of the
+inputs move the right result, and a kernel that never rounds them has another part of that noise, or none. A gradient
+that is zero in exact arithmetic is nothing else: all of it may be missing.
+"""
 
 ROUNDING_RMS = 0.6
 """Root mean square of the error of rounding to nearest, in unit roundoffs of the result: at most 1 / sqrt(3)."""

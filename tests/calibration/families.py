@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from . import families_blocks, families_losses, families_nets
+from . import families_blocks, families_losses, families_nets, families_sums
 from .family import Family
 
 __all__ = ["FAMILIES"]
 
 FAMILIES: dict[str, Family] = {
-    each.name: each for each in (*families_blocks.FAMILIES, *families_nets.FAMILIES, *families_losses.FAMILIES)
+    each.name: each
+    for module in (families_blocks, families_nets, families_losses, families_sums)
+    for each in module.FAMILIES
 }

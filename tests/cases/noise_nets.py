@@ -47,6 +47,26 @@ def group_norm_bf16() -> tuple[Any, ...]:
 
 
 @case("noise", train=True)
+def bias_before_batch_norm() -> tuple[Any, ...]:
+    """The bias has a true gradient of zero, a sum of 4,608 terms that are equal but for the norm's mean."""
+    return seeded(
+        lambda: nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1))
+    ), normal(2, 4, 48, 48)
+
+
+@case("noise", train=True)
+def softmax_less_its_maximum_bf16() -> tuple[Any, ...]:
+    """Nothing of a row that is subtracted changes its softmax: the gradient of the maximum is rounding alone."""
+
+    def fn(x: Tensor, weight: Tensor) -> Tensor:
+        scores = x @ weight
+        return torch.softmax(scores - scores.max(-1, keepdim=True).values, -1)
+
+    low = torch.bfloat16
+    return fn, normal(96, 24, dtype=low).requires_grad_(), normal(24, 40, seed=1, dtype=low).requires_grad_()
+
+
+@case("noise", train=True)
 def instance_norm_then_conv() -> tuple[Any, ...]:
     """The bias before an instance norm has a true gradient of zero."""
     return seeded(

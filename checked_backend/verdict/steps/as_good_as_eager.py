@@ -26,7 +26,7 @@ def _close_what_is_as_near(context: Context) -> None:
             continue
         if case.outside.unconfirmed:  # float64 cannot tell which side is wrong there
             continue
-        if is_as_near_as_eager(case) or case.is_small_residue():
+        if is_as_near_as_eager(case):
             close_as_noise(context, case)
 
 
