@@ -92,7 +92,6 @@ class EvidenceKey(Word):
     REPRO = "repro", "repro"
     SETTINGS = "settings", "settings"
     WORKAROUND = "workaround", "workaround"
-    WORKAROUND_COST = "workaround_cost", "cost of the workaround"
     BUG_REPORT = "bug_report", "to be pasted into a bug report"
     STOPPED = "stopped", "stopped"
 

@@ -1,7 +1,6 @@
 """Settings and changes that make a failure vanish."""
 
 from checked_backend.diagnose.workaround.apart import without_line
-from checked_backend.diagnose.workaround.cost import Cost, measure_cost
 from checked_backend.diagnose.workaround.settings import COSTLY, EAGER, SETTINGS, Setting, taken_back
 from checked_backend.diagnose.workaround.workaround import Workaround, find_workaround, helps, keep_line_out, keep_out
 
@@ -9,14 +8,12 @@ __all__ = [
     "COSTLY",
     "EAGER",
     "SETTINGS",
-    "Cost",
     "Setting",
     "Workaround",
     "find_workaround",
     "helps",
     "keep_line_out",
     "keep_out",
-    "measure_cost",
     "taken_back",
     "without_line",
 ]

@@ -17,13 +17,11 @@ from checked_backend.diagnose.oracle import Oracle
 from checked_backend.diagnose.workaround import (
     COSTLY,
     EAGER,
-    Cost,
     Setting,
     Workaround,
     find_workaround,
     keep_line_out,
     keep_out,
-    measure_cost,
     taken_back,
     without_line,
 )
@@ -68,11 +66,6 @@ class NamedOperator:
     source: str | None
 
 
-def _seconds_of(found: tuple[Cost | None, Workaround]) -> float:
-    cost, _ = found
-    return 0.0 if cost is None else cost.workaround
-
-
 @dataclass(frozen=True, slots=True)
 class WorkaroundSearch:
     """The search for a workaround.
@@ -93,15 +86,15 @@ class WorkaroundSearch:
     tell: Callable[[str], None]
     evidence: dict[str, str]
 
-    def cheapest(self, case: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
-        """Find a workaround: cheap ones are tried first; among expensive ones the cheapest is taken.
+    def first(self, case: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
+        """Find a workaround: cheap settings, the user's line in eager, costly settings, everything in eager.
 
         Args:
             case: The small program; None if eager raises, so that there are no results to compare.
             operator: The operator that errs, if it is known.
 
         Returns:
-            The workaround, which was seen to make the region right. Its code says what it costs.
+            The first that was seen to make the region right.
         """
         attempts: list[Callable[[], Workaround | None]] = []
         if case is not None:
@@ -111,60 +104,18 @@ class WorkaroundSearch:
         if case is not None:
             attempts.append(lambda: self.setting(case, costly=COSTLY, cheap=False))
             attempts.append(lambda: self.setting(case, costly=EAGER, cheap=False))
-        found: list[tuple[Cost | None, Workaround]] = []
-        for place, attempt in enumerate(attempts):
-            if place and place == len(attempts) - 1 and case is not None and found:
-                break  # only eager is left
+        for attempt in attempts:
             workaround = attempt()
-            if workaround is None:
-                continue
-            cost = self._cost(workaround)
-            found.append((cost, workaround))
-            if cost is None or cost.is_little or time.monotonic() >= self.deadline:
-                break
-        return None if not found else self._told(*min(found, key=_seconds_of))
-
-    def _told(self, cost: Cost | None, workaround: Workaround) -> Workaround:
-        setting = workaround.setting
-        code = workaround.code if setting is None else setting.code_with(self._own)
-        if cost is None:
-            return replace(workaround, code=code)
-        self.evidence[EvidenceKey.WORKAROUND_COST] = f"it {cost} (this region, on one thread of this machine)"
-        return replace(workaround, code=f"# {cost}\n{code}")
+            if workaround is not None:
+                setting = workaround.setting
+                return workaround if setting is None else replace(workaround, code=setting.code_with(self._own))
+        return None
 
     @property
     def _own(self) -> dict[str, Any]:
         """The options that the user gives to Inductor, those of the mode included."""
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
         return {**by_mode, **self.failure.options.compiler_options}
-
-    def _cost(self, workaround: Workaround) -> Cost | None:
-        self.tell(f"measuring what it costs: {workaround.name}")
-        setting, compiler = workaround.setting, self._compiler_of(workaround)
-        if compiler is None:
-            return None
-
-        def produce() -> str:
-            return measure_cost(self.failure, compiler, resolve_compiler(self.options)).to_json()
-
-        try:
-            answer = self._apart(produce, setting)
-        except Exception as error:  # the workaround helps, whatever it costs
-            self.evidence[EvidenceKey.WORKAROUND_COST] = f"not measured: {type(error).__name__}: {error}".splitlines()[
-                0
-            ]
-            return None
-        if isinstance(answer, str):
-            return Cost(**json.loads(answer))
-        self.evidence[EvidenceKey.WORKAROUND_COST] = f"not measured: the process that measured it died: {answer.words}"
-        return None
-
-    def _compiler_of(self, workaround: Workaround) -> Compiler | None:
-        if workaround.setting is not None:
-            return resolve_compiler(workaround.setting.on(self.options))
-        if workaround.source is not None:
-            return without_line(resolve_compiler(self.options), workaround.source)
-        return None
 
     def setting(self, case: GraphCase, *, costly: Sequence[Setting], cheap: bool = True) -> Workaround | None:
         """Find a setting that helps the small program, and the region too.
@@ -188,7 +139,7 @@ class WorkaroundSearch:
             return not answer.why
 
         limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
-        search = partial(find_workaround, case, deadline=limit, confirm=confirmed, costly=costly, oracle=self.oracle)
+        search = partial(find_workaround, case, deadline=limit, confirm=confirmed, costly=costly, oracle=self._wrong_in)
         found = search() if cheap else search(settings=(), process=(), fallbacks=False)
         if refused:
             helped = "helps" if len(refused) == 1 else "help"
@@ -259,11 +210,22 @@ class WorkaroundSearch:
         with taken_back(setting or Setting("")):
             return produce()
 
+    def _wrong(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """The failing findings among these. Where values were wrong, a different layout may stay."""
+        layout_alone = all(finding.is_layout for finding in self.findings if finding.kind.fails)
+        return tuple(one for one in findings if one.kind.fails and (layout_alone or not one.is_layout))
+
+    def _wrong_in(self, case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+        findings = self.oracle(case, timeout)
+        return None if findings is None else self._wrong(findings)
+
     def _region_rerun(self, compiler: Compiler) -> _Attempt:
-        wrong = {finding.subject for finding in self.findings if finding.kind.fails}
-        for finding in rerun_failure(self.failure, compiler):
+        subjects = {finding.subject for finding in self._wrong(self.findings)}
+        findings = rerun_failure(self.failure, compiler)
+        wrong = self._wrong(findings)
+        for finding in findings:
             about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
-            if finding.kind.fails and finding.subject in wrong:
+            if finding in wrong and finding.subject in subjects:
                 return _Attempt(True, f"{finding.subject} is wrong: {about}")
             if finding.kind is Kind.CRASH:
                 return _Attempt(False, f"it fails: {about}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.diagnose.workaround import Setting, Workaround, measure_cost, remedy
+from checked_backend.diagnose.workaround import Setting, Workaround, remedy
 from checked_backend.diagnose.workaround.remedy import WorkaroundSearch
 from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line
@@ -135,107 +133,19 @@ def test_what_cannot_be_tried_is_not_announced(
     assert "could not be tried" in evidence["workaround"]
 
 
-def slow(seconds: float, faulty: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A compiler whose programs take their time."""
-
-    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        run = gm.forward if faulty is None else faulty(gm, inputs)
-
-        def slowly(*args: Any) -> Any:
-            time.sleep(seconds)
-            return run(*args)
-
-        return slowly
-
-    return compiler
-
-
-def slow_eager(gm: fx.GraphModule) -> SimpleNamespace:
-    return SimpleNamespace(forward=slow(0.1)(gm, ()))
-
-
-def chosen(
-    failed: tuple[Failure, Sequence[Finding]],
-    monkeypatch: pytest.MonkeyPatch,
-    cheap: Mapping[str, Callable[..., Any]],
-    costly: Mapping[str, Callable[..., Any]],
-    eager: Mapping[str, Callable[..., Any]],
-    compiled: float = 0.0,
-) -> tuple[Workaround | None, dict[str, str]]:
-    """Offer these compilers as settings; the region is compiled by one that takes so many seconds."""
-    offered = {id(remedy.COSTLY): costly, id(remedy.EAGER): eager}
-
-    def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], costly: Any, **_more: Any) -> Workaround | None:
-        names = offered.get(id(costly), cheap)
-        return next((Workaround(name, name, Setting(name)) for name in names if confirm(Setting(name))), None)
-
-    compilers = {**cheap, **costly, **eager}
-    monkeypatch.setattr(remedy, "find_workaround", find)
-    monkeypatch.setattr(Setting, "code_with", lambda setting, _own: setting.name)
-    monkeypatch.setattr(
-        Setting, "on", lambda setting, options: options.model_copy(update={"compiler": compilers[setting.name]})
-    )
+@pytest.mark.process
+def test_what_is_wrong_must_be_right_and_what_only_has_another_layout_may_stay(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     failure, findings = failed
-    options = failure.options.model_copy(update={"compiler": slow(compiled, WRONG)})
-    evidence: dict[str, str] = {}
-    search = WorkaroundSearch(
-        replace(failure, options=options), findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence
-    )
-    return search.cheapest(GraphCase(failure.graph, (), options), None), evidence
-
-
-@pytest.mark.process
-def test_of_workarounds_that_cost_much_the_one_that_costs_least_is_announced_with_its_cost(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, evidence = chosen(
-        failed, monkeypatch, {"dear": slow(0.12)}, {"less": slow(0.05)}, {"eager": slow(0.3)}, compiled=0.01
-    )
+    layout = replace(findings[0], kind=cb.Kind.STRUCTURE, detail="structure.stride")
+    assert layout.is_layout
+    monkeypatch.setattr(remedy, "rerun_failure", lambda *_: (layout,))
+    found, _ = searched(failed, monkeypatch, other_strides=faults.clean())
     assert found is not None
-    assert found.code.endswith("\nless")
-    told = re.search(r"it costs (\S+) times the compiled region; eager costs (\S+)", evidence["workaround_cost"])
-    assert told is not None
-    assert 2 < float(told[1]) < 6
-    assert found.code.startswith(f"# costs {told[1]} times the compiled region")
-    assert "amounts to eager" not in found.code  # compiled code is no faster here
-
-
-@pytest.mark.process
-def test_what_costs_little_is_taken_at_once_and_does_not_amount_to_eager(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "checked_backend.diagnose.workaround.cost.eager_graph", lambda _gm: SimpleNamespace(forward=slow(0.1)(_gm, ()))
-    )
-    found, evidence = chosen(
-        failed, monkeypatch, {"cheap": slow(0.031)}, {"unwanted": faults.crash_when_compiling()}, {}, compiled=0.03
-    )
-    assert found is not None
-    assert found.code.endswith("\ncheap")
-    assert "amounts to eager" not in found.code
-    assert evidence["workaround_cost"].startswith("it costs 1 times the compiled region; eager costs 3")
-
-
-@pytest.mark.process
-def test_what_amounts_to_eager_says_so(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("checked_backend.diagnose.workaround.cost.eager_graph", slow_eager)
-    found, evidence = chosen(failed, monkeypatch, {}, {}, {"everything": slow(0.101)}, compiled=0.03)
-    assert found is not None
-    assert found.code.endswith("\neverything")
-    assert "it amounts to eager, at eager's speed" in found.code
-    assert "it amounts to eager, at eager's speed" in evidence["workaround_cost"]
-
-
-def test_where_compiled_code_does_not_run_the_cost_is_told_against_eager(
-    failed: tuple[Failure, Sequence[Finding]],
-) -> None:
-    failure, _ = failed
-    cost = measure_cost(failure, slow(0.02), faults.crash_when_running())
-    assert cost.compiled is None
-    assert "compiled without it, it does not run" in str(cost)
-    assert cost.is_eager
+    found, evidence = searched((failure, [layout]), monkeypatch, other_strides=faults.clean())
+    assert found is None
+    assert "output[0] is wrong" in evidence["settings"]
 
 
 def in_a_body(x: torch.Tensor) -> torch.Tensor:
