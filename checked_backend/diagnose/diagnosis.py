@@ -29,6 +29,7 @@ class Diagnosis:
     Attributes:
         stage: As in `Finding`; the same holds for the attributes up to ``repro``.
         repro_confirmed: Whether a fresh process that ran the script showed the finding.
+        workaround_confirmed: As in `Finding`.
         output: The output of the repro's script.
         flow: The members of each `NodeError`.
         kernel: The members of the `Kernel`, if it is known.
@@ -44,6 +45,7 @@ class Diagnosis:
     repro: str | None = None
     output: str = ""
     repro_confirmed: bool = True
+    workaround_confirmed: bool = True
     flow: list[dict[str, Any]] = field(default_factory=list)
     kernel: dict[str, Any] | None = None
     evidence: dict[str, str] | None = None
@@ -92,6 +94,7 @@ class Diagnosis:
             workaround=self.workaround,
             repro=self.repro,
             repro_confirmed=self.repro_confirmed,
+            workaround_confirmed=self.workaround_confirmed,
             searched=True,
             flow=tuple(NodeError(**{**one, "inputs": tuple(one["inputs"])}) for one in self.flow),
             kernel=None if self.kernel is None else kernel_of_json(self.kernel),

@@ -363,7 +363,9 @@ class _Search:
         blamed = NamedOperator(str(self.found.op), self.found.source) if known else None
         # if eager raises, there are no results to compare the small program with
         case = None if reduced is None or reduced.kind is Kind.EXCEPTION else reduced.case
-        return search.first(case, blamed)
+        found = search.first(case, blamed)
+        self.found.workaround_confirmed = found is not None or not search.in_vain
+        return found
 
 
 def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diagnosis) -> None:

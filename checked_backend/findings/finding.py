@@ -35,7 +35,8 @@ class Finding:
         ranks: The ranks of a distributed program that saw it.
         searched: Whether the operator was looked for, with whatever success.
         repro_confirmed: Whether ``repro``, if there is one, showed the finding in a fresh process.
-        workaround_confirmed: Whether ``workaround``, if there is one, was seen to help.
+        workaround_confirmed: Whether ``workaround`` was seen to help. False where there is none: settings and the line
+            outside of the compiler were tried, and do not help.
         distribution: Where in the tensor the differences are, and how large.
         flow: How the error flows through the graph that has the operator, in the graph's order.
         kernel: The code that the compiler generated for the operator; None if it is not known.

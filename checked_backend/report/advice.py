@@ -79,8 +79,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         ),
         _STATE: (
             "state: the compiled program leaves a setting of this process (grad mode, default dtype, threads, ...) "
-            "other than eager does. Set it again after the compiled function, keep the code at 'your line' out of the "
-            "compiler with torch.compiler.disable, and report it."
+            "other than eager does. Set it again after the compiled function, and report it."
         ),
         "logic": (
             "logic: the compiled program computes something else; rounding does not explain it. Report it, with the "
@@ -112,7 +111,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         ),
         "crash": (
             "crash: only the compiled program fails. Run the repro in a process of its own to get the whole message, "
-            "keep that code out of the compiler with torch.compiler.disable, and report it."
+            "and report it."
         ),
         "nondeterministic": (
             "nondeterministic: the program does not repeat its own results, so they cannot be compared. Call "
@@ -202,7 +201,8 @@ def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
         by_key.setdefault(_key(finding), []).append(finding)
     for key, alike in by_key.items():  # said once, of the finding of which most is known
         finding = next((one for one in alike if one.op and one.source), alike[0])
-        yield " ".join([ADVICE[key], *(_IN_LOW if _is_low(finding) else _IN_WIDE).get(key, ()), *_where(finding, key)])
+        more = [] if _is_exhausted(finding) else (_IN_LOW if _is_low(finding) else _IN_WIDE).get(key, ())
+        yield " ".join([ADVICE[key], *more, *_where(finding, key)])
 
 
 _LOW = ("bfloat16", "float16", "float8")
@@ -226,16 +226,23 @@ _IN_WIDE: Mapping[str, Sequence[str]] = MappingProxyType(
 )
 """Further advice by the precision of the values: "use float32" does not help a float32 program."""
 
-_BLAMED = frozenset({"logic", "precision", "nonfinite"})
+_BLAMED = frozenset({"logic", "precision", "nonfinite", "crash", _STATE})
 """Kinds of findings for which an operator may be at fault."""
 
 
 def _where(finding: Finding, key: str) -> Sequence[str]:
     if key not in _BLAMED:
         return ()
+    if _is_exhausted(finding):
+        return ("No setting helped, nor did keeping 'your line' out of the compiler.",)
     if finding.op and finding.source:
         return ("Else keep the code at 'your line' out of the compiler with torch.compiler.disable.",)
     return ("Which line is to blame is not known.",)
+
+
+def _is_exhausted(finding: Finding) -> bool:
+    """Whether all that could be advised was tried without success."""
+    return not finding.workaround and not finding.workaround_confirmed
 
 
 def _is_low(finding: Finding) -> bool:

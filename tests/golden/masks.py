@@ -26,7 +26,6 @@ MASKS: tuple[tuple[str, str, str], ...] = (
     (r"(torch VERSION, Python VERSION), [^\n\\]*", r"\1, MACHINE", "the system and the processor, in a script"),
     (r'\b(host)(": "|</th><td>)[^"<]*', r"\1\2HOST", "the machine's name"),
     (r",[^,\s]+,TIME$", ",HOST,TIME", "the machine's name, in CSV"),
-    (r"\b(costs?) [\d.e+]+ (times .*?eager costs) [\d.e+]+", r"\1 N \2 N", "measured times"),
     (r"\b\d+(\.\d+)? (s|min|h)\b", "N s", "how long it took"),
     (r"\b\d+(\.\d+)? a second\b", "N a second", "how fast it was"),
     (r'("seconds": |\btime="|,)\d+\.\d{3,}(?=[,"\n])', r"\1SECONDS", "how long it took, in JSON, JUnit and CSV"),

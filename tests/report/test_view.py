@@ -131,6 +131,22 @@ def test_advice_on_a_kind_is_said_once_and_names_the_line_if_one_finding_has_it(
     assert "Which line is to blame is not known." not in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "detail", "dtype"),
+    [(Kind.LOGIC, "logic", "float32"), (Kind.CRASH, "crash.running", "float32"), (Kind.PRECISION, "", "bfloat16")],
+)
+def test_nothing_is_advised_that_was_tried_in_vain(kind: Kind, detail: str, dtype: str) -> None:
+    open_to_try = replace(RELU, kind=kind, detail=detail, workaround=None, metrics=replace(METRICS, dtype=dtype))
+    advised = " ".join(str(Report((open_to_try,), CHECKED)).split())
+    assert "keep the code at 'your line' out of the compiler" in advised
+    assert ("emulate_precision_casts" in advised) == (kind is Kind.PRECISION)
+    in_vain = replace(open_to_try, workaround_confirmed=False)
+    text = " ".join(str(Report((in_vain,), CHECKED)).split())
+    assert "No setting helped, nor did keeping 'your line' out of the compiler." in text
+    assert "torch.compiler.disable" not in text
+    assert "emulate_precision_casts" not in text
+
+
 def test_a_report_of_findings_names_the_command_that_draws_it() -> None:
     at = Path("my reports/net.json")
     text = str(Report((RELU,), CHECKED, "Net", {}, at))

@@ -41,6 +41,8 @@ __all__ = ["NamedOperator", "WorkaroundSearch"]
 SEARCH_LIMIT = 75.0
 """Seconds that trying settings may take."""
 
+_OUTSIDE_TOO = "none found: with that line outside of the compiler too"
+
 LEAST_REGION_LIMIT = 30.0
 """Seconds that compiling and running the region once more may always take."""
 
@@ -112,6 +114,11 @@ class WorkaroundSearch:
         return None
 
     @property
+    def in_vain(self) -> bool:
+        """Whether even the user's line outside of the compiler was seen not to help."""
+        return self.evidence.get(EvidenceKey.WORKAROUND, "").startswith(_OUTSIDE_TOO)
+
+    @property
     def _own(self) -> dict[str, Any]:
         """The options that the user gives to Inductor, those of the mode included."""
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
@@ -174,9 +181,7 @@ class WorkaroundSearch:
             )
             return None
         if answer.why:
-            self.evidence[EvidenceKey.WORKAROUND] = (
-                f"none found: with that line outside of the compiler too, {answer.why}"
-            )
+            self.evidence[EvidenceKey.WORKAROUND] = f"{_OUTSIDE_TOO}, {answer.why}"
             return None
         single = outer == source and len(calls) == 1
         found = keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)

@@ -110,11 +110,26 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
         found = search.line("aten.relu.default", source)
         assert evidence.get("workaround") == said
+        assert not search.in_vain
         if said is not None:
             assert found is None  # what was not seen to help is not announced
             continue
         assert found is not None
         assert "torch.compiler.disable(torch.relu)" in found.code
+
+
+@pytest.mark.process
+def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure, findings = failed
+    monkeypatch.setattr(remedy, "without_line", lambda *_: WRONG)
+    [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
+    evidence: dict[str, str] = {}
+    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+    assert search.first(None, remedy.NamedOperator("aten.relu.default", source_line(relu))) is None
+    assert search.in_vain
+    assert evidence["workaround"].startswith("none found: with that line outside of the compiler too, output[0] is")
 
 
 @pytest.mark.process
