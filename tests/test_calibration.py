@@ -159,10 +159,7 @@ def test_every_bug_changes_its_program(name: str) -> None:
                 for one, other in zip(right, results(bug), strict=True)
             )
         }
-    assert all(
-        bug.startswith("missing upcast") or bug in ("mask: padding gets a gradient", "eps: 1e-6 for 1e-8")
-        for bug in same
-    )
+    assert all(bug.startswith("missing upcast") or "gradient" in bug or bug == "eps: 1e-6 for 1e-8" for bug in same)
 
 
 def _outcome(verdict: str, bug: str = "", effect: float = 0.0) -> Outcome:

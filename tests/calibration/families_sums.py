@@ -29,7 +29,7 @@ def sums_that_cancel(c: Plan, x: Tensor, w: Tensor, bias: Tensor, g: Tensor, b: 
     """The normalisation and softmax do not depend on what is added, so the gradients of that are zero."""
     y = c.up(_passed(c, F.conv2d(x, w, bias)))
     mean = y.mean((0, 2, 3), keepdim=True)
-    middle = y - c.pick("skipped subtraction: of the mean", mean, mean.detach())
+    middle = y - c.pick("skipped subtraction: in the mean's gradient", mean, mean.detach())
     normed = middle * torch.rsqrt(middle.square().mean((0, 2, 3), keepdim=True) + 1e-5)
     pooled = c.down((normed * g[:, None, None] + b[:, None, None]).square().mean((-2, -1)))
     scores = pooled[:, :, None] * pooled[:, None]
