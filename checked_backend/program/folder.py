@@ -69,11 +69,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Reads the folder of a run.
-
-    Attributes:
-        path: The folder.
-    """
+    """Reads the folder of a run."""
 
     path: Path
 

@@ -88,6 +88,8 @@ class RunResult:
             yield ""
         yield f"checked-backend: {self.verdict.value.upper()}: {self._sentence()}"
         yield _row("program", f"{clean(self.program)}: {_end(self.status)}, {self.seconds:.1f} s")
+        for lost in self.lost if self.verdict is Verdict.FAIL else ():
+            yield _row("missing", lost)
         if not self.used:
             return
         regions = [region for one in self.used for region in one.report.coverage.regions]
@@ -131,7 +133,7 @@ class RunResult:
             )
 
     def _sentence(self) -> str:
-        if self.lost:
+        if self.lost and self.verdict is not Verdict.FAIL:
             return "; ".join(self.lost)
         if not self.processes and self.status:
             return f"the program ended ({_end(self.status)}) before it compiled anything, so nothing was checked"

@@ -49,9 +49,8 @@ class ProgramWatch(CompileWatch):
         self._checking = 0.0
         self._lock = threading.Lock()
         self._marks: dict[int, Mark] = {}
-        self._unsaved = False
         self._told: set[str] = set()
-        self._session = Session()
+        self._session = Session(self._keep)
         self._entered = contextlib.ExitStack()
         self._entered.enter_context(self._session.entered())  # records the checks that the program makes by itself, too
         health_of_run().add(self._note)
@@ -59,8 +58,6 @@ class ProgramWatch(CompileWatch):
     def current(self) -> Session | None:
         """The session of the program if it is not active in this thread, else None."""
         self._here()
-        if self._unsaved:
-            self._save()
         return None if self._session in active_sessions() else self._session
 
     def asked(self) -> None:
@@ -81,7 +78,7 @@ class ProgramWatch(CompileWatch):
         if os.getpid() in self._marks:
             return
         if os.getpid() != self._first:
-            self._checking, self._session = 0.0, Session()
+            self._checking, self._session, self._lock = 0.0, Session(self._keep), threading.Lock()
             # multiprocessing ends its forks without Python's exit handlers
             multiprocessing.util.Finalize(None, self.write, exitpriority=-100)
         self._marks[os.getpid()] = Mark(self._folder, _program())
@@ -93,8 +90,6 @@ class ProgramWatch(CompileWatch):
             self._tell(record.region, record.call)
 
     def _tell(self, region: str, call: int) -> None:
-        # The finding is added after this. The next call writes it, so that a kill does not lose it.
-        self._unsaved = True
         with self._lock:
             is_news = region not in self._told
             self._told.add(region)
@@ -104,8 +99,13 @@ class ProgramWatch(CompileWatch):
                 "at the program's end",
             )
 
+    def _keep(self) -> None:
+        """Write what is known by now, so that a kill does not lose it. A fork that looks for an operator does not."""
+        if os.getpid() in self._marks:
+            with contextlib.suppress(OSError), self._lock:
+                self._save()
+
     def _save(self) -> None:
-        self._unsaved = False
         report = replace(self._session.report, title=_program())
         shadows = 0.0 if self._shadows is None else self._shadows.seconds
         checking = self._checking + shadows + self._session.investigations.seconds

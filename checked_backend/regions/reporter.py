@@ -277,6 +277,8 @@ class RegionReporter(Reporter):
         errors = [finding for finding in reported if finding.severity is Severity.ERROR]
         warned = [finding for finding in reported if finding.severity is Severity.WARNING]
         saved = kept.save(replace(report, findings=tuple(_told(report.findings, _NOT_YET))))
+        for ledger in self._ledgers():
+            ledger.complete(_told(errors, _NOT_YET))
         if not self._silent:
             peers_of_run().announce(saved, ends=ends)  # the other ranks need not wait for what follows
 

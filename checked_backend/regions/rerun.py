@@ -26,9 +26,6 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
         failure: The call.
         compiler: Gets a copy of the region's Dynamo graph.
 
-    Returns:
-        What the check finds.
-
     Raises:
         Exception: Whatever the region raises in eager.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Skip
@@ -25,9 +25,14 @@ _PASSED_BY = (
 
 
 class Ledger:
-    """Findings, skips and counts. Several threads may add to a ledger."""
+    """Findings, skips and counts. Several threads may add to a ledger.
 
-    def __init__(self) -> None:
+    Args:
+        on_news: Called when a finding that fails is new, and when more is known of it.
+    """
+
+    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
+        self._on_news = on_news
         self._lock = threading.Lock()
         self._findings: dict[tuple[str, str, str], Finding] = {}
         self._repeats: Counter[tuple[str, str, str]] = Counter()
@@ -65,7 +70,12 @@ class Ledger:
                     new.append(finding)
             for finding in ignored:
                 self._ignored.setdefault(_key(finding), finding)
+        self._tell(new)
         return tuple(new)
+
+    def _tell(self, findings: Iterable[Finding]) -> None:
+        if self._on_news is not None and any(finding.fails for finding in findings):
+            self._on_news()
 
     def complete(self, findings: Sequence[Finding], before: Sequence[Finding] | None = None) -> None:
         """Replace known findings by what has become of them since: an operator, a repro, another detail.
@@ -79,6 +89,7 @@ class Ledger:
             for old, finding in zip(known, findings, strict=True):
                 if _key(old) in self._findings:
                     self._findings[_key(old)] = finding
+        self._tell(findings)
 
     def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """The findings, of these, that no earlier call had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -52,15 +52,18 @@ class Investigations:
 class Session:
     """Everything that `collect` gathers.
 
+    Args:
+        on_news: As for `Ledger`.
+
     Attributes:
         ledger: Where checks write to.
         investigations: What was spent on looking for operators.
         closing: Whether a line may tell at the end how much agreed: no region in it has the option ``closing`` off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
         self.closing = True
-        self.ledger = Ledger()
+        self.ledger = Ledger(on_news)
         self.investigations = Investigations()
         self._parts: dict[type[SessionPart], SessionPart] = {}
         self._before = dynamo_counters()

@@ -180,6 +180,25 @@ def test_forks_and_threads_are_checked_and_one_that_dies_is_no_pass(tmp_path: Pa
         assert "a process that compiled left no complete report" in err
 
 
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGSEGV"])
+def test_what_was_found_is_told_of_a_program_that_ends_while_the_operator_is_looked_for(
+    tmp_path: Path, number: str
+) -> None:
+    end = f"os.kill(os.getpid(), signal.{number})"
+    patch = f"import os, signal\nfrom checked_backend import backends\nbackends.investigate = lambda *_: {end}\n"
+    (tmp_path / "wrong.py").write_text(patch + WRONG)
+    code, _, err = finished((*VERB, "--localize", "wrong.py"), tmp_path)
+    assert code == -getattr(signal, number)
+    assert "checked-backend: FAIL: f: output[0] is wrong" in err
+    assert "missing   a process that compiled left no complete report" in err
+    assert "not yet: this was written while the operator was looked for" in " ".join(err.split())
+    folder = next((tmp_path / "checked_backend_reports").glob("run-*"))
+    code, out, _ = finished((*VERB[:3], "report", folder, "--junit", "out.xml"), tmp_path)
+    assert code == 1
+    assert "output[0] is wrong" in out
+    assert 'failures="1"' in (tmp_path / "out.xml").read_text()
+
+
 def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
     code, out, err = finished(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from checked_backend import Finding, Kind
-from checked_backend.findings import RegionInfo, Skip
+from checked_backend.findings import RegionInfo, Severity, Skip
 from checked_backend.report.ledger import MOST_UNDER_WAY, Ledger, PassedCalls
 
 CRASH = Finding(Kind.CRASH, "candidate", "it died", detail="crash.running", region="net [0/0]")
@@ -19,6 +19,17 @@ def test_a_finding_keeps_its_place_when_its_detail_becomes_known() -> None:
     ledger.complete([localized, other], [CRASH, other])
     assert ledger.findings() == (localized, other)
     assert not ledger.add_findings([CRASH])
+
+
+def test_news_are_findings_that_fail_when_they_are_new_and_when_more_is_known() -> None:
+    told: list[list[str | None]] = []
+    ledger = Ledger(lambda: told.append([finding.op for finding in ledger.findings()]))
+    ledger.add_findings([replace(CRASH, subject="output[0]", severity=Severity.WARNING, op="layout")])
+    assert not told
+    ledger.add_findings([CRASH])
+    ledger.add_findings([CRASH])  # in a later call
+    ledger.complete([replace(CRASH, op="aten.relu.default")])
+    assert told == [["layout", None], ["layout", "aten.relu.default"]]
 
 
 def test_what_was_never_added_is_not_completed() -> None:
