@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from checked_backend._torch.dynamo import TracingContext, compiling, tracing
@@ -16,18 +16,13 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.session import collect
 
-__all__ = ["compile_again", "rerun_failure"]
+__all__ = ["compile_again", "rerun_failure", "wrong_like"]
 
 
 def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     """Run a failed call again, with its backward pass if that failed, and check it with another compiler.
 
-    Args:
-        failure: The call.
-        compiler: Gets a copy of the region's Dynamo graph.
-
-    Raises:
-        Exception: Whatever the region raises in eager.
+    It raises whatever the region raises in eager.
     """
     options = failure.options.unsampled().model_copy(
         update={
@@ -55,6 +50,12 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     finally:
         before.restore()
     return session.report.findings
+
+
+def wrong_like(before: Sequence[Finding], findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that fail. Where values were wrong before, a different layout is none of them."""
+    layout = all(finding.is_layout for finding in before if finding.kind.fails)
+    return [finding for finding in findings if finding.kind.fails and (layout or not finding.is_layout)]
 
 
 def compile_again(failure: Failure) -> None:

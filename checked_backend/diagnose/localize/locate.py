@@ -20,7 +20,7 @@ from checked_backend.regions.compile import Compiler, resolve_compiler, with_mod
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.rerun import rerun_failure
+from checked_backend.regions.rerun import rerun_failure, wrong_like
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["Location", "locate"]
@@ -177,8 +177,9 @@ def _first_wrong_stage(
 
 
 def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
-    wanted = {finding.subject for finding in failing}
-    return any(found.kind.fails and found.subject in wanted for found in rerun_failure(failure, _made(stage, capture)))
+    wanted = {finding.subject for finding in wrong_like(failing, failing)}
+    again = rerun_failure(failure, _made(stage, capture))
+    return any(found.subject in wanted for found in wrong_like(failing, again))
 
 
 def _made(stage: Stage, capture: Capture) -> Compiler:

@@ -34,7 +34,7 @@ from checked_backend.process.worker import Death, cannot_differentiate_in_worker
 from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
-from checked_backend.regions.rerun import rerun_failure
+from checked_backend.regions.rerun import rerun_failure, wrong_like
 
 __all__ = ["NamedOperator", "WorkaroundSearch"]
 
@@ -215,19 +215,14 @@ class WorkaroundSearch:
         with taken_back(setting or Setting("")):
             return produce()
 
-    def _wrong(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """The failing findings among these. Where values were wrong, a different layout may stay."""
-        layout_alone = all(finding.is_layout for finding in self.findings if finding.kind.fails)
-        return tuple(one for one in findings if one.kind.fails and (layout_alone or not one.is_layout))
-
     def _wrong_in(self, case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
         findings = self.oracle(case, timeout)
-        return None if findings is None else self._wrong(findings)
+        return None if findings is None else tuple(wrong_like(self.findings, findings))
 
     def _region_rerun(self, compiler: Compiler) -> _Attempt:
-        subjects = {finding.subject for finding in self._wrong(self.findings)}
+        subjects = {finding.subject for finding in wrong_like(self.findings, self.findings)}
         findings = rerun_failure(self.failure, compiler)
-        wrong = self._wrong(findings)
+        wrong = wrong_like(self.findings, findings)
         for finding in findings:
             about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
             if finding in wrong and finding.subject in subjects:
