@@ -29,7 +29,7 @@ class Diagnosis:
     Attributes:
         stage: As in `Finding`; the same holds for the attributes up to ``repro``.
         repro_confirmed: Whether a fresh process that ran the script showed the finding.
-        workaround_confirmed: As in `Finding`.
+        workaround_confirmed: As in `Finding`, and so is ``at_fault``.
         output: The output of the repro's script.
         flow: The members of each `NodeError`.
         kernel: The members of the `Kernel`, if it is known.
@@ -48,6 +48,7 @@ class Diagnosis:
     workaround_confirmed: bool = True
     flow: list[dict[str, Any]] = field(default_factory=list)
     kernel: dict[str, Any] | None = None
+    at_fault: str = ""
     evidence: dict[str, str] | None = None
 
     @classmethod
@@ -65,6 +66,23 @@ class Diagnosis:
         if node is not None:
             found.node, found.op, found.source = node.name, location.op, source_line(node)
         return found
+
+    @classmethod
+    def of_traced(cls, finding: Finding) -> Diagnosis:
+        """The diagnosis of a crash that one wrong piece of traced metadata explains."""
+        evidence: dict[str, str] = {
+            EvidenceKey.AT_OPERATOR: finding.message.splitlines()[0],
+            EvidenceKey.AT_FAULT: finding.at_fault,
+            EvidenceKey.REPRO: "none: run it with backend='debug_interpreter', which writes a script of the operator",
+        }
+        return cls(
+            graph=finding.graph,
+            node=finding.node,
+            op=finding.op,
+            source=finding.source,
+            at_fault=finding.at_fault,
+            evidence=evidence,
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Diagnosis:
@@ -96,6 +114,7 @@ class Diagnosis:
             repro_confirmed=self.repro_confirmed,
             workaround_confirmed=self.workaround_confirmed,
             searched=True,
+            at_fault=self.at_fault or finding.at_fault,
             flow=tuple(NodeError(**{**one, "inputs": tuple(one["inputs"])}) for one in self.flow),
             kernel=None if self.kernel is None else kernel_of_json(self.kernel),
             evidence=evidence,

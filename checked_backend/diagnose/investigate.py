@@ -20,6 +20,7 @@ from checked_backend.diagnose.diagnosis import DIAGNOSED, Checkpoint, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.flow import FLOW_LIMIT
 from checked_backend.diagnose.localize.kernel import KERNEL_LIMIT, generated_kernel
+from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.reduce.journal import Places
@@ -168,6 +169,9 @@ def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, che
 
 
 def _investigated(failure: Failure, findings: Sequence[Finding], context: _Context) -> Diagnosis:
+    traced = wrong_metadata(failure, findings)
+    if traced is not None:
+        return Diagnosis.of_traced(traced)
     wrong = sorted(f"{finding.kind} {finding.subject}" for finding in findings if finding.kind.fails)
     places = Places(context.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
     last = [Location("compiled")]

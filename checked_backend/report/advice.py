@@ -250,6 +250,8 @@ def _is_low(finding: Finding) -> bool:
 
 
 def _key(finding: Finding) -> str:
+    if finding.at_fault and not finding.of_node:
+        return "node"
     if finding.of_node and finding.kind is not Kind.NONFINITE:
         return "node.layout" if finding.is_layout else "node"
     if finding.about.kind is SubjectKind.STATE:

@@ -53,7 +53,7 @@ def test_what_is_different_is_reported_until_it_is_accepted(
 ) -> None:
     folder = tmp_path / "expected"
     shutil.copytree(EXPECTED, folder)
-    (folder / "views" / "graph.dot").rename(folder / "views" / "graph.txt")
+    (folder / "views" / "graph.json").rename(folder / "views" / "graph.txt")
     to_text = cb.Report.to_text
     monkeypatch.setattr(
         cb.Report, "to_text", lambda report, **how: to_text(report, **how).replace("rounding does", "noise does")
@@ -64,7 +64,7 @@ def test_what_is_different_is_reported_until_it_is_accepted(
     assert compared("views", folder) == 1
     out = capsys.readouterr().out
     assert re.findall(r"^views/(\S+): differs$", out, re.MULTILINE) == changed
-    assert "\nviews/graph.dot: new\nviews/graph.txt: is not made any more\n" in out
+    assert "\nviews/graph.json: new\nviews/graph.txt: is not made any more\n" in out
     assert "\n    +   The compiled program computes something else than your model; noise does not explain it.\n" in out
     assert times == {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
 

@@ -41,8 +41,6 @@ __all__ = ["NamedOperator", "WorkaroundSearch"]
 SEARCH_LIMIT = 75.0
 """Seconds that trying settings may take."""
 
-_OUTSIDE_TOO = "none found: with that line outside of the compiler too"
-
 LEAST_REGION_LIMIT = 30.0
 """Seconds that compiling and running the region once more may always take."""
 
@@ -68,7 +66,7 @@ class NamedOperator:
     source: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkaroundSearch:
     """The search for a workaround.
 
@@ -79,6 +77,7 @@ class WorkaroundSearch:
         deadline: A `time.monotonic` moment.
         tell: Called with each step as it begins.
         evidence: Receives the steps that were tried, for people.
+        in_vain: Whether even the user's line outside of the compiler was seen not to help.
     """
 
     failure: Failure
@@ -87,6 +86,7 @@ class WorkaroundSearch:
     deadline: float
     tell: Callable[[str], None]
     evidence: dict[str, str]
+    in_vain: bool = False
 
     def first(self, case: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
         """Find a workaround: cheap settings, the user's line in eager, costly settings, everything in eager.
@@ -112,11 +112,6 @@ class WorkaroundSearch:
                 setting = workaround.setting
                 return workaround if setting is None else replace(workaround, code=setting.code_with(self._own))
         return None
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether even the user's line outside of the compiler was seen not to help."""
-        return self.evidence.get(EvidenceKey.WORKAROUND, "").startswith(_OUTSIDE_TOO)
 
     @property
     def _own(self) -> dict[str, Any]:
@@ -181,7 +176,10 @@ class WorkaroundSearch:
             )
             return None
         if answer.why:
-            self.evidence[EvidenceKey.WORKAROUND] = f"{_OUTSIDE_TOO}, {answer.why}"
+            self.in_vain = True
+            self.evidence[EvidenceKey.WORKAROUND] = (
+                f"none found: with that line outside of the compiler too, {answer.why}"
+            )
             return None
         single = outer == source and len(calls) == 1
         found = keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)

@@ -19,8 +19,6 @@ from torch import fx
 
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
-from checked_backend.modes.monte_carlo import PoisonMode
-from checked_backend.numerics.bits import same_bits
 from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
@@ -28,7 +26,7 @@ from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.other_program import Elsewhere, Place, errors_of_probe
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, expose
-from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong, alike
+from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -53,13 +51,6 @@ _OTHER = (
 _INSIDE = (
     "checked together with what reads them, because the compiler gets the region wrong where they are handed out, and "
     "only there: {}"
-)
-_JUNKS = (1, 2)
-"""Seeds of the junk in uninitialised memory with which eager is checked by itself, before a compiler is accused."""
-
-_JUNK = (
-    "eager's own results here depend on what lies in uninitialised memory, so it reads memory that nothing wrote, and "
-    "there is nothing to hold the compiled operators against: {}"
 )
 
 
@@ -179,12 +170,6 @@ class OperatorCheck:
             if len(doubtful) == len(checks.wrong):
                 return doubtful
         wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
-        if wrong:
-            excused = self._reading_junk(wrong, exposed, inputs, rng)
-            if excused:
-                told = _JUNK.format(_names(one.node.name for one in excused))
-                decisions.skips.append(Skip(SUBJECT, told, matters=True))
-                wrong = [one for one in wrong if not any(one is other for other in excused)]
         decisions.forward = findings_of(gm, [one for one in wrong if not one.gradient], subjects)
         decisions.backward = findings_of(gm, [one for one in wrong if one.gradient], subjects)
         if checks.unchecked:
@@ -192,18 +177,6 @@ class OperatorCheck:
         elif not doubtful:
             decisions.limits = _limits(gm, subjects, exposed.outputs, *checks.limits)
         return ()
-
-    def _reading_junk(self, wrong: Sequence[Wrong], exposed: Exposed, inputs: Inputs, rng: RngState) -> Sequence[Wrong]:
-        """The errors in tensors, or in gradients, that eager itself makes of what lies in uninitialised memory."""
-        runs: list[Probed] = []
-        try:
-            for junk in _JUNKS:
-                with PoisonMode(junk):
-                    runs.append(self._run(exposed, eager_graph(exposed.graph).forward, inputs, rng))
-        except Exception:  # nothing excuses them then
-            return []
-        made = [[_made(one, exposed, run) for one in wrong] for run in runs]
-        return [one for one, *pair in zip(wrong, *made, strict=True) if not _is_same(*pair)]
 
     def _elsewhere(self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState) -> set[Place]:
         """The results and gradients in which the probe is another program than the compiled region."""
@@ -283,20 +256,6 @@ def _walk(gm: fx.GraphModule, exposed: Exposed, probed: Probed, inputs: Inputs, 
     rng.restore()
     walk.run()
     return walk.checks
-
-
-def _made(wrong: Wrong, exposed: Exposed, run: Probed) -> list[object]:
-    """What a run of the probe has where an error is."""
-    name = wrong.node.name
-    if wrong.gradient:
-        return [run.taps[name]] if name in run.taps else [*run.gradients.values()]
-    place = exposed.values.get(name) if wrong.output is None else wrong.output
-    return [] if place is None else [run.results[place]]
-
-
-def _is_same(one: Sequence[object], other: Sequence[object]) -> bool:
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, torch.Tensor)]
-    return all(isinstance(b, torch.Tensor) and alike(a, b) and same_bits(a, b) for a, b in pairs)
 
 
 def _limits(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import fx
 
 import checked_backend as cb
 from checked_backend.modes.monte_carlo import PoisonMode
-from checked_backend.regions.operator_check import check
 from tests.support import faults
 from tests.support.low_precision import LOW, times, trained
 from tests.support.region_tools import agreed, checked, clean_reports, gathered
@@ -124,50 +122,6 @@ def test_an_operator_that_reads_junk_in_eager_too_is_not_accused(dtype: torch.dt
     torch._dynamo.reset()
     report = gathered(lambda: checked(program, wrong)(x))
     assert report.verdict is cb.Verdict.FAIL
-
-
-@torch.library.custom_op("test_walk::unwritten_if_filled", mutates_args=())
-def unwritten_if_filled(x: torch.Tensor) -> torch.Tensor:
-    """An operator that leaves half of its rows to what its new memory holds, if that is filled."""
-    made = torch.empty_like(x)
-    held = made.view(torch.uint8).unique()
-    start = 256 if len(held) == 1 and held.item() else 0
-    made[start:] = x[start:] * 2
-    return made
-
-
-@unwritten_if_filled.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc fills new memory")
-@pytest.mark.parametrize("dtype", LOW)
-def test_before_an_operator_is_accused_eager_is_asked_whether_it_reads_junk(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return unwritten_if_filled(x.sin())[256:].exp()
-
-    def wrong_rows(value: torch.Tensor) -> torch.Tensor:
-        return torch.cat([value[:256] * 1.5 + 1, value[256:]])
-
-    def report() -> cb.Report:
-        torch._dynamo.reset()
-        wrong = faults.wrong_operator("test_walk.unwritten_if_filled.default", wrong_rows, "aot")
-        return gathered(lambda: checked(program, wrong)(torch.randn(512, 8).to(dtype)))
-
-    excused = report()
-    assert not [finding for finding in excused.findings if finding.fails], str(excused)
-    assert "depend on what lies in uninitialised memory" in str(excused.coverage.skipped)
-    assert excused.verdict is cb.Verdict.INCONCLUSIVE
-
-    def unable(_seed: int) -> PoisonMode:
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr(check, "PoisonMode", unable)
-    accused = report()
-    assert accused.verdict is cb.Verdict.FAIL, str(accused)
 
 
 def copied_through_a_view(shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,54 @@
+"""A crash that says that a tensor is not what was traced: the traced metadata tells which operator made it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from checked_backend.aot.backend import compile_with
+from checked_backend.aot.boxed import AotCompiler, boxed
+from checked_backend.findings import Finding, Kind
+from checked_backend.metadata.interpreter import MetadataInterpreter
+from checked_backend.options import AotOptions
+from checked_backend.regions.failure import Failure
+from checked_backend.regions.rerun import rerun_failure
+
+__all__ = ["wrong_metadata"]
+
+_SAYS_SO = re.compile(r"expected (size|dtype|stride)\b|wrong number of dimensions|assert_size_stride|fake \(aka meta\)")
+"""What code that Inductor generates raises (torch/csrc/dynamo/guards.cpp, ``assert_size_stride``)."""
+
+
+def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | None:
+    """The first operator whose result is not what was traced, if that is what a crash complains about.
+
+    The region is traced and run once more, in eager, which takes a second; nothing is compiled.
+
+    Args:
+        failure: The failed call.
+        findings: The findings of its check.
+    """
+    failing = [finding for finding in findings if finding.kind.fails]
+    if not all(one.kind is Kind.CRASH and _SAYS_SO.search(one.message) for one in failing):
+        return None
+    found: list[Finding] = []
+
+    def compiler_for(kind: str) -> AotCompiler:
+        return lambda graph, _inputs: boxed(partial(MetadataInterpreter(graph, kind, found.extend)))
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(
+            gm,
+            inputs,
+            options=AotOptions(),
+            fw_compiler=compiler_for("forward"),
+            bw_compiler=compiler_for("backward"),
+            inference_compiler=compiler_for("inference"),
+        )
+
+    rerun_failure(failure, compiler)
+    return next((one for one in found if one.at_fault and not one.inherited), None)
