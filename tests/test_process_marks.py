@@ -53,7 +53,6 @@ def test_implied(): fork()
 def test_many(case): pass
 
 @pytest.mark.slow
-@pytest.mark.process
 def test_slow(): fork()
 """
 INDUCTOR = """

@@ -167,7 +167,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _check(item: pytest.Item, started: Sequence[str]) -> None:
-    if started and item.get_closest_marker("process") is None:
+    if started and not any(map(item.get_closest_marker, ("process", "slow"))):
         what = ", ".join(sorted(set(started))[:3])
         pytest.fail(
             f"this test {what}, and is not marked `process`. Mark it with pytest.mark.process: the default run leaves "
