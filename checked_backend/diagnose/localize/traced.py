@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,13 +28,9 @@ def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | N
     """The first operator whose result is not what was traced, if that is what a crash complains about.
 
     The region is traced and run once more, in eager, which takes a second; nothing is compiled.
-
-    Args:
-        failure: The failed call.
-        findings: The findings of its check.
     """
     failing = [finding for finding in findings if finding.kind.fails]
-    if not all(one.kind is Kind.CRASH and _SAYS_SO.search(one.message) for one in failing):
+    if not failing or not all(one.kind is Kind.CRASH and _SAYS_SO.search(one.message) for one in failing):
         return None
     found: list[Finding] = []
 
@@ -50,5 +47,6 @@ def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | N
             inference_compiler=compiler_for("inference"),
         )
 
-    rerun_failure(failure, compiler)
+    with suppress(Exception):  # the operator is looked for as usual then
+        rerun_failure(failure, compiler)
     return next((one for one in found if one.at_fault and not one.inherited), None)
