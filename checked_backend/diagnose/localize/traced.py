@@ -20,17 +20,18 @@ from checked_backend.regions.rerun import rerun_failure
 
 __all__ = ["wrong_metadata"]
 
-_SAYS_SO = re.compile(r"expected (size|dtype|stride)\b|wrong number of dimensions|assert_size_stride|fake \(aka meta\)")
-"""What code that Inductor generates raises (torch/csrc/dynamo/guards.cpp, ``assert_size_stride``)."""
+_NAMED = re.compile(r"Error in op: torch\.ops\.(\S+)")
+"""The operator whose result is not as traced, in the message of Inductor's ``assert_size_stride`` (guards.cpp)."""
 
 
 def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | None:
-    """The first operator whose result is not what was traced, if that is what a crash complains about.
+    """The operator that a crash names, if its result is really not what was traced.
 
     The region is traced and run once more, in eager, which takes a second; nothing is compiled.
     """
     failing = [finding for finding in findings if finding.kind.fails]
-    if not failing or not all(one.kind is Kind.CRASH and _SAYS_SO.search(one.message) for one in failing):
+    named = {op for one in failing if one.kind is Kind.CRASH for op in _NAMED.findall(one.message)}
+    if not named:
         return None
     found: list[Finding] = []
 
@@ -49,4 +50,4 @@ def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | N
 
     with suppress(Exception):  # the operator is looked for as usual then
         rerun_failure(failure, compiler)
-    return next((one for one in found if one.at_fault and not one.inherited), None)
+    return next((one for one in found if one.op in named and one.at_fault and not one.inherited), None)

@@ -28,9 +28,6 @@ def _rows(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-FAKE_LINE = _rows.__code__.co_firstlineno
-
-
 def function(x: Tensor, *, right: bool) -> Tensor:
     return (x * 2 if right else turned(x)).sin() + 1
 
@@ -65,14 +62,16 @@ def test_the_operator_and_the_line_of_its_register_fake_are_named(monkeypatch: p
     assert (traced.op, traced.node) == ("test_traced.turned.default", "turned")
     assert "function: return (x * 2 if right else turned(x)).sin() + 1" in str(traced.source)
     [finding] = Diagnosis.of_traced(traced).added_to_all(findings)
-    assert f"test_traced.py:{FAKE_LINE})" in finding.at_fault
+    assert f"test_traced.py:{_rows.__code__.co_firstlineno})" in finding.at_fault
     text = " ".join(str(Report((finding,), cb.Coverage())).split())
     assert "at fault the register_fake of the custom operator test_traced.turned.default" in text
     assert "For a custom operator make its register_fake and its schema say what its kernel does" in text
     assert "torch.compiler.disable" not in text
 
 
-@pytest.mark.parametrize(("message", "right"), [("out of memory", False), (STRIDES, True)])
+@pytest.mark.parametrize(
+    ("message", "right"), [("out of memory", False), (STRIDES.replace("turned", "other"), False), (STRIDES, True)]
+)
 def test_another_crash_and_one_without_wrong_metadata_are_looked_into_as_usual(
     message: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
