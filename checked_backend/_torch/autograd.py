@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _current_graph_task_id as current_graph_task_id
@@ -21,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import _StopRecomputationError as StopRecomputationError
 
 __all__ = [
+    "CallersContext",
     "StopRecomputationError",
     "autograd_sequence_number",
     "autograd_threads",
@@ -36,6 +39,31 @@ __all__ = [
     "transforms_unharmed",
     "will_engine_execute_node",
 ]
+
+_ResultT = TypeVar("_ResultT")
+
+
+class CallersContext:
+    """Runs a part of a backward pass in the context (``contextvars``) of the forward call that it belongs to.
+
+    Gradients on a GPU are computed in threads of the autograd engine, one for each device, which Python knows nothing
+    of (``torch/csrc/autograd/engine.cpp``): no session of the calling thread is active in them.
+    """
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._context = Context()
+        self.called()
+
+    def called(self) -> None:
+        """Note that this thread calls forward now."""
+        self._thread, self._context = threading.get_ident(), copy_context()
+
+    def run(self, function: Callable[..., _ResultT], *args: Any) -> _ResultT:
+        """Run a function, in the context of the latest call unless this thread is the one that called."""
+        if threading.get_ident() == self._thread:
+            return function(*args)
+        return self._context.copy().run(function, *args)  # a copy, because no context can be entered twice
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from checked_backend._torch.operators import OpOverload
 __all__ = [
     "aot_inductor",
     "compile_trifle",
+    "cuda_graph_results",
     "fall_back",
     "inductor_compile_graph",
     "inductor_decompositions",
@@ -47,6 +48,20 @@ def aot_inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | N
     """
     backend: Callable[..., Any] = torch._TorchCompileAOTInductorWrapper(mode, dict(options), dynamic)
     return backend
+
+
+def cuda_graph_results(device: torch.device) -> frozenset[int]:
+    """Where the results of Inductor's latest CUDA graph begin. The graph writes to them each time it is replayed.
+
+    Torch raises where a program reads such a result after that (``torch/_inductor/cudagraph_trees.py``). The graphs
+    themselves hold tensors in that memory.
+    """
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or device.type != "cuda":
+        return frozenset()
+    manager = trees.get_manager(device.index, create_if_none_exists=False)
+    node = None if manager is None else manager.current_node
+    return frozenset() if node is None else frozenset(ref.data_ptr() for ref in node.outputs_weakrefs if ref)
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from checked_backend._torch.aot import aot_autograd
-from checked_backend.aot.boxed import AotCompiler
+from checked_backend._torch.autograd import CallersContext
+from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function
 from checked_backend.options import AotOptions
@@ -43,6 +45,11 @@ def compile_with(
         A callable with the signature of ``gm``.
     """
     partition = partition_function(options.partition)
+    context = CallersContext()
+    compile_backward = bw_compiler or fw_compiler
+
+    def backward_compiler(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:
+        return boxed(partial(context.run, compile_backward(graph, inputs)))
 
     def observed_partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> Any:
         if on_joint is not None:
@@ -52,10 +59,15 @@ def compile_with(
     # a new AotAutograd each time: it stores wrapped compilers in itself
     backend = aot_autograd(
         fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler or fw_compiler,
+        bw_compiler=backward_compiler,
         inference_compiler=inference_compiler or fw_compiler,
         partition_fn=partition if on_joint is None else observed_partition,
         decompositions=decomposition_table(options.decompositions),
     )
     compiled: Callable[..., Any] = backend(gm, example_inputs)
-    return compiled
+
+    def run(*args: Any) -> Any:
+        context.called()
+        return compiled(*args)
+
+    return run

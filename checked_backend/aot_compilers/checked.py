@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from checked_backend._torch.aot import no_donated_buffers
+from checked_backend._torch.autograd import CallersContext
 from checked_backend._torch.dynamo import dynamo_control_flow
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed
 from checked_backend.aot_compilers.graph_kind import graph_info
@@ -68,14 +69,18 @@ def checked(compiler: AotCompiler | str, **options: Any) -> AotCompiler:
         raise OptionError("checked: option 'compiler_options' is Inductor's, and the compiler is another one.")
     candidate = partial(_candidate, found)
     parsed = parse_options(CheckOptions, "checked", {**options, "compiler": candidate, "gradients": False})
-    indices = itertools.count()
+    indices, context = itertools.count(), CallersContext()
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], /) -> BoxedCallable:
-        region = build_region(gm, example_inputs, parsed, None, info=graph_info(gm, next(indices)))
+        info = graph_info(gm, next(indices))
+        region = build_region(gm, example_inputs, parsed, None, info=info)
 
         def run(args: list[Any]) -> Any:
             values = list(args)
             args.clear()
+            if info.graph == "backward":
+                return context.run(region, *values)
+            context.called()
             return region(*values)
 
         return boxed(run)

@@ -13,6 +13,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.hidden_dropout import HiddenDropout
 
 __all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom", "draws_by_values"]
 
@@ -41,7 +42,8 @@ class _Outcome:
         shape: Shapes and integers among its arguments.
         mutated: Copies of the arguments that it wrote to, after the call.
         results: Copies of the random tensors that it returned, in order.
-        hidden: Whether the outcome is inside a kernel (dropout in attention), so that it cannot be replayed.
+        hidden: Whether the outcome is inside a kernel (dropout in attention).
+        dropout: How such a kernel draws the same again; None if it cannot be made to.
         by_values: Whether it depends on values that the program may have computed (probabilities), so that rounding
             changes it.
     """
@@ -51,6 +53,7 @@ class _Outcome:
     mutated: tuple[torch.Tensor, ...] = ()
     results: tuple[torch.Tensor, ...] = ()
     hidden: bool = False
+    dropout: HiddenDropout | None = None
     by_values: bool = False
 
 
@@ -86,7 +89,7 @@ def draws_by_values(operator: Operator) -> bool:
 
 def _draws(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether this call draws. It does not if dropout is off, or its probability is zero."""
-    if not operator.draws:
+    if not operator.draws or operator.base.endswith("_backward"):
         return False
     if operator.base == "native_dropout":
         return argument(operator, args, kwargs, "train", True) is not False and args[1] != 0
@@ -140,19 +143,23 @@ class RecordRandom(OperatorMode):
         """Run one operator, and record a copy of its outcome if it draws."""
         # The shapes are taken before the call: resize and out= variants may change the arguments.
         draws = _draws(operator, args, kwargs)
-        shape = (_shape_of(args), _shape_of(list(kwargs.values()))) if draws else ()
-        result = func(*args, **kwargs)
-        if draws:
+        if not draws:
+            return func(*args, **kwargs)
+        shape = (_shape_of(args), _shape_of(list(kwargs.values())))
+        if _hidden_probability(operator, args, kwargs) is not None:
             with DisableTorchDispatch():
-                self._tape._outcomes.append(self._outcome(operator, args, kwargs, result, shape))
+                dropout = HiddenDropout.before(func, operator, args, kwargs)
+            self._tape._outcomes.append(_Outcome(operator.name, shape, hidden=True, dropout=dropout))
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        with DisableTorchDispatch():
+            self._tape._outcomes.append(self._outcome(operator, args, kwargs, result, shape))
         return result
 
     @staticmethod
     def _outcome(
         operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, shape: _Shape
     ) -> _Outcome:
-        if _hidden_probability(operator, args, kwargs) is not None:
-            return _Outcome(operator.name, shape, hidden=True)
         mutated = _mutated(operator, args, kwargs)
         returned = result if isinstance(result, (list, tuple)) else (result,)
         results = [item for item in returned if isinstance(item, torch.Tensor)]
@@ -179,7 +186,8 @@ class ReplayRandom(OperatorMode):
     Outcomes are given as recorded, in the dtype and on the device that the operator would have had. That holds for
     outcomes that do not depend on values (rand, uniform_, randperm, ...), and for those that do (bernoulli,
     multinomial, poisson, normal with tensor arguments). Dropout keeps its recorded mask, and rrelu its recorded slopes.
-    Both compute their result from the present input.
+    Both compute their result from the present input. So does attention with dropout inside its kernel: the kernel draws
+    from the generator's recorded state, and in a precision for which there is no such kernel its mask is used.
 
     Args:
         tape: Recorded by :class:`RecordRandom` from the same program on inputs of the same shapes.
@@ -189,7 +197,7 @@ class ReplayRandom(OperatorMode):
 
     Raises:
         ReplayError: From the program, at the first random operator that is not the recorded one, has other shapes,
-            comes after the end of the tape, or hides its outcome (attention kernels with dropout).
+            comes after the end of the tape, or hides its outcome (cuDNN's recurrent layers with dropout).
     """
 
     def __init__(self, tape: RandomTape) -> None:
@@ -201,7 +209,11 @@ class ReplayRandom(OperatorMode):
         """Run one operator, or return its recorded outcome if it draws."""
         if not _draws(operator, args, kwargs):
             return func(*args, **kwargs)
-        outcome = self._next(operator, args, kwargs)
+        with DisableTorchDispatch():
+            outcome = self._next(operator, args, kwargs)
+        if outcome.dropout is not None:
+            with outcome.dropout.again():
+                return func(*args, **kwargs)
         with DisableTorchDispatch():
             if operator.base in _DROPOUTS:
                 return self._dropout(operator, args, outcome)
@@ -224,10 +236,10 @@ class ReplayRandom(OperatorMode):
         where = f"outcome {self.position} on the tape"
         if outcome.op != operator.name:
             raise ReplayError(f"{operator.name} draws, but {where} is of {outcome.op}: not the program recorded.")
-        if outcome.hidden:
+        if outcome.hidden and outcome.dropout is None:
             raise ReplayError(
                 f"{operator.name} with dropout draws inside its kernel, so it cannot be replayed. "
-                f"Set the dropout probability to 0, or use the math implementation of attention."
+                f"Set the dropout probability to 0."
             )
         if outcome.shape != shape:
             raise ReplayError(
@@ -272,14 +284,19 @@ def _translated(operator: Operator, args: Sequence[Any], outcome: _Outcome) -> _
     """The outcome in the form of an operator that draws the same under another name; None for any other operator.
 
     Eager's dropout on the CPU draws with ``bernoulli_``. AOT autograd replaces it by ``native_dropout``, and in-place
-    operators by those that return their result.
+    operators by those that return their result. Attention has no fused kernel in float64, where its weights are dropped
+    by an operator of their own.
     """
     recorded = outcome.op.split(".")[1].rstrip("_")
     wanted = operator.base.rstrip("_")
     if not args or not isinstance(args[0], torch.Tensor):
         return None
-    if {recorded, wanted} == {"bernoulli", "native_dropout"}:
+    of_attention = outcome.dropout is not None and wanted in ("bernoulli", "native_dropout")
+    if of_attention or {recorded, wanted} == {"bernoulli", "native_dropout"}:
         masks = (*outcome.mutated, *outcome.results)
+        if outcome.dropout is not None:
+            kept = outcome.dropout.mask()
+            masks = () if kept is None else (kept,)
         if len(masks) != 1 or masks[0].shape != args[0].shape:
             return None
         into = operator.mutated and wanted == "bernoulli"

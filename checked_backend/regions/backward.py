@@ -26,6 +26,7 @@ from torch.autograd.graph import Node
 
 from checked_backend._torch.aot import catch_backward_error
 from checked_backend._torch.autograd import (
+    CallersContext,
     call_after_backward,
     current_graph_task_id,
     graph_task_keeps_graph,
@@ -123,13 +124,14 @@ class _Progress:
 
 
 def _run(watch: BackwardWatch, see: Callable[..., Any], *given: Any) -> Any:
-    return see(watch, *given)
+    return watch.context.run(see, watch, *given)
 
 
 def _left_out(watch: BackwardWatch, *_given: Any) -> bool:
     return watch.left_out()
 
 
+_untraced = dynamo_disable(_run)
 _hook = outside_of_graphs(_run, _left_out)
 """What is hooked on to autograd nodes: a watch, its function, and that function's arguments."""
 
@@ -160,6 +162,7 @@ class BackwardWatch:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or that of
             `gradient_gate`), so that they can be replaced before they go on.
             Otherwise the callback comes when the whole backward pass ends.
+        context: That of the call, in which the callbacks run.
         outside_edges: Number of edges that leave the region towards something that is not an input of it.
     """
 
@@ -180,6 +183,7 @@ class BackwardWatch:
         *,
         exchanges: bool = False,
     ) -> None:
+        self.context = CallersContext()
         self._exchanges = exchanges
         self._clock = clock
         self._on_short = on_short
@@ -203,7 +207,7 @@ class BackwardWatch:
         for number, node in enumerate(sites):
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
-            catch_backward_error(node, partial(self._raised, number), again)
+            catch_backward_error(node, partial(_untraced, self, BackwardWatch._raised, number), again)
 
     @asked_while_tracing
     def left_out(self) -> bool:
@@ -229,7 +233,7 @@ class BackwardWatch:
         if task not in self._passes:
             self._passes[task] = self._begun()
             if not self.can_replace:
-                call_after_backward(partial(self._finish, task))
+                call_after_backward(partial(_untraced, self, BackwardWatch._finish, task))
         return self._passes[task]
 
     def _entered(self, _grad_outputs: Any) -> None:
@@ -291,7 +295,6 @@ class BackwardWatch:
             self._on_end(progress.begun)
         return progress
 
-    @dynamo_disable
     def _raised(
         self, number: int, error: Exception, _grad_outputs: Sequence[Any]
     ) -> Mapping[int, torch.Tensor | None] | None:
@@ -315,7 +318,6 @@ class BackwardWatch:
         progress.failed = True
         return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
 
-    @dynamo_disable
     def _finish(self, task: int) -> None:
         progress = self._passes.get(task)
         if progress is not None and not progress.failed and not progress.short:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 
 from checked_backend._torch.collectives import collectives_issued
+from checked_backend._torch.inductor import cuda_graph_results
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import (
     StorageWeakRef,
@@ -134,12 +135,14 @@ class HandedOut:
 def results_of(
     outputs: Sequence[Any], subjects: Sequence[str], sources: Sequence[str], args: Sequence[Any], region: str, call: int
 ) -> list[Result]:
-    """The results of a call to remember: plain ones in memory of their own, not in that of an input."""
+    """The results of a call to remember: plain ones in memory of their own, not in that of an input or a CUDA graph."""
     taken, issued = memory_ranges(args), collectives_issued()
     found = []
     for index, output in enumerate(outputs):
         memory = memory_range(output)
         if memory is None or any(overlap(memory, other) for other in taken):
+            continue
+        if memory[0] in cuda_graph_results(output.device):
             continue
         source = sources[index] if index < len(sources) else ""
         size = memory[1] - memory[0]

@@ -15,7 +15,7 @@ import checked_backend as cb
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.errors import DivergenceWarning
 from tests.support.call_faults import forgets_to_count
-from tests.support.region_tools import agreed
+from tests.support.region_tools import agreed, as_the_engine
 
 aot = cb.aot_compilers
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
@@ -266,3 +266,12 @@ def test_writes_to_inputs_are_counted_by_the_caller_of_a_graph() -> None:
         )
     agreed(session.report)
     assert session.report.coverage.checked["mutated inputs"] == 1
+
+
+def test_a_backward_graph_in_a_thread_of_the_engine() -> None:
+    x, y = inputs()
+    compiled = aot_function(function, aot.checked(WRONG_BACKWARD, on_divergence="record"))
+    with cb.collect() as session:
+        out = compiled(x, y)
+        as_the_engine(lambda: out[0].sum().backward())
+    assert {finding.graph for finding in session.report.findings} == {"backward"}, str(session.report)

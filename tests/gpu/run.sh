@@ -5,4 +5,4 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
-exec "${PYTHON:-python3}" -m pytest tests/gpu -m gpu -q -p no:cacheprovider "$@"
+exec "${PYTHON:-python3}" -m pytest tests/gpu -m gpu -q -p no:cacheprovider -p no:benchmark "$@"

@@ -15,6 +15,8 @@ from torch._inductor.lowering import lowerings
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.dynamo import lookup_backend
+from tests.support import faults
+from tests.support.region_tools import agreed, backwards, checked, found, gathered
 
 aten = torch.ops.aten
 
@@ -65,6 +67,19 @@ def test_a_wrong_constant_is_found(data: torch.Tensor) -> None:
 
     report = cb.check(model, (data,), compiler=compiler)
     assert [finding.kind for finding in report.findings] == [cb.Kind.LOGIC], str(report)
+
+
+def test_a_wrong_gradient_is_found(device: str) -> None:
+    """The gradients of a GPU are computed in a thread of the autograd engine."""
+
+    def report(compiler: Any) -> cb.Report:
+        layer = checked(torch.nn.Linear(8, 4).to(device), compiler)
+        return gathered(lambda: layer(torch.randn(3, 8, device=device)).sum().backward())
+
+    right = report("inductor")
+    assert agreed(right)
+    assert backwards(right) == 1
+    assert found(report(faults.scaled_gradient("weight"))) == {("logic", "grad[weight]")}
 
 
 def test_a_buffer_that_is_read_before_it_is_written_is_found(data: torch.Tensor) -> None:

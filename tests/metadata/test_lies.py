@@ -13,6 +13,7 @@ import torch
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Kind, Verdict
+from tests.support.region_tools import as_the_engine
 
 pytestmark = [
     # torch sees some of these lies itself, and only warns
@@ -370,3 +371,12 @@ def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) ->
 
 def test_an_operator_of_torch_that_returns_its_argument_by_design_is_not_reported() -> None:
     assert told(lambda x: torch.ops._c10d_functional.wait_tensor(x * 2) + 1, torch.randn(3)) == []
+
+
+def test_a_backward_graph_in_a_thread_of_the_engine() -> None:
+    """A GPU's gradients are computed where no session of the caller's is active."""
+    compiled = torch.compile(torch.sin, backend=debug_interpreter, options={"on_divergence": "record"})
+    with cb.collect() as session:
+        loss = compiled(torch.randn(3, requires_grad=True)).sum()
+        as_the_engine(loss.backward)
+    assert session.report.coverage.checked["nodes of the backward graph"] > 0

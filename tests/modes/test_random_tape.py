@@ -144,15 +144,15 @@ def test_attention_kernel_without_dropout_is_not_random():
     assert tape.empty
 
 
-def test_hidden_dropout_is_refused(monkeypatch):
+def test_dropout_that_cannot_be_repeated_is_refused():
     library = torch.library.Library("checked_backend_test_random", "DEF")
-    library.define("attention(Tensor q, float dropout_p=0.0) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-    library.impl("attention", lambda q, dropout_p=0.0: q * 2, "CPU")
-    op = torch.ops.checked_backend_test_random.attention
+    library.define("cudnn_rnn(Tensor q, float dropout) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    library.impl("cudnn_rnn", lambda q, dropout: q * 2, "CPU")
+    op = torch.ops.checked_backend_test_random.cudnn_rnn
     tape, _ = record(lambda: op(torch.ones(2), 0.5))
     with ReplayRandom(tape), pytest.raises(ReplayError, match="draws inside its kernel"):
         op(torch.ones(2), 0.5)
-    assert record(lambda: op(torch.ones(2)))[0].empty
+    assert record(lambda: op(torch.ones(2), 0.0))[0].empty
     library._destroy()
 
 

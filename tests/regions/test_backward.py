@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from tests.support import faults
 from tests.support.classifier import Classifier, Compile, data
-from tests.support.region_tools import agreed, audit, clean_reports, found
+from tests.support.region_tools import agreed, as_the_engine, audit, backwards, clean_reports, found
 
 BOTH = ("python", "aot")
 
@@ -73,3 +73,18 @@ def test_a_region_that_runs_in_another_thread() -> None:
         assert report.coverage.checked["gradients"] == 5
         report = audit(program, elsewhere(faults.scaled_gradient("hidden.weight")))
         assert found(report) == {("logic", "grad[hidden.weight]")}
+
+
+@pytest.mark.parametrize("results", [1, 2])
+def test_a_backward_pass_in_a_thread_of_the_engine(results: int) -> None:
+    """On a GPU the hooks run where no session of the caller's is active."""
+
+    def program(compile_: Compile) -> None:
+        x, y = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+        made = compile_(lambda x, y: (x.sin() * y, y.exp()))(x, y)
+        as_the_engine(lambda: sum(one.sum() for one in made[:results]).backward())
+
+    for report in clean_reports(program):
+        assert backwards(report) == 1
+    for how in BOTH:
+        assert found(audit(program, faults.scaled_gradient("y", how))) == {("logic", "grad[y]")}

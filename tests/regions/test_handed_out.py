@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from torch import fx
 
 import checked_backend as cb
+from checked_backend._torch.inductor import cuda_graph_results
+from checked_backend.regions import handed_out
 from tests.support import faults
 from tests.support.planting import compiled_by_aot
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -275,3 +279,31 @@ def test_results_are_not_kept_alive() -> None:
         del y
         gc.collect()
         assert gone() is None
+
+
+def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph writes to its results each time it is replayed, and torch raises where a program reads them later."""
+    given: list[int] = []
+
+    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        reused = Reused("same object")
+
+        def run(*args: Any) -> Any:
+            results = [reused(result) for result in gm.forward(*args)]
+            given.append(results[0].data_ptr())
+            return results
+
+        return run
+
+    class Manager:
+        @property
+        def current_node(self) -> Any:
+            return SimpleNamespace(outputs_weakrefs=[None, SimpleNamespace(data_ptr=lambda: given[-1])])
+
+    trees = SimpleNamespace(get_manager=lambda _index, create_if_none_exists: Manager())
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    monkeypatch.setattr(handed_out, "cuda_graph_results", lambda _device: cuda_graph_results(torch.device("cuda:0")))
+    compiled = checked(wave, compiler)
+    held = []
+    report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
+    assert found(report) == set(), str(report)

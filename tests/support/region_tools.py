@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
 import torch
@@ -55,6 +57,23 @@ def training_state(model: nn.Module) -> list[torch.Tensor]:
 def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     """Whether two lists of tensors are equal bit for bit, and not empty."""
     return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+def as_the_engine(work: Callable[[], Any]) -> None:
+    """Run something as a GPU's gradients are computed: in a thread that knows nothing of the caller's context."""
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            Context().run(work)
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in raised:
+        raise error
 
 
 Program = Callable[[Callable[..., Any]], Any]
