@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
 import torch
 
 from checked_backend.numerics.bits import resolved
 from checked_backend.numerics.fused import Checksum, checksum_loop
 
-__all__ = ["LARGE", "fingerprint"]
+__all__ = ["LARGE", "fingerprint", "fingerprints"]
 
 _CHUNK = 1 << 17
 
 LARGE = 1 << 14
 """Elements. For smaller tensors alone the compiled loop is not worth compiling."""
+
+_SLAB = 1 << 22
+"""Elements that a GPU works on at once; it needs 24 bytes for each."""
 
 _MIXING = ((16, 2146121005), (15, -2073254261))
 """Shifts and odd factors, as in ``fused.c``: no two numbers become the same."""
@@ -32,44 +38,111 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
     Returns:
         The sum modulo 2**64; None for a tensor whose bits cannot be read (sparse, quantised, on the ``meta`` device).
     """
+    return fingerprints([tensor])[0]
+
+
+def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Checksum tensors as `fingerprint` does. A GPU is waited for once, however many tensors there are."""
+    with torch.no_grad():
+        of_all = [_bits(tensor) for tensor in tensors]
+        found = [None if bits is None or not _is_here(bits) else _on_processor(bits) for bits in of_all]
+        elsewhere = {place: bits for place, bits in enumerate(of_all) if bits is not None and not _is_here(bits)}
+        for device in {bits.device for bits in elsewhere.values()}:
+            there = {place: bits for place, bits in elsewhere.items() if bits.device == device}
+            for place, total in _on_device(there).items():
+                found[place] = total
+    return found
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The elements in memory order, as integers of at most 32 bits; None if they cannot be read."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
-    with torch.no_grad():
-        plain = resolved(tensor)
-        if plain.dtype.is_complex:
-            plain = torch.view_as_real(plain)
-        flat = _flat(plain)
-        size = flat.element_size()
-        if size not in _INTEGERS:
-            return None
-        if flat.numel() < 2:  # its stride may be anything, which a view as smaller integers does not take
-            flat = flat.as_strided(flat.shape, (1,))
-        bits = flat.view(_INTEGERS[size])
-        if size == 8:
-            bits = bits.view(torch.int32)
-        checksum = (_compiled(bits) if bits.numel() >= LARGE else None) or _chunk_by_chunk(bits)
-        total = 0
-        for number, start in enumerate(range(0, bits.numel(), _CHUNK)):
-            total += (2 * number + 1) * checksum(bits[start : start + _CHUNK])
-        return total & (2**64 - 1)
+    plain = resolved(tensor)
+    if plain.dtype.is_complex:
+        plain = torch.view_as_real(plain)
+    flat = _flat(plain)
+    size = flat.element_size()
+    if size not in _INTEGERS:
+        return None
+    if flat.numel() < 2:  # its stride may be anything, which a view as smaller integers does not take
+        flat = flat.as_strided(flat.shape, (1,))
+    bits = flat.view(_INTEGERS[size])
+    return bits.view(torch.int32) if size == 8 else bits
+
+
+def _on_processor(bits: torch.Tensor) -> int:
+    checksum = (_compiled(bits) if bits.numel() >= LARGE else None) or _chunk_by_chunk(bits)
+    return _sum(checksum(chunk) for chunk in bits.split(_CHUNK) if chunk.numel())
+
+
+def _sum(chunks: Iterable[int]) -> int:
+    """The checksum of a tensor whose chunks have these, in order."""
+    return sum((2 * number + 1) * chunk for number, chunk in enumerate(chunks)) & (2**64 - 1)
+
+
+def _on_device(of_all: Mapping[int, torch.Tensor]) -> dict[int, int]:
+    """The checksums of tensors on one device: as few kernels as may be, and one wait for the sums of all chunks."""
+    chunks = [(place, chunk) for place, bits in of_all.items() for chunk in bits.split(_CHUNK) if chunk.numel()]
+    sums: list[int] = []
+    if chunks:
+        places = _places(_CHUNK, chunks[0][1].device)
+        sums = torch.cat([_sums(slab, places) for slab in _slabs([chunk for _, chunk in chunks])]).tolist()
+    found: dict[int, list[int]] = {place: [] for place in of_all}
+    for (place, _), total in zip(chunks, sums, strict=True):
+        found[place].append(total & (2**32 - 1))
+    return {place: _sum(totals) for place, totals in found.items()}
+
+
+def _slabs(chunks: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    slab: list[torch.Tensor] = []
+    for chunk in chunks:
+        if slab and sum(part.numel() for part in slab) + chunk.numel() > _SLAB:
+            yield slab
+            slab = []
+        slab.append(chunk)
+    yield slab
+
+
+def _sums(slab: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+    """The sum of each chunk's mixed bits, on the device."""
+    mixed = torch.cat([places[: chunk.numel()] for chunk in slab]).bitwise_xor_(torch.cat(list(slab)))
+    other = torch.empty_like(mixed)
+    _mix(mixed, other)
+    ends = torch.tensor(list(accumulate(chunk.numel() for chunk in slab))) - 1
+    ends = ends.pin_memory().to(mixed.device, non_blocking=True) if mixed.is_cuda else ends.to(mixed.device)
+    return mixed.cumsum(0, dtype=torch.int64)[ends].diff(prepend=mixed.new_zeros(1, dtype=torch.int64))
+
+
+def _places(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, count + 1, dtype=torch.int32, device=device).mul_(-1640531535)
+
+
+def _mix(mixed: torch.Tensor, other: torch.Tensor) -> None:
+    """Mix the bits of 32-bit numbers in place; the other tensor is work space."""
+    for shift, factor in _MIXING:
+        torch.bitwise_right_shift(mixed, shift, out=other).bitwise_and_((1 << (32 - shift)) - 1)
+        mixed.bitwise_xor_(other).mul_(factor)
 
 
 def _compiled(bits: torch.Tensor) -> Checksum | None:
-    return checksum_loop(bits.dtype) if bits.device.type == "cpu" else None
+    return checksum_loop(bits.dtype)
 
 
 def _chunk_by_chunk(bits: torch.Tensor) -> Checksum:
     count = min(_CHUNK, bits.numel())
-    places = torch.arange(1, count + 1, dtype=torch.int32, device=bits.device).mul_(-1640531535)
+    places = _places(count, bits.device)
     work, high = (torch.empty(count, dtype=torch.int32, device=bits.device) for _ in range(2))
 
     def checksum(chunk: torch.Tensor) -> int:
         size = chunk.numel()
         mixed, other = work[:size], high[:size]
         torch.bitwise_xor(chunk, places[:size], out=mixed)
-        for shift, factor in _MIXING:
-            torch.bitwise_right_shift(mixed, shift, out=other).bitwise_and_((1 << (32 - shift)) - 1)
-            mixed.bitwise_xor_(other).mul_(factor)
+        _mix(mixed, other)
         return int(mixed.sum(dtype=torch.int64).item()) & (2**32 - 1)
 
     return checksum

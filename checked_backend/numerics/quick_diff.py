@@ -6,6 +6,8 @@ only these three numbers.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +15,11 @@ import torch
 from checked_backend.numerics.bits import FORMATS, with_memory
 from checked_backend.numerics.fused import fused_loop
 
-__all__ = ["QuickDiff", "quick_diff"]
+__all__ = ["QuickDiff", "quick_diff", "quick_diffs"]
 
 _LARGE = 1 << 16  # elements; for tensors of this size one compiled loop is faster than a call for each number
 _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay in a processor's cache
+_SLAB = 1 << 22  # elements that a GPU works on at once; it needs up to 12 bytes for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,42 @@ def quick_diff(*, reference: torch.Tensor, candidate: torch.Tensor) -> QuickDiff
         The size. None if only `measure` can tell: for other dtypes, for elements that are not finite (or sums of
         squares that overflow), for large tensors that are not dense in the same order.
     """
+    return quick_diffs([(reference, candidate)])[0]
+
+
+def quick_diffs(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[QuickDiff | None]:
+    """Compute `quick_diff` of pairs (reference, candidate). A GPU is waited for once, however many pairs there are."""
+    with torch.no_grad():
+        flat = [_comparable(*pair) for pair in pairs]
+        reduced: dict[int, tuple[float, float, float]] = {}
+        elsewhere: dict[torch.device, dict[int, tuple[torch.Tensor, torch.Tensor]]] = defaultdict(dict)
+        for place, both in enumerate(flat):
+            if both is not None and (_is_here(both[0]) or type(both[0]) is not torch.Tensor):
+                reduced[place] = _reduce(*both)
+            elif both is not None:
+                elsewhere[both[0].device][place] = both
+        for there in elsewhere.values():
+            reduced.update(_reduce_on_device(there))
+    return [_diff(*reduced[place], pair[0].numel()) if place in reduced else None for place, pair in enumerate(pairs)]
+
+
+def _diff(greatest: float, squares: float, reference_squares: float, count: int) -> QuickDiff | None:
+    if not greatest + squares + reference_squares < float("inf"):
+        return None
+    return QuickDiff(greatest, (squares / count) ** 0.5, (reference_squares / count) ** 0.5)
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _comparable(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Both as flat views; None if only `measure` can tell."""
     if not reference.dtype.is_floating_point or reference.dtype.itemsize < 2 or type(reference) is not type(candidate):
         return None
     if reference.dtype != candidate.dtype or reference.layout is not torch.strided or not reference.numel():
         return None
-    with torch.no_grad():
-        flat = _flat_alike(with_memory(reference.detach()), with_memory(candidate.detach()))
-        if flat is None:
-            return None
-        greatest, squares, reference_squares = _reduce(*flat)
-    if not greatest + squares + reference_squares < float("inf"):
-        return None
-    count = reference.numel()
-    return QuickDiff(greatest, (squares / count) ** 0.5, (reference_squares / count) ** 0.5)
+    return _flat_alike(with_memory(reference.detach()), with_memory(candidate.detach()))
 
 
 def _flat_alike(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -102,3 +128,37 @@ def _reduce(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, fl
         here = gap.abs_().amax().item()
         greatest = here if here > greatest or here != here else greatest  # NaN stays
     return greatest, squares, reference_squares
+
+
+def _reduce_on_device(
+    pairs: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+) -> dict[int, tuple[float, float, float]]:
+    """What `_reduce` gives, of pairs on one device: a few kernels for many tensors, and one wait for all numbers."""
+    order: list[int] = []
+    norms: list[torch.Tensor] = []
+    for dtype in dict.fromkeys(one.dtype for one, _ in pairs.values()):
+        slab: list[int] = []
+        for place, (one, _) in pairs.items():
+            if one.dtype != dtype:
+                continue
+            if slab and sum(pairs[other][0].numel() for other in slab) + one.numel() > _SLAB:
+                norms.append(_norms([pairs[other] for other in slab]))
+                slab = []
+            slab.append(place)
+            order.append(place)
+        norms.append(_norms([pairs[other] for other in slab]))
+    numbers = torch.cat(norms, 1).tolist()
+    return {
+        place: (greatest, root * root, reference_root * reference_root)
+        for place, greatest, root, reference_root in zip(order, *numbers, strict=True)
+    }
+
+
+def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Greatest difference, norm of the difference and norm of the reference: (3, pairs), float64, on the device."""
+    references, candidates = [one for one, _ in pairs], [other for _, other in pairs]
+    if references[0].dtype.itemsize == 2:
+        references, candidates = [one.float() for one in references], [other.float() for other in candidates]
+    gaps = torch._foreach_sub(candidates, references)
+    rows = torch._foreach_norm(gaps, float("inf")), torch._foreach_norm(gaps, 2), torch._foreach_norm(references, 2)
+    return torch.stack([torch.stack(row) for row in rows]).double()

@@ -11,7 +11,7 @@ import torch
 from checked_backend._torch.autograd import autograd_sequence_number
 from checked_backend.findings import Finding
 from checked_backend.modes.collective_tape import CollectiveReplayError
-from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.numerics.fingerprint import fingerprints
 from checked_backend.regions.beside import Beside
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import unexpected_mutation
@@ -127,7 +127,10 @@ class BeforeCandidate:
             reference: Eager's execution.
         """
         inputs, subjects = self.call.inputs, self.call.subjects
-        changed = [place for place, value in self.fingerprints.items() if fingerprint(args[place]) != value]
+        now = fingerprints([args[place] for place in self.fingerprints])
+        changed = [
+            place for (place, value), found in zip(self.fingerprints.items(), now, strict=True) if found != value
+        ]
         return [
             *unexpected_mutation([subjects.mutated(place) for place in changed]),
             *uncounted_writes(

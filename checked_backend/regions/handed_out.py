@@ -32,7 +32,7 @@ from checked_backend._torch.tensors import (
     version_of,
 )
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.numerics.fingerprint import fingerprints
 
 __all__ = ["HandedOut", "Look", "MemoryRange", "Result", "memory_range", "memory_ranges", "overlap", "results_of"]
 
@@ -137,19 +137,22 @@ def results_of(
 ) -> list[Result]:
     """The results of a call to remember: plain ones in memory of their own, not in that of an input or a CUDA graph."""
     taken, issued = memory_ranges(args), collectives_issued()
-    found = []
+    own: dict[int, MemoryRange] = {}
     for index, output in enumerate(outputs):
         memory = memory_range(output)
         if memory is None or any(overlap(memory, other) for other in taken):
             continue
-        if memory[0] in cuda_graph_results(output.device):
-            continue
+        if memory[0] not in cuda_graph_results(output.device):
+            own[index] = memory
+    found = []
+    for (index, memory), checksum in zip(own.items(), fingerprints([outputs[index] for index in own]), strict=True):
+        output = outputs[index]
         source = sources[index] if index < len(sources) else ""
         size = memory[1] - memory[0]
         known = weakref.ref(output), subjects[index], region, call, source, size
-        seen = fingerprint(output), version_of(output)
         storage = StorageWeakRef(output.untyped_storage())
         place = output.storage_offset(), output.size(), output.stride()
+        seen = checksum, version_of(output)
         found.append(Result(*known, *seen, storage, storage_users(storage) - 1, output.dtype, place, issued))
     return found
 
@@ -171,11 +174,9 @@ class Look:
         self._taken = memory_ranges(args)
         self._issued = collectives_issued()
         self._results: dict[int, Result] = {}
-        for result in dict.fromkeys(result for holder in holders for result in holder.held()):
-            held = result.held()
-            if held is None or self._is_taken(held):
-                continue
-            now = fingerprint(held)
+        known = dict.fromkeys(result for holder in holders for result in holder.held())
+        free = [(result, held) for result in known if (held := result.held()) is not None and not self._is_taken(held)]
+        for (result, held), now in zip(free, fingerprints([held for _, held in free]), strict=True):
             unchecked = any(holder.unchecked for holder in holders)
             if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
                 self.unexplained[result.subject] = (
@@ -209,11 +210,9 @@ class Look:
             counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """
         found: list[tuple[Result, Finding]] = []
-        for result in self._results.values():
-            held = result.held()
-            if held is None:
-                continue
-            changed = fingerprint(held) != result.print and (counted or result.uncounted(held))
+        known = [(result, held) for result in self._results.values() if (held := result.held()) is not None]
+        for (result, held), now in zip(known, fingerprints([held for _, held in known]), strict=True):
+            changed = now != result.print and (counted or result.uncounted(held))
             shares = self._shares(held, outputs, reference)
             if changed and not shares and result.issued != self._issued:
                 self.unexplained[result.subject] = (

@@ -16,7 +16,7 @@ from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view, rewrapped, storage_identity
 from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argument, describe_operator
-from checked_backend.numerics.fingerprint import fingerprint
+from checked_backend.numerics.fingerprint import fingerprints
 
 __all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
 
@@ -197,11 +197,12 @@ class Inputs:
 
     def fingerprints(self, args: Sequence[Any]) -> dict[int, int | None]:
         """Checksums of those among the user's inputs that must stay as they are."""
-        return {
-            position: fingerprint(arg)
+        kept = {
+            position: arg
             for position, arg in enumerate(args)
             if isinstance(arg, torch.Tensor) and position not in self.mutated and not inner_tensors(arg)
         }
+        return dict(zip(kept, fingerprints(list(kept.values())), strict=True))
 
     def written_since(self) -> bool:
         """Whether somebody wrote to an input that the region leaves alone, after the call."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from checked_backend.findings import Skip
 from checked_backend.numerics.bits import is_floating
 from checked_backend.numerics.measure import measure
-from checked_backend.numerics.quick_diff import QuickDiff, quick_diff
+from checked_backend.numerics.quick_diff import QuickDiff, quick_diffs
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_as_noise
 from checked_backend.verdict.context import Context
@@ -100,11 +100,11 @@ def decide(
     """
     decisions = Decisions(recheck=recheck)
     cases: list[Evidence] = []
-    for pair in pairs:
+    for pair, glance in zip(pairs, _glances(pairs), strict=True):
         ask_twin = low_precision and (recheck or pair.name not in known) and is_floating(pair.reference)
         try:
             scale = None if recheck else known.get(pair.name)
-            case = _examined(pair, scale, decisions, ask_twin=ask_twin)
+            case = _examined(pair, glance, scale, decisions, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
@@ -136,11 +136,18 @@ def _blind_spots(controls: ControlRuns) -> Iterator[str]:
             yield _BLIND_SPOTS[control].format(", ".join(sorted(operators)))
 
 
+def _glances(pairs: Sequence[TensorPair]) -> list[QuickDiff | None]:
+    """A quick look at each pair. Where one fails nothing is known of any; whoever measures the pair tells why."""
+    try:
+        return quick_diffs([(pair.reference, pair.candidate) for pair in pairs])
+    except Exception:
+        return [None] * len(pairs)
+
+
 def _examined(
-    pair: TensorPair, scale: NoiseBaseline | None, decisions: Decisions, *, ask_twin: bool
+    pair: TensorPair, glance: QuickDiff | None, scale: NoiseBaseline | None, decisions: Decisions, *, ask_twin: bool
 ) -> Evidence | None:
     """Look at a tensor once; return a new `Evidence` if that does not settle it, else None."""
-    glance = quick_diff(reference=pair.reference, candidate=pair.candidate)
     if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, decisions)):
         decisions.ratios.setdefault(pair.name, 0.0)
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,3 +112,25 @@ def test_peak_memory_is_at_most_eagers_and_the_compiled_programs(gpu: str) -> No
     eager, compiled = peak(model), peak(torch.compile(model))
     torch._dynamo.reset()
     assert peak(checked(model, "inductor")) <= eager + compiled
+
+
+def test_a_checked_step_waits_for_the_device_a_few_times(gpu: str) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20))).to(gpu)
+    x = torch.randn(32, 64, device=gpu)
+    compiled = checked(model, "inductor")
+
+    def step() -> None:
+        model.zero_grad()
+        compiled(x).sum().backward()
+
+    for _ in range(5):
+        step()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    places = Counter(f"{one.filename}:{one.lineno}" for one in told if "synchroniz" in str(one.message))
+    assert places.total() <= 10, places

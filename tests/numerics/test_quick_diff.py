@@ -5,7 +5,7 @@ import torch
 
 from checked_backend.numerics import quick_diff as screen_module
 from checked_backend.numerics.measure import measure
-from checked_backend.numerics.quick_diff import quick_diff
+from checked_backend.numerics.quick_diff import quick_diff, quick_diffs
 
 
 @pytest.fixture(params=["call for each number", "one loop"])
@@ -76,3 +76,25 @@ def test_expanded_tensors_are_read_within_their_memory(shape):
     glance = quick_diff(reference=memory[:1].expand(shape), candidate=torch.full(shape, 3.0))
     assert glance is not None
     assert (glance.max_abs_diff, glance.rmse, glance.reference_rms) == (2.0, 2.0, 1.0)
+
+
+def test_many_on_a_device_have_the_numbers_of_each(monkeypatch):
+    torch.manual_seed(0)
+    pairs = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
+        for shape in ((1,), (3, 5, 7), (300, 101)):
+            reference = torch.randn(shape).to(dtype)
+            pairs.append((reference, (reference + 1e-2 * torch.randn(shape)).to(dtype)))
+    pairs += [(torch.ones(3), torch.ones(3)), (torch.ones(2), torch.tensor([1, torch.nan]))]
+    pairs += [(torch.ones(2, dtype=torch.int32),) * 2, (torch.full((2,), torch.inf),) * 2]
+    each = [quick_diff(reference=reference, candidate=candidate) for reference, candidate in pairs]
+    monkeypatch.setattr(screen_module, "_is_here", lambda _tensor: False)
+    for slab in (1, 5000, 1 << 22):
+        monkeypatch.setattr(screen_module, "_SLAB", slab)
+        for one, other in zip(each, quick_diffs(pairs), strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert other.max_abs_diff == one.max_abs_diff
+                assert other.rmse == pytest.approx(one.rmse, rel=1e-5)
+                assert other.reference_rms == pytest.approx(one.reference_rms, rel=1e-5)
+    assert quick_diffs([]) == []
