@@ -37,6 +37,7 @@ class Objective:
     bounded: bool = False
     incoming: Incoming = Incoming.CONTIGUOUS
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    given: Mapping[str, torch.Tensor] | None = None
 
 
 def roots_of(outputs: Mapping[str, Any], *, refusing: bool = True) -> dict[str, torch.Tensor]:
@@ -70,6 +71,11 @@ def run_backward(
         CheckedBackendError: The gradients that enter could not be made. Autograd's exceptions are the program's own.
     """
     roots = objective.incoming.at(roots)
+    if (given := objective.given) is not None:
+        roots = {name: root for name, root in roots.items() if name in given}
+        own = [given[name].detach().to(root.dtype, copy=True) for name, root in roots.items()]
+        torch.autograd.backward(list(roots.values()), own, inputs=list(leaves))
+        return 0.0
     try:
         with torch.no_grad(), disable_current_modes():  # no part of the program: no mode may perturb it
             entering = [_entering(root.detach(), name, objective) for name, root in roots.items()]

@@ -49,12 +49,14 @@ class Copier:
     Attributes:
         wide: Make floating-point tensors float64.
         own_code: Give copied functions code objects of their own, for which Dynamo compiles anew.
+        hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
     """
 
     wide: bool = False
     own_code: bool = False
+    hooks: bool = True
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
@@ -111,6 +113,11 @@ class Copier:
             raise
         return copied_args, copied_kwargs
 
+    def originals(self) -> dict[str, Any]:
+        """What `captured` are copies of, by the same names."""
+        known = {id(self._memo[id(value)]): value for value in self._kept if id(value) in self._memo}
+        return {name: known[id(copied)] for name, copied in self.captured.items() if id(copied) in known}
+
     def is_copy(self, value: object) -> bool:
         """Whether an object is one of the copies."""
         return any(value is copied for copied in self._memo.values())
@@ -161,6 +168,8 @@ class Copier:
         self._hook(parameter, duplicate)
 
     def _hook(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> None:
+        if not self.hooks:
+            return
         for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
             duplicate.register_hook(self._held(hook, "hook", quiet=True))
         for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():

@@ -78,7 +78,10 @@ class Program:
             call begins with the parameters, buffers and random state of the first call.
         own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
             for the original, whose globals are others.
-        undone: Makes a context around each call, which takes back what the call changes outside of the copies.
+        undone: Makes a context around each call, and around the making of copies, which takes back what the call
+            changes outside of the copies.
+        untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
+        entering: The gradients that enter at outputs, by name, instead of random ones; none of them, no backward pass.
         calls: The calls of a whole run.
     """
 
@@ -91,6 +94,8 @@ class Program:
     continued: bool = True
     own_code: bool = False
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
+    untraced: bool = False
+    entering: Mapping[str, torch.Tensor] | None = None
     calls: list[ProgramCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -154,8 +159,9 @@ class ProgramCopy:
         self._program = program
         self._modes = modes
         self._copier = Copier(wide, program.own_code)
-        self._function = self._copier.function(program.function)
-        self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
+        with program.undone():
+            self._function = self._copier.function(program.function)
+            self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
         self._called = self._function if transform is None else transform(called_inside(self._function))
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[ProgramCall, tuple[list[Any], dict[str, Any]]] = {}
@@ -205,6 +211,7 @@ class ProgramCopy:
             bounded=self._optimizer is not None and not call.relaid,
             incoming=call.cotangents,
             dtypes=call.dtypes,
+            given=self._program.entering,
         )
         outcome = Outcome()
         before = RngState.capture(tuple(self._rng.cuda))
@@ -310,7 +317,7 @@ class ProgramCopy:
         modes = self._modes(number)
         with ExitStack() as stack:
             if self._called is self._function:
-                stack.enter_context(eager_stance(under_modes=bool(modes)))
+                stack.enter_context(eager_stance(untraced=bool(modes) or self._program.untraced))
             for mode in modes:
                 stack.enter_context(mode)
             try:
@@ -328,6 +335,8 @@ class ProgramCopy:
             wanted = state.with_parameters_of(self._function).differentiable if roots else {}
             if not number and self._at_own_precision:
                 outcome.unreached = unreached_leaves(roots, wanted.values())
+            if objective.given == {}:
+                return loss
             if wanted:
                 try:
                     loss = run_backward(roots, list(wanted.values()), objective)

@@ -8,17 +8,21 @@ from typing import Any
 
 import torch
 
-__all__ = ["eager_stance", "no_warning_is_an_error"]
+__all__ = ["NEED_DYNAMO", "eager_stance", "no_warning_is_an_error"]
+
+NEED_DYNAMO = frozenset({"associative_scan", "cond", "flex_attention", "scan", "while_loop"})
+"""The names of torch's functions that need Dynamo, also in eager, to trace their bodies."""
 
 
-def eager_stance(*, under_modes: bool) -> AbstractContextManager[Any]:
+def eager_stance(*, untraced: bool) -> AbstractContextManager[Any]:
     """Keep the program's own `torch.compile` calls from compiling in eager: a fault there would be on both sides.
 
-    Some of torch's operators (``cond``, ``scan``) need Dynamo to trace their bodies. Dynamo traces nothing under modes.
+    Args:
+        untraced: Dynamo traces nothing at all, as under modes. Otherwise it also traces what the program compiles.
     """
     stance: AbstractContextManager[Any] = (
         torch.compiler.set_stance("force_eager")
-        if under_modes
+        if untraced
         else torch.compiler.set_stance("default", force_backend="eager")
     )
     return stance

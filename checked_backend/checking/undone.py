@@ -20,7 +20,7 @@ import torch
 
 from checked_backend.checking.outside import Place, codes_of, is_installed, is_library
 
-__all__ = ["Reached", "reached_by"]
+__all__ = ["Reached", "Remembered", "reached_by"]
 
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
@@ -37,30 +37,55 @@ class Reached:
     Attributes:
         places: Variables of modules and closures, and attributes of classes.
         holders: Containers and the attributes of objects, each with a name for people.
+        names: The names in the program's code.
     """
 
     places: Sequence[Place]
     holders: Sequence[tuple[Any, str]]
+    names: frozenset[str] = frozenset()
+
+    def now(self) -> Remembered:
+        """What all of it is now."""
+        places = [(place, place.get()) for place in self.places]
+        return Remembered(self, places, [(holder, name, _items(holder)) for holder, name in self.holders])
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a program's code could change, as it was at one moment.
+
+    Attributes:
+        reached: What it can change.
+        places: The places, each with its value.
+        holders: The containers, each with a name for people and its items.
+    """
+
+    reached: Reached
+    places: Sequence[tuple[Place, Any]]
+    holders: Sequence[tuple[Any, str, list[Any]]]
 
     @contextmanager
-    def undone(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """A block after which all of it is as before.
+    def in_place(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """A block in which all of it is as at that moment, and after which it is as before the block.
 
         Args:
             tell: Receives the name of what changed and stays so, because other threads of the program may use it.
         """
-        places = [(place, place.get()) for place in self.places]
-        holders = [(holder, name, _items(holder)) for holder, name in self.holders]
+        before = self.reached.now()
+        self._put(tell)
         try:
             yield
         finally:
-            put = tell if _other_threads() else None
-            for place, value in places:
-                if place.get() is not value:
-                    _either(put, f"{place.home}.{place.name}", partial(place.put, value))
-            for holder, name, items in holders:
-                if not _same(items, _items(holder)):
-                    _either(put, name, partial(_fill, holder, items))
+            before._put(tell)
+
+    def _put(self, tell: Callable[[str], None]) -> None:
+        put = tell if _other_threads() else None
+        for place, value in self.places:
+            if place.get() is not value:
+                _either(put, f"{place.home}.{place.name}", partial(place.put, value))
+        for holder, name, items in self.holders:
+            if not _same(items, _items(holder)):
+                _either(put, name, partial(_fill, holder, items))
 
 
 def reached_by(function: Callable[..., Any]) -> Reached:
@@ -71,13 +96,14 @@ def reached_by(function: Callable[..., Any]) -> Reached:
     """
     search = _Search()
     search.follow(function, "", 0)
-    return Reached(list(search.places.values()), search.holders)
+    return Reached(list(search.places.values()), search.holders, frozenset(search.names))
 
 
 class _Search:
     def __init__(self) -> None:
         self.places: dict[tuple[int, str], Place] = {}
         self.holders: list[tuple[Any, str]] = []
+        self.names: set[str] = set()
         self._seen: dict[int, Any] = {}  # keeps what it names by identity
         self._todo: list[tuple[Any, str, int]] = []
 
@@ -137,6 +163,7 @@ class _Search:
             self._add(((each, f"a default of {function.__qualname__}") for each in defaults), 1)
         namespace = function.__globals__
         for code in codes_of(function.__code__):
+            self.names.update(code.co_names)
             for name in code.co_names:
                 self._named(namespace, name, code.co_names)
 

@@ -56,6 +56,7 @@ class CheckingBackend:
         options: Options of ``numcheck``.
         mode: Inductor's mode.
         current: Returns the session that should record a call but is not active in this thread, or None.
+        traced: Receives each graph.
     """
 
     compiler_name = "numcheck"
@@ -66,7 +67,9 @@ class CheckingBackend:
         options: Mapping[str, Any],
         mode: str | None,
         current: Callable[[], Session | None],
+        traced: Callable[[fx.GraphModule], None] = lambda _gm: None,
     ) -> None:
+        self._traced = traced
         self._options = {**options, "compiler": compiler}
         self._mode = mode
         self._current = current
@@ -87,6 +90,7 @@ class CheckingBackend:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_kwargs: Any) -> Callable[..., Any]:
         """Compile a region and check it on every call."""
+        self._traced(gm)
         region = numcheck(gm, example_inputs, options=self._options, mode=self._mode)
 
         def run(*args: Any) -> Any:
@@ -186,7 +190,10 @@ class CompileWatch:
         self, compiler: str | Callable[..., Any], options: Mapping[str, Any], mode: str | None
     ) -> Callable[..., Any]:
         """The Dynamo backend that takes the place of the one that the code names."""
-        return CheckingBackend(compiler, options, mode, self.current)
+        return CheckingBackend(compiler, options, mode, self.current, self.traced)
+
+    def traced(self, gm: fx.GraphModule) -> None:
+        """Note a graph that Dynamo has made of the program's code."""
 
     def compiled(self, model: Any, made: Any, _compile_again: Callable[..., Any]) -> Any:
         """The object that ``torch.compile`` returns to the program.

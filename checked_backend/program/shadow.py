@@ -1,8 +1,9 @@
 """Compare whole compiled calls with eager at sampled calls. An error of Dynamo itself shows in no single region.
 
-Before such a call, the program runs in eager and compiled on copies, as `check` does it. The program's own call
-follows, untouched. A copied module runs the very code that Dynamo compiled for the program's module, if its guards
-accept it, so that a guard that is missing is found as well.
+Before such a call the program runs in eager, on copies of what the call begins with. The program's own call follows,
+untouched: its results, what it changed and later its gradients are compared with eager's. So a checked program compiles
+what it compiles unchecked. Only where the two differ, copies are compiled, to tell who makes the difference: what is
+right where it is compiled anew was compiled for an earlier call, and a guard is missing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -27,17 +28,17 @@ from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import VALUES
 from checked_backend.checking.original import eager_function
+from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Program, ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
-from checked_backend.checking.undone import reached_by
 from checked_backend.checking.unreached import not_differentiated
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.program.folder import WHOLE_CALLS
 from checked_backend.program.muted import muted
+from checked_backend.program.own_call import OwnCall
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.unobserved import unobserved
 from checked_backend.report.kept import KeptReport
 from checked_backend.report.ledger import Ledger
@@ -52,7 +53,13 @@ _STALE = (
     "Dynamo: it ran code here that it had compiled for an earlier call; compiled anew for this call, the program is "
     "right. A guard is missing, or was left out (guard_filter_fn, skip_guard_on_...)"
 )
+_STALE_MESSAGE = (
+    "the program ran code that Dynamo had compiled for an earlier call; compiled anew for this call it is right. "
+    "Something that the code depends on has changed since and has no guard: call torch.compiler.reset() after such a "
+    "change (for hooks of modules torch._dynamo.config.skip_nnmodule_hook_guards = False is enough)"
+)
 
+_GRADIENTS = "gradients of whole calls"
 
 _CHANGED = (
     "the compared runs changed it beside the program's own call, and it was left so, because another thread of the "
@@ -95,10 +102,12 @@ class Shadows:
 
     Attributes:
         seconds: The time that the comparisons have taken so far.
+        numpy: Whether Dynamo has traced NumPy's functions into a graph of the program's.
     """
 
     def __init__(self, options: CheckOptions, session: Callable[[], Session], tell: Callable[[str, int], None]) -> None:
         self.seconds = 0.0
+        self.numpy = False
         self.options = options
         self.session = session
         self.tell = tell
@@ -125,6 +134,10 @@ class Shadows:
             return compiled
         return shadow.around(compiled)
 
+    def traced(self, gm: torch.fx.GraphModule) -> None:
+        """Note a graph that Dynamo has made of the program's code."""
+        self.numpy = self.numpy or uses_numpy(gm)
+
     def affords(self) -> bool:
         """Whether the option ``budget`` lets one more call be compared."""
         budget = self.options.budget
@@ -144,6 +157,21 @@ class Shadows:
         """Note the functions and modules of which no call was compared."""
         for shadow in self._shadows:
             shadow.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A call that is compared: what it began with, and what eager makes of that.
+
+    Attributes:
+        call: The call.
+        outcome: Eager's outcome.
+        unreached: Tensors whose gradients are compared nowhere.
+    """
+
+    call: OwnCall
+    outcome: Outcome
+    unreached: Sequence[Skip]
 
 
 @dataclass(slots=True)
@@ -166,7 +194,7 @@ class _Shadow:
         self._reporter = _Reporter(self._name, shadows.options)
         self._lock = threading.Lock()
         self._calls = 0
-        self._compared = 0
+        self._compared_calls = 0
         self._why_not = ""
         self._explained: set[tuple[str, str]] = set()
 
@@ -183,7 +211,7 @@ class _Shadow:
 
     def close(self) -> None:
         """Note it if no call was compared."""
-        if self._calls and not self._compared:
+        if self._calls and not self._compared_calls:
             why = self._why_not or "no call was due"
             self._shadows.session().ledger.skip(
                 Skip("whole calls", f"not compared with eager: {why}", matters=True, region=self._name)
@@ -194,16 +222,28 @@ class _Shadow:
             self._calls += 1
             number = self._calls
         with _outermost():
-            found = self._look(args, kwargs) if self._due(number) else None
+            expected = self._in_eager(args, kwargs) if self._due(number) else None
             try:
                 returned = compiled(*args, **kwargs)
-            except BaseException:
-                if found is not None:
-                    self._report(found, number, raises=False)
+            except Exception as error:
+                if expected is not None and not isinstance(error, CheckedBackendError):
+                    self._report(self._compared(expected, expected.call.raised(error)), number, raises=False)
                 raise
-            if found is not None:
-                self._report(found, number)
+            if expected is None:
+                return returned
+            if isinstance(returned, (Iterator, Coroutine)):
+                self._report(self._not_compared("it returns an iterator, which can be read only once"), number)
+                return returned
+            actual = expected.call.returned(returned)
+            self._report(self._compared(expected, actual), number)
+            with self._aside():
+                expected.call.watch(actual, partial(self._differentiated, number))
             return returned
+
+    def _differentiated(self, number: int, call: OwnCall, actual: Outcome) -> None:
+        """Compare the gradients of a call, which its backward pass has sent just now."""
+        with _outermost():
+            self._report(self._guarded(lambda: self._gradients_compared(call, actual)), number, gradients=True)
 
     def _due(self, number: int) -> bool:
         """Calls 1, 2, 4, 8, ... of those that the option ``every`` leaves."""
@@ -215,80 +255,113 @@ class _Shadow:
         self._why_not = self._why_not or "the budget did not allow for it"
         return False
 
-    def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
-        if distributed_is_on():
-            return self._not_compared("running a program twice that exchanges tensors with other ranks would stop them")
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """A block that is no part of the program."""
+        with self._shadows.timed(), random_untouched(), muted(), unobserved():
+            yield
+
+    def _guarded(self, compare: Callable[[], _Found]) -> _Found:
         try:
-            with self._shadows.timed(), random_untouched(), muted(), unobserved():
-                return self._compared_with_eager(args, kwargs)
+            with self._aside():
+                return compare()
         except CheckedBackendError as error:
             return self._not_compared(str(error))
         except Exception as error:  # the program goes on; the coverage says that this was not compared
             what = "memory ran out" if is_out_of_memory(error) else "the comparison failed"
             return self._not_compared(f"{what}: {type(error).__name__}: {error}".partition("\n")[0])
 
+    def _in_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Expected | None:
+        """Run a call in eager before it runs compiled; None if that is impossible, which is noted."""
+        made: list[_Expected] = []
+
+        def run() -> _Found:
+            call = OwnCall.before(self._original, args, kwargs)
+            reference = ProgramCopy(call.program)
+            outcome = reference.step(0, call.program.calls[0])
+            again = lambda: call.program.run().unreached  # noqa: E731
+            unreached = tuple(not_differentiated(outcome.unreached, reference.is_copy, again))
+            made.append(_Expected(call, outcome, unreached))
+            return _Found()
+
+        if distributed_is_on():
+            found = self._not_compared(
+                "running a program twice that exchanges tensors with other ranks would stop them"
+            )
+        else:
+            found = self._guarded(run)
+        if found.skip is not None:
+            self._report(found, self._calls)
+        return made[0] if made else None
+
     def _not_compared(self, why: str) -> _Found:
         self._why_not = self._why_not or why
         return _Found(skip=Skip("a whole call", f"not compared with eager: {why}", region=self._name))
 
-    def _compared_with_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
-        cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        ledger = Ledger()
-        changed: list[str] = []
-        program = Program(
-            self._original,
-            tuple(args),
-            dict(kwargs),
-            RngState.capture(cuda),
-            gradients=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
-            own_code=True,
-            undone=partial(reached_by(self._original).undone, changed.append),
-        )
-        reference = ProgramCopy(program)
-        expected = reference.step(0, program.calls[0])
-        call = _ReferenceCall(program, expected, ledger)
-        findings: Sequence[Finding] = call.findings(self._compile)
-        for skip in not_differentiated(expected.unreached, reference.is_copy, lambda: program.run().unreached):
-            ledger.skip(skip)
-        if any(finding.fails for finding in findings):
-            findings = self._explained_once(findings, call)
-        for name in dict.fromkeys(changed):
-            ledger.skip(Skip(name, _CHANGED, matters=True))
-        return _Found(findings, ledger.coverage())
+    def _compared(self, expected: _Expected, actual: Outcome) -> _Found:
+        def compare() -> _Found:
+            ledger = Ledger()
+            for skip in expected.unreached:
+                ledger.skip(skip)
+            compared = _Compared(expected.call.program, expected.outcome, ledger, self._shadows.numpy)
+            return self._found(expected.call, compared, actual)
 
-    def _explained_once(self, findings: Sequence[Finding], call: _ReferenceCall) -> Sequence[Finding]:
+        return self._guarded(compare)
+
+    def _gradients_compared(self, call: OwnCall, actual: Outcome) -> _Found:
+        outcome = ProgramCopy(call.program).step(0, call.program.calls[0])
+        if (error := outcome.error or outcome.backward_error) is not None:
+            return self._not_compared(f"eager's own gradients: {type(error).__name__}: {error}".partition("\n")[0])
+        known = actual.subjects.keys() & outcome.gradients.keys()
+        actual.subjects = {name: value for name, value in actual.subjects.items() if name in known}
+        reference = Outcome(subjects={name: outcome.gradients[name] for name in actual.subjects}, evaluations=1)
+        reference.note_values(copies=False)
+        ledger = Ledger()
+        ledger.count({_GRADIENTS: len(known)})
+        return self._found(call, _Compared(call.program, reference, ledger, self._shadows.numpy), actual)
+
+    def _found(self, call: OwnCall, compared: _Compared, actual: Outcome) -> _Found:
+        findings: Sequence[Finding] = compared.findings(actual)
+        if any(finding.fails for finding in findings):
+            findings = self._explained_once(findings, compared)
+        for name in dict.fromkeys(call.changed):
+            compared.ledger.skip(Skip(name, _CHANGED, matters=True))
+        return _Found(findings, compared.ledger.coverage())
+
+    def _explained_once(self, findings: Sequence[Finding], compared: _Compared) -> Sequence[Finding]:
         """Tell at which level findings arise, and look for the operator where it is Dynamo's, once for each."""
         places = {(finding.subject, finding.detail) for finding in findings if finding.fails}
         if places <= self._explained:
             return [replace(finding, stage="eager") for finding in findings]
         options = self._shadows.options
+        stale = not any(finding.fails for finding in compared.on_copies(partial(self._compile, fresh=True)))
+        if stale:
+            explained = [_stale(finding) for finding in findings]
+        else:
 
-        def with_compiler(name: str) -> Sequence[Finding]:
-            return replace(call, ledger=Ledger()).findings(partial(torch.compile, backend=name))
+            def with_compiler(name: str) -> Sequence[Finding]:
+                return compared.on_copies(partial(torch.compile, backend=name))
 
-        explained = with_levels(findings, options.compiler, with_compiler, numpy=call.numpy())
-        stale = False
-        if not any(finding.stage == "eager" for finding in explained):
-            anew = replace(call, ledger=Ledger()).findings(partial(self._compile, fresh=True))
-            stale = not any(finding.fails for finding in anew)
-            explained = [_stale(one) for one in explained] if stale else explained
+            explained = with_levels(findings, options.compiler, with_compiler, numpy=compared.numpy)
         self._explained |= {
             (finding.subject, finding.detail) for finding in explained if finding.fails and finding.stage == "eager"
         }
         if stale or not options.localize:
             return explained
-        return with_dynamo_cause(explained, call.program, options, None)
+        return with_dynamo_cause(explained, compared.program, options, None)
 
-    def _report(self, found: _Found, number: int, *, raises: bool = True) -> None:
+    def _report(self, found: _Found, number: int, *, raises: bool = True, gradients: bool = False) -> None:
         session = self._shadows.session()
         if found.skip is not None:
             session.ledger.skip(found.skip)
             return
-        with self._lock:
-            self._compared += 1
+        if not gradients:
+            with self._lock:
+                self._compared_calls += 1
+            session.ledger.count({WHOLE_CALLS: 1})
         findings = [finding for finding in found.findings if not _is_told(finding, session.ledger.findings())]
         limits = {f"{subject} of {self._name}": limit for subject, limit in found.coverage.detection_limit.items()}
-        session.ledger.count({WHOLE_CALLS: 1})
+        session.ledger.count({name: count for name, count in found.coverage.checked.items() if name == _GRADIENTS})
         session.ledger.limits(limits, {})
         for skip in found.coverage.skipped:
             session.ledger.skip(replace(skip, region=self._name))
@@ -300,36 +373,46 @@ class _Shadow:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReferenceCall:
-    """One call that ran in eager. Compiled runs of it are compared with that run."""
+class _Compared:
+    """One call that ran in eager. Other runs of it are compared with that run.
+
+    Attributes:
+        program: The call as it was before.
+        expected: Eager's outcome, as far as it is compared.
+        ledger: Receives the coverage of the program's own call.
+        numpy: Whether Dynamo may have traced NumPy's functions into the program's graphs.
+    """
 
     program: Program
-    expected: Any
+    expected: Outcome
     ledger: Ledger
+    numpy: bool
 
-    def findings(self, compile_copy: Compile) -> list[Finding]:
-        """Compile a copy, run it, and return the findings about its differences from eager."""
-        actual = ProgramCopy(self.program, compile_copy).step(0, self.program.calls[0])
+    def findings(self, actual: Outcome, ledger: Ledger | None = None) -> list[Finding]:
+        """The differences of a run from eager."""
+        kept = self.ledger if ledger is None else ledger
         compared = compare_runs(
             [self.expected],
             [actual],
-            lambda: ProgramControls(self.program, numpy=self.numpy()),
-            self.ledger,
+            lambda: ProgramControls(self.program, numpy=self.numpy),
+            kept,
             again=self.program.run_all,
         )
-        self.ledger.limits(compared.limits, compared.own_precision_limits)
+        kept.limits(compared.limits, compared.own_precision_limits)
         return [finding for _, finding in compared.found]
 
-    def numpy(self) -> bool:
-        """Whether Dynamo traces NumPy's functions into the program's graphs."""
-        seen = []
-
-        def note(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-            seen.append(uses_numpy(gm))
-            return gm.forward
-
-        self.program.run(partial(torch.compile, backend=note))
-        return any(seen)
+    def on_copies(self, compile_copy: Compile) -> list[Finding]:
+        """Compile a copy, run it, and return its differences from eager."""
+        actual = ProgramCopy(self.program, compile_copy).step(0, self.program.calls[0])
+        if not self.expected.outputs:  # it is about gradients alone
+            actual = Outcome(
+                subjects={name: actual.gradients.get(name) for name in self.expected.subjects},
+                evaluations=1,
+                error=actual.error,
+                backward_error=actual.backward_error,
+            )
+            actual.note_values(copies=False)
+        return self.findings(actual, Ledger())
 
 
 class _Reporter(Reporter):
@@ -346,7 +429,9 @@ class _Reporter(Reporter):
             DivergenceError: With ``on_divergence="raise"``, if a finding fails.
         """
         which = f"call {number} of {self._region.name}"
-        seen: Mapping[str, Any] = {EvidenceKey.COMPARED: f"the whole call, in eager and compiled on copies ({which})"}
+        seen: Mapping[str, Any] = {
+            EvidenceKey.COMPARED: f"the program's own call, and eager on copies of what it began with ({which})"
+        }
         named = [
             replace(finding, region=self._region.name, evidence={**finding.evidence, **seen}) for finding in findings
         ]
@@ -373,7 +458,8 @@ def _is_told(finding: Finding, known: Sequence[Finding]) -> bool:
 def _stale(finding: Finding) -> Finding:
     if not finding.fails:
         return finding
-    return replace(finding, stage="eager", evidence={**finding.evidence, EvidenceKey.LEVEL: _STALE})
+    evidence = {**finding.evidence, EvidenceKey.LEVEL: _STALE}
+    return replace(finding, stage="eager", message=_STALE_MESSAGE, evidence=evidence)
 
 
 def _is_lazy_check(compiled: Any, name: str) -> bool:

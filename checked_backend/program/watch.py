@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import fx
+
 from checked_backend.autostart import say
 from checked_backend.findings import Skip
 from checked_backend.program.compile_calls import CompileWatch, Settings
@@ -68,6 +70,11 @@ class ProgramWatch(CompileWatch):
         """Note in the report of this process what is not checked."""
         self._here()
         self._session.ledger.skip(skip)
+
+    def traced(self, gm: fx.GraphModule) -> None:
+        """Note a graph that Dynamo has made of the program's code."""
+        if self._shadows is not None:
+            self._shadows.traced(gm)
 
     def compiled(self, model: Any, made: Any, compile_again: Callable[..., Any]) -> Any:
         """The result of ``torch.compile``. With the option ``shadow``, its whole calls are compared with eager."""

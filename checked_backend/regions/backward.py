@@ -147,7 +147,7 @@ class BackwardWatch:
         on_backward: Receives each pass when the region's part of it is over. It may return gradients, by position, to
             be used instead of the candidate's; they are used if `can_replace`.
         on_error: Receives the exception of the candidate's compiled backward, and the pass, in which nothing was sent
-            yet. It may return gradients too.
+            yet. It may return gradients too. Without it exceptions are left alone.
         on_begin: Called when a pass begins. `BackwardPass.begun` is its result.
         on_end: Receives that result when the region's part of the pass is over, however it went. It is not called if
             the pass ends by an exception that is not the compiled backward's.
@@ -173,7 +173,7 @@ class BackwardWatch:
         edges: Mapping[Edge, int],
         since: int,
         on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
-        on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None],
+        on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None] | None = None,
         on_begin: Callable[[], object] = lambda: None,
         on_end: Callable[[object], None] = lambda _begun: None,
         again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
@@ -207,7 +207,8 @@ class BackwardWatch:
         for number, node in enumerate(sites):
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
-            catch_backward_error(node, partial(_untraced, self, BackwardWatch._raised, number), again)
+            if on_error is not None:
+                catch_backward_error(node, partial(_untraced, self, BackwardWatch._raised, number), again)
 
     @asked_while_tracing
     def left_out(self) -> bool:
@@ -310,7 +311,7 @@ class BackwardWatch:
         if progress.recorder is not None:
             progress.recorder.finish()
         site = self._sites[number]
-        gradients = self._on_error(error, progress.summary())
+        gradients = None if self._on_error is None else self._on_error(error, progress.summary())
         only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
         if gradients is None or not only:
             self._ended(task)

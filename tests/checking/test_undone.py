@@ -60,11 +60,23 @@ def test_places_and_containers_are_put_back_in_order(around: Callable[[Any], Any
 
     before, told = state(), []
     function = around(changes_all)
-    with reached_by(function).undone(told.append):
+    with reached_by(function).now().in_place(told.append):
         function()
         assert state() != before
     assert (state(), told) == (before, [])
     assert containers["deque"].maxlen == 3
+
+
+def test_what_was_is_put_in_place_and_what_is_comes_back() -> None:
+    moment = reached_by(changes_all).now()
+    with moment.in_place(lambda _: None):
+        before = repr((containers, space, made))
+        changes_all()
+        after = repr((containers, space, made))
+        with moment.in_place(lambda _: None):
+            assert repr((containers, space, made)) == before
+            changes_all()
+        assert repr((containers, space, made)) == after != before
 
 
 def test_an_exception_passes_and_all_is_put_back() -> None:
@@ -72,7 +84,7 @@ def test_an_exception_passes_and_all_is_put_back() -> None:
         changes_all()
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), reached_by(fails).undone(lambda _: None):
+    with pytest.raises(ZeroDivisionError), reached_by(fails).now().in_place(lambda _: None):
         fails()
     assert (space.count, made) == (0, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import types
 from collections import Counter
@@ -121,8 +122,106 @@ def test_gradients_are_compared(tmp_path: Path) -> None:
     def _detached(x: torch.Tensor) -> torch.Tensor:
         return x.detach() * x
 
-    program.compile(lambda x: square(x).sum())(torch.arange(3.0, requires_grad=True))
+    program.compile(lambda x: square(x).sum())(torch.arange(3.0, requires_grad=True)).backward()
     assert [one.subject for one in program.report.findings] == ["grad[x]"]
+
+
+class Switched(nn.Module):
+    """Things that Dynamo takes for constant until a guard says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.doubled = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.inner(x))) * (2 if self.doubled else factor)
+
+    def last(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+factor = 1.0
+
+
+def exchange_factor(_model: Switched) -> None:
+    global factor
+    factor = 3.0
+
+
+CHANGES: dict[str, Callable[[Switched], Any]] = {
+    "a hook": lambda model: model.inner.register_forward_hook(lambda _module, _args, out: out.square()),
+    "a hook on gradients": lambda model: model.inner.register_full_backward_pre_hook(
+        lambda _module, out: (2 * out[0],)
+    ),
+    "an attribute": lambda model: setattr(model, "doubled", True),
+    "a global": exchange_factor,
+    "a method": lambda model: setattr(model, "last", lambda x: x.sin()),
+    "eval": lambda model: model.eval(),
+}
+
+
+@pytest.mark.parametrize("own", ["module", "function"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_programs_own_call_is_compared(change: str, own: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """What ran was compiled for an earlier call; a copy would be compiled anew, and be right."""
+    monkeypatch.setattr(sys.modules[__name__], "factor", 1.0)
+    torch.manual_seed(0)
+    for changes in (False, True):
+        torch._dynamo.reset()
+        program, model = Shadowed(tmp_path), Switched()
+        compiled = program.compile(model if own == "module" else lambda x: model(x), unguarded=True)  # noqa: B023
+        for number in range(2):
+            if number and changes:
+                CHANGES[change](model)
+            x = torch.randn(5, 4, requires_grad=True)
+            compiled(x).sum().backward()
+        failing = [one for one in program.report.findings if one.fails]
+        assert bool(failing) == changes, str(program.report)
+        assert all("compiled for an earlier call" in one.evidence["level"] for one in failing)
+        kinds = {one.about.is_gradient for one in failing}
+        assert (False in kinds) == (changes and change != "a hook on gradients")
+
+
+def test_a_hook_that_dynamo_does_not_guard(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    program = Shadowed(tmp_path)
+    fast = program.compile(lambda x: net(x).sum(-1))
+    fast(torch.randn(3, 4))
+    net[1].register_forward_hook(lambda _module, _args, out: out + 7)
+    fast(torch.randn(3, 4))
+    (finding,) = [one for one in program.report.findings if one.fails]
+    assert finding.subject == "output[0]"
+    assert "skip_nnmodule_hook_guards = False" in finding.message
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+def test_it_compiles_what_the_program_compiles(tmp_path: Path, noise: float) -> None:
+    def rounding(gm: Any, _inputs: Any) -> Any:
+        return lambda *args: [one * (1 + noise) for one in gm.forward(*args)]
+
+    def run(compile_: Callable[..., Any]) -> dict[str, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = Scaled()
+        compiled = compile_(model)
+        step = compile_(lambda x: compiled(x).tanh().sum(-1))
+        for size in (5, 5, 7, 7, 5, 9):
+            step(torch.randn(size, 4)).square().sum().backward()
+            compiled(torch.randn(size, 4))
+        counters = torch._dynamo.utils.counters
+        return {**counters["frames"], **counters["stats"], "recompiled": len(counters["recompiles"])}
+
+    program = Shadowed(tmp_path)
+    for _ in range(2):  # the first in a process may compile more
+        plain = run(lambda model: torch.compile(model, backend=rounding))
+    again = lambda copy, fresh=False: torch.compile(copy, backend=functools.partial(rounding) if fresh else rounding)  # noqa: E731
+    assert run(lambda model: program.shadows.over(model, again(model), again)) == plain
+    report = program.report
+    assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 6)
+    assert report.coverage.checked["gradients of whole calls"] > 0
 
 
 def test_a_training_run_is_as_it_is_alone(tmp_path: Path) -> None:

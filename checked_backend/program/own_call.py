@@ -1,0 +1,154 @@
+"""A call of a program as it was before, and what the program's own call made of it.
+
+A program's own call cannot be run twice. So what it begins with is copied, and every other run is of copies of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from checked_backend._torch.autograd import autograd_sequence_number
+from checked_backend.checking.copies import Copier
+from checked_backend.checking.outcome import Outcome
+from checked_backend.checking.outside import Outside
+from checked_backend.checking.program import Program
+from checked_backend.checking.stance import NEED_DYNAMO
+from checked_backend.checking.state import State
+from checked_backend.checking.tree import argument_leaves, containers, output_leaves
+from checked_backend.checking.undone import Remembered, reached_by
+from checked_backend.regions.backward import BackwardPass, BackwardWatch
+from checked_backend.regions.gradient_gate import Edge, input_edges
+from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.torch_state import RngState
+
+__all__ = ["OwnCall"]
+
+
+@dataclass(slots=True)
+class OwnCall:
+    """One call of a program's own.
+
+    Attributes:
+        program: The call as it was before it ran, to be run in eager or compiled on copies.
+        changed: What other runs changed beside the program's own call, and was left so.
+    """
+
+    program: Program
+    changed: list[str] = field(default_factory=list)
+    _function: Callable[..., Any] = field(kw_only=True)
+    _arguments: tuple[Sequence[Any], Mapping[str, Any]] = field(kw_only=True)
+    _captured: Mapping[str, Any] = field(kw_only=True)
+    _outside: Outside = field(kw_only=True)
+    _remembered: Remembered = field(kw_only=True)
+    _settings: ProcessState = field(kw_only=True)
+    _wanted: tuple[str, ...] = field(default=(), kw_only=True)
+    _edges: Mapping[Edge, int] = field(default_factory=dict, kw_only=True)
+    _since: int = field(default=0, kw_only=True)
+
+    @classmethod
+    def before(cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OwnCall:
+        """Copy what a call begins with.
+
+        Raises:
+            CheckedBackendError: Something cannot be copied.
+        """
+        cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        copier = Copier(own_code=True, hooks=False)
+        copied = copier.function(function)
+        copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
+        gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        reached = reached_by(function)
+        program = Program(
+            copied,
+            copied_args,
+            copied_kwargs,
+            RngState.capture(cuda),
+            gradients,
+            own_code=True,
+            untraced=NEED_DYNAMO.isdisjoint(reached.names),
+            entering={},
+        )
+        call = cls(
+            program,
+            _function=function,
+            _arguments=(args, kwargs),
+            _captured=copier.originals(),
+            _outside=copier.outside([copied, *copied_args, *copied_kwargs.values()]),
+            _remembered=reached.now(),
+            _settings=ProcessState.capture(),
+        )
+        program.undone = call._as_before
+        if gradients:
+            call._expect_gradients()
+        return call
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        with self._remembered.in_place(self.changed.append), self._outside.in_place():
+            yield
+
+    def _state(self) -> State:
+        named = argument_leaves(self._function, *self._arguments)
+        return State.of(self._function, self._captured, named, {})
+
+    def _expect_gradients(self) -> None:
+        state = self._state()
+        tensors = {name: leaf for name, leaf in state.inputs.items() if isinstance(leaf, torch.Tensor)}
+        wanted = {name: leaf for name, leaf in tensors.items() if leaf.requires_grad} | state.differentiable
+        self._wanted = tuple(wanted)
+        self._edges = input_edges(list(wanted.values()), frozenset(range(len(wanted))))
+        self._since = autograd_sequence_number()
+
+    def returned(self, result: Any) -> Outcome:
+        """The outcome of the call, whose result the program is about to get. It holds the program's own tensors."""
+        outcome = self._ended()
+        outcome.outputs = dict(output_leaves(result))
+        outcome.containers = dict(containers(result, "output"))
+        state = self._state()
+        outcome.memory = state.memory()
+        outcome.subjects = {**outcome.outputs, **state.subjects()}
+        outcome.evaluations = 1
+        outcome.note_values(copies=False)
+        return outcome
+
+    def raised(self, error: Exception) -> Outcome:
+        """The outcome of the call, which has raised."""
+        outcome = self._ended()
+        outcome.error = error
+        return outcome
+
+    def _ended(self) -> Outcome:
+        return Outcome(
+            rng=RngState.capture(tuple(self.program.rng.cuda)), settings=(self._settings, ProcessState.capture())
+        )
+
+    def watch(self, outcome: Outcome, then: Callable[[OwnCall, Outcome], None]) -> None:
+        """Have the call's first backward pass compared, whenever it comes.
+
+        Args:
+            outcome: The call's outcome.
+            then: Receives the call with the gradients that entered at its results, and the gradients that it sent to
+                inputs and parameters as an outcome.
+        """
+        names = [name for name, value in outcome.outputs.items() if isinstance(value, torch.Tensor)]
+        if not self._edges or not names:
+            return
+        passes: list[BackwardPass] = []
+
+        def passed(one: BackwardPass) -> None:
+            passes.append(one)
+            if len(passes) > 1:
+                return
+            entered = {names[place]: gradient for place, gradient in one.cotangents.outputs.items()}
+            sent = {f"grad[{self._wanted[place]}]": gradient for place, gradient in one.gradients.items()}
+            found = Outcome(subjects=dict(sent), evaluations=1)
+            found.note_values(copies=False)
+            if entered and sent:
+                then(replace(self, program=replace(self.program, entering=entered)), found)
+
+        BackwardWatch([outcome.outputs[name] for name in names], {}, self._edges, self._since, passed)
