@@ -39,7 +39,17 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         Kind.NONFINITE: ("other_run",),
         Kind.RNG: ("distribution", "host_state", "mask", "seed", "state", "stream"),
         Kind.EXCEPTION: ("missing", "type"),
-        Kind.CRASH: ("backward", "compiling", "device", "exit", "hang", "memory", "running", "signal"),
+        Kind.CRASH: (
+            "backward",
+            "compiling",
+            "device",
+            "differentiating",
+            "exit",
+            "hang",
+            "memory",
+            "running",
+            "signal",
+        ),
         Kind.NONDETERMINISTIC: (),
         Kind.UNSUPPORTED: ("cache", "compiler", "disk", "files", "headers", "memory", "processes"),
     }

@@ -16,8 +16,9 @@ from typing import Any
 from torch import fx
 
 from checked_backend.autostart import say
-from checked_backend.findings import Skip
+from checked_backend.findings import Finding, Skip
 from checked_backend.program.compile_calls import CompileWatch, Settings
+from checked_backend.program.ended import how_it_ended
 from checked_backend.program.folder import Mark, ProcessReport
 from checked_backend.program.shadow import Shadows
 from checked_backend.regions.health import CheckRecord, health_of_run
@@ -128,6 +129,11 @@ class ProgramWatch(CompileWatch):
             self._here()
         if self._shadows is not None:
             self._shadows.close()
+        ended = how_it_ended(getattr(sys, "last_value", None))  # set by Python for the exception that ends a program
+        if isinstance(ended, Finding):
+            self._session.ledger.add_findings([ended], [])
+        elif ended is not None:
+            self._session.ledger.skip(ended)
         self._session.close()
         self._save()
         self._marks[os.getpid()].ended()

@@ -49,7 +49,10 @@ from checked_backend.regions.handed_out import MemoryRange, memory_ranges
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 
-__all__ = ["BackwardPass", "BackwardWatch", "was_written_to"]
+__all__ = ["BackwardPass", "BackwardWatch", "eager_uses", "was_written_to"]
+
+_ABOUT = "checked_backend"
+"""Where the nodes of a region keep what `eager_uses` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class BackwardWatch:
         on_left_out: Called when Dynamo captures passes in one graph, so that this watch and later ones see none.
         clock: Gives the time in seconds.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
+        eager: Runs the call in eager once more; gives its outputs.
         again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.
 
     Attributes:
@@ -182,6 +186,7 @@ class BackwardWatch:
         clock: Callable[[], float] = time.perf_counter,
         *,
         exchanges: bool = False,
+        eager: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         self.context = CallersContext()
         self._exchanges = exchanges
@@ -205,6 +210,9 @@ class BackwardWatch:
             node.register_prehook(partial(_hook, self, BackwardWatch._entered))
             node.register_hook(partial(_hook, self, BackwardWatch._left))
         for number, node in enumerate(sites):
+            if eager is not None:
+                places = {output: index for output, place, index in self._sites[number].results if place == "output"}
+                _metadata(node)[_ABOUT] = eager, places
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
             if on_error is not None:
@@ -361,6 +369,50 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
     if any(stride == 0 and size > 1 for stride, size in zip(grad.stride(), grad.shape, strict=True)):
         return grad
     return copy_in_layout(grad)
+
+
+def _metadata(node: Node) -> dict[str, Any]:
+    kept: Any = node.metadata  # a property, which torch declares as a method
+    known: dict[str, Any] = kept
+    return known
+
+
+def eager_uses(result: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool | None:
+    """Whether, in eager, tensors depend on a result of a region as far as its other results go into them.
+
+    Compiled, no result of a region depends on another: the region is one node of autograd's graph.
+
+    Args:
+        result: A result of a region.
+        roots: Tensors.
+
+    Returns:
+        None if it is no result of a checked region, or if eager could not be asked.
+    """
+    node = result.grad_fn
+    about = None if node is None else _metadata(node).get(_ABOUT)
+    if about is None:
+        return None
+    eager, places = about
+    used: set[int] = set()
+    queue = [(root.grad_fn, root.output_nr) for root in roots]
+    seen = set()
+    while queue:
+        target, number = queue.pop()
+        if target is node and number in places:
+            used.add(places[number])
+        if target is not None and target is not node and target not in seen:
+            seen.add(target)
+            queue += target.next_functions
+    if result.output_nr not in places or not used:
+        return None
+    try:
+        outputs = eager()
+        others = [outputs[index].sum() for index in used if outputs[index].requires_grad]
+        wanted = outputs[places[result.output_nr]]
+        return torch.autograd.grad(others, wanted, allow_unused=True)[0] is not None
+    except Exception:  # eager raises, or its inputs have been written to
+        return None
 
 
 def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:

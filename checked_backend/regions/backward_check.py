@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,6 +148,7 @@ class BackwardCheck:
             self._left_out,
             self.schedule.clock,
             exchanges=call.exchanges is not None,
+            eager=partial(self.comparison.eager_outputs, call) if call.exchanges is None else None,
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"

@@ -27,7 +27,12 @@ from checked_backend.regions.call_findings import (
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
-from checked_backend.regions.eager_gradients import InputsChangedError, continued_gradients, eager_gradients
+from checked_backend.regions.eager_gradients import (
+    InputsChangedError,
+    continued_gradients,
+    eager_gradients,
+    outputs_again,
+)
 from checked_backend.regions.exchanges import Agreement, under_way
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
@@ -201,6 +206,15 @@ class CallComparison:
             return self._reference_gradients(call, passed)
         except Exception as error:
             return error
+
+    def eager_outputs(self, call: Call) -> Sequence[Any]:
+        """Eager's outputs once more, with their history.
+
+        Raises:
+            InputsChangedError: The inputs were written to.
+            Exception: Whatever eager raises.
+        """
+        return outputs_again(self._variants.reference, call)
 
     def continued_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
         """Eager's gradients for the program, which go on with the exchanges that the candidate did not make."""

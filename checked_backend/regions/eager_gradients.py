@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from checked_backend.regions.execution import execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["InputsChangedError", "continued_gradients", "eager_gradients"]
+__all__ = ["InputsChangedError", "continued_gradients", "eager_gradients", "outputs_again"]
 
 _WHERE = "eager's backward pass"
 
@@ -89,11 +89,30 @@ def continued_gradients(
         return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
 
 
+def outputs_again(reference: Callable[..., Any], call: Call) -> Sequence[Any]:
+    """Eager's outputs of a call once more, with their history. The random state stays as it is.
+
+    Raises:
+        InputsChangedError: The inputs were written to.
+        Exception: Whatever eager raises.
+    """
+    _refuse_changed(call)
+    arguments, leaves = call.inputs.fresh()
+    with _rng_untouched(call.rng):
+        call.rng.restore()
+        with call.ambient.entered():
+            return execute(reference, arguments, leaves).outputs
+
+
+def _refuse_changed(call: Call) -> None:
+    if call.inputs.written_since():
+        raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
+
+
 def _run_again(
     reference: Callable[..., Any], call: Call, passed: BackwardPass, exchanging: AbstractContextManager[Any]
 ) -> dict[int, torch.Tensor | None]:
-    if call.inputs.written_since():
-        raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
+    _refuse_changed(call)
     arguments, leaves = call.inputs.fresh()
     with _rng_untouched(call.rng):
         call.rng.restore()

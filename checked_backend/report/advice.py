@@ -113,6 +113,10 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "crash: only the compiled program fails. Run the repro in a process of its own to get the whole message, "
             "and report it."
         ),
+        "crash.differentiating": (
+            "crash.differentiating: torch.compile has no gradient there, eager has. Take the gradient inside of the "
+            "compiled function and return it, or keep this part out of the compiler with torch.compiler.disable."
+        ),
         "nondeterministic": (
             "nondeterministic: the program does not repeat its own results, so they cannot be compared. Call "
             "torch.use_deterministic_algorithms(True), fix the seeds, and check again."

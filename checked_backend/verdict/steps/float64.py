@@ -209,7 +209,8 @@ def _explains_nothing(case: Evidence, high: torch.Tensor, twin: torch.Tensor) ->
         return False
     rounding = torch.finfo(dtype).eps * difference(high, torch.zeros_like(high))
     seen = torch.maximum(difference(case.pair.reference, case.pair.candidate).to(rounding.dtype), rounding)
-    nothing = difference(high, twin) <= thresholds.TWIN_TOO_SMALL * seen
+    error = difference(high, twin)
+    nothing = error.isfinite() & (error <= thresholds.TWIN_TOO_SMALL * seen)
     return bool((nothing if case.blind is None else nothing | case.blind).all())
 
 

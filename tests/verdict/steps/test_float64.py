@@ -148,3 +148,11 @@ def test_a_twin_whose_error_is_too_small_for_the_difference_says_nothing(error, 
     eager, compiled = exact() * (1 + 2e-6 * wave), exact() * (1 - 1e-6 * wave)
     found = decided(controls, compiled, reference=eager.float(), thorough=False).findings
     assert [finding.detail for finding in found] == details
+
+
+def test_a_twin_that_is_infinite_as_the_candidate_is_wrong():
+    wrong = torch.where(torch.arange(64) == 3, torch.inf, exact())
+    controls = Scripted(torch.float32, exact(), lambda: wrong)
+    [finding] = decided(controls, wrong, thorough=False).findings
+    assert controls.asked["monte_carlo"] == 3
+    assert "float64 twin" in finding.noise.source

@@ -1,0 +1,107 @@
+"""What the exception that ended a program says of the compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Finding, Skip
+from checked_backend.program.ended import how_it_ended
+from tests.support.region_tools import checked, gathered
+
+
+def raised_by(program: Callable[[], object]) -> Exception:
+    """The exception of a program whose regions are checked."""
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            program()
+        except Exception as error:
+            raised.append(error)
+
+    gathered(run)
+    (error,) = raised
+    return error
+
+
+def between(latent_is_used: bool, backend: str = "aot_eager") -> object:
+    """Differentiate one result of a region by another."""
+    first, second = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        latent = first(x).tanh()
+        return latent, second(latent if latent_is_used else first(x))
+
+    latent, out = (checked(both, backend) if backend != "unchecked" else torch.compile(both, backend="aot_eager"))(
+        torch.randn(5, 4)
+    )
+    return torch.autograd.grad(out.sum() + 1, latent)
+
+
+def twice() -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(checked(nn.Linear(4, 3), "aot_eager")(x).tanh().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+
+
+def test_a_gradient_between_two_results_of_a_region_is_eagers_alone() -> None:
+    found = how_it_ended(raised_by(lambda: between(True)))
+    assert isinstance(found, Finding)
+    assert (found.detail, found.source is not None and found.source.split(":")[0]) == (
+        "crash.differentiating",
+        "test_ended.py",
+    )
+    assert "eager, asked once more, differentiates" in found.message
+
+
+def test_where_eager_raises_too_it_is_the_programs_own() -> None:
+    assert how_it_ended(raised_by(lambda: between(False))) is None
+
+
+def test_second_derivatives_are_eagers_alone() -> None:
+    found = how_it_ended(raised_by(twice))
+    assert isinstance(found, Finding)
+    assert found.detail == "crash.differentiating"
+
+
+def breaks() -> None:
+    torch._dynamo.graph_break()
+
+
+PROGRAMS: dict[str, Callable[[], object]] = {
+    "an unchecked region": lambda: between(True, "unchecked"),
+    "Dynamo": lambda: torch.compile(lambda x: (breaks(), x + 1), backend="aot_eager", fullgraph=True)(torch.ones(2)),
+    "autograd": lambda: torch.ones(2).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_where_nobody_asked_nothing_is_known(name: str) -> None:
+    skip = how_it_ended(raised_by(PROGRAMS[name]))
+    assert isinstance(skip, Skip)
+    assert skip.matters
+    assert "nothing is known" in skip.reason
+    assert "test_ended.py" in skip.subject
+
+
+OWN: dict[str, Callable[[], object]] = {
+    "its own": lambda: int("one"),
+    "an operator's": lambda: torch.ones(2) @ torch.ones(3),
+    "a region's, as eager's": lambda: checked(lambda x, i: x[i].sin(), "aot_eager")(torch.ones(2), torch.tensor([5])),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_the_programs_own_is_not_told(name: str) -> None:
+    assert how_it_ended(raised_by(OWN[name])) is None
+
+
+def test_what_is_no_error_of_the_program() -> None:
+    assert how_it_ended(None) is None
+    assert how_it_ended(KeyboardInterrupt()) is None
+    assert how_it_ended(CheckedBackendError("ours")) is None
