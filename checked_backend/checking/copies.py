@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dis
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType
@@ -49,6 +50,7 @@ class Copier:
     Attributes:
         wide: Make floating-point tensors float64.
         own_code: Give copied functions code objects of their own, for which Dynamo compiles anew.
+        keep_grad: Copy what tensors have in ``grad``, too.
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
@@ -56,6 +58,7 @@ class Copier:
 
     wide: bool = False
     own_code: bool = False
+    keep_grad: bool = False
     hooks: bool = True
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -118,6 +121,13 @@ class Copier:
         known = {id(self._memo[id(value)]): value for value in self._kept if id(value) in self._memo}
         return {name: known[id(copied)] for name, copied in self.captured.items() if id(copied) in known}
 
+    def tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each copied tensor with its copy."""
+        pairs = [(value, self._memo.get(id(value))) for value in self._kept]
+        return [
+            (one, other) for one, other in pairs if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        ]
+
     def is_copy(self, value: object) -> bool:
         """Whether an object is one of the copies."""
         return any(value is copied for copied in self._memo.values())
@@ -139,6 +149,8 @@ class Copier:
 
     def _deep(self, value: Any) -> Any:
         self._kept.append(value)  # the memo knows objects by their identity
+        if isinstance(value, Mapping):  # an optimizer knows its state by parameters
+            self._tensors([key for key in value if isinstance(key, torch.Tensor)])
         for _, leaf in leaves(value, ""):
             if isinstance(leaf, torch.Generator) and id(leaf) not in self._memo:
                 self._remember(leaf, leaf.clone_state())
@@ -155,7 +167,15 @@ class Copier:
                 module.double()
             for parameter in module.parameters():
                 parameter.grad = None
+        for module in _modules(value) if self.keep_grad else ():
+            for parameter in module.parameters():
+                self._give_grad(parameter)
         return copied
+
+    def _give_grad(self, tensor: torch.Tensor) -> None:
+        duplicate = self._memo.get(id(tensor))
+        if duplicate is not None and tensor.is_leaf and tensor.grad is not None:
+            duplicate.grad = tensor.grad.detach().to(duplicate.dtype, copy=True)
 
     def _dress(self, parameter: torch.Tensor) -> None:
         """Give a parameter's copy what torch's deepcopy of it leaves out: attributes and hooks."""
@@ -225,6 +245,8 @@ class Copier:
             elif not is_wrapper_type(type(tensor)):
                 vars(duplicate).update(copy.deepcopy(vars(tensor), self._memo))
             self._remember(tensor, duplicate)
+            if self.keep_grad:
+                self._give_grad(tensor)
             if type(tensor) is not torch.nn.Parameter:
                 self._hook(tensor, duplicate)
 
@@ -309,6 +331,10 @@ class Copier:
             return self._function(value) if _holds_state(value, set()) else value
         if value is None or not _is_state(value, set()):
             return value
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self._held(value.__self__, name, home, quiet=True))
+        if isinstance(value, weakref.ref):
+            return weakref.ref(self._held(value(), name, home, quiet=True))
         try:
             copied = self._object(value) if has_attributes(value) else self.value(value, f"{name!r}, which is used,")
         except CheckedBackendError:
@@ -357,6 +383,8 @@ def _is_state(value: Any, seen: set[int]) -> bool:
         return _holds_state(value, seen)
     if type(value) is tuple:  # the defaults of a function
         return any(_is_state(inner, seen) for inner in value)
+    if isinstance(value, (MethodType, weakref.ref)):  # a learning rate scheduler wraps optimizer.step so
+        return _has_tensors(value.__self__ if isinstance(value, MethodType) else value())
     return isinstance(value, (list, dict, set, bytearray)) or _has_tensors(value)
 
 

@@ -78,6 +78,7 @@ class Program:
             call begins with the parameters, buffers and random state of the first call.
         own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
             for the original, whose globals are others.
+        keep_grad: Begin with what tensors have in ``grad``. Otherwise they have nothing there.
         undone: Makes a context around each call, and around the making of copies, which takes back what the call
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
@@ -93,6 +94,7 @@ class Program:
     optimizer: MakeOptimizer | None = None
     continued: bool = True
     own_code: bool = False
+    keep_grad: bool = False
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     entering: Mapping[str, torch.Tensor] | None = None
@@ -158,7 +160,7 @@ class ProgramCopy:
     ) -> None:
         self._program = program
         self._modes = modes
-        self._copier = Copier(wide, program.own_code)
+        self._copier = Copier(wide, program.own_code, program.keep_grad)
         with program.undone():
             self._function = self._copier.function(program.function)
             self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
@@ -252,7 +254,7 @@ class ProgramCopy:
                 for tensor, value in self._initial if self._started else ():
                     if tensor.shape == value.shape:
                         tensor.copy_(value)
-        for leaf in state.differentiable.values():
+        for leaf in () if self._program.keep_grad else state.differentiable.values():
             leaf.grad = None
         if self._program.optimizer is not None and self._optimizer is None:
             self._trained = state.trained()

@@ -21,6 +21,7 @@ from checked_backend.checking.stance import NEED_DYNAMO
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
 from checked_backend.checking.undone import Remembered, reached_by
+from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.gradient_gate import Edge, input_edges
 from checked_backend.regions.process_state import ProcessState
@@ -46,6 +47,7 @@ class OwnCall:
     _outside: Outside = field(kw_only=True)
     _remembered: Remembered = field(kw_only=True)
     _settings: ProcessState = field(kw_only=True)
+    _tensors: Sequence[tuple[torch.Tensor, torch.Tensor, int]] = field(kw_only=True)
     _wanted: tuple[str, ...] = field(default=(), kw_only=True)
     _edges: Mapping[Edge, int] = field(default_factory=dict, kw_only=True)
     _since: int = field(default=0, kw_only=True)
@@ -58,7 +60,7 @@ class OwnCall:
             CheckedBackendError: Something cannot be copied.
         """
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        copier = Copier(own_code=True, hooks=False)
+        copier = Copier(own_code=True, keep_grad=True, hooks=False)
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -70,17 +72,20 @@ class OwnCall:
             RngState.capture(cuda),
             gradients,
             own_code=True,
+            keep_grad=True,
             untraced=NEED_DYNAMO.isdisjoint(reached.names),
             entering={},
         )
+        outside = copier.outside([copied, *copied_args, *copied_kwargs.values()])
         call = cls(
             program,
             _function=function,
             _arguments=(args, kwargs),
             _captured=copier.originals(),
-            _outside=copier.outside([copied, *copied_args, *copied_kwargs.values()]),
+            _outside=outside,
             _remembered=reached.now(),
             _settings=ProcessState.capture(),
+            _tensors=[(own, copy, own._version) for own, copy in copier.tensors() if not own.is_inference()],
         )
         program.undone = call._as_before
         if gradients:
@@ -91,6 +96,22 @@ class OwnCall:
     def _as_before(self) -> Iterator[None]:
         with self._remembered.in_place(self.changed.append), self._outside.in_place():
             yield
+
+    def refuse_harm(self) -> None:
+        """Take back what a run of copies wrote to the program's own tensors. Call it before the program's own call.
+
+        Raises:
+            CheckedBackendError: It wrote to some: the copies are not the whole program.
+        """
+        written = [(own, copy) for own, copy, version in self._tensors if own._version != version]
+        with torch.no_grad():
+            for own, copy in written:
+                own.copy_(copy)
+        if written:
+            raise CheckedBackendError(
+                "a copy of it writes to the program's own tensors, because something in it holds the original (as "
+                "optimizer.step does that a learning rate scheduler has wrapped)"
+            )
 
     def _state(self) -> State:
         named = argument_leaves(self._function, *self._arguments)
@@ -149,6 +170,6 @@ class OwnCall:
             found = Outcome(subjects=dict(sent), evaluations=1)
             found.note_values(copies=False)
             if entered and sent:
-                then(replace(self, program=replace(self.program, entering=entered)), found)
+                then(replace(self, program=replace(self.program, keep_grad=False, entering=entered)), found)
 
         BackwardWatch([outcome.outputs[name] for name in names], {}, self._edges, self._since, passed)

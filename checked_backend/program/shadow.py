@@ -279,6 +279,7 @@ class _Shadow:
             call = OwnCall.before(self._original, args, kwargs)
             reference = ProgramCopy(call.program)
             outcome = reference.step(0, call.program.calls[0])
+            call.refuse_harm()
             again = lambda: call.program.run().unreached  # noqa: E731
             unreached = tuple(not_differentiated(outcome.unreached, reference.is_copy, again))
             made.append(_Expected(call, outcome, unreached))

@@ -243,6 +243,49 @@ def test_a_training_run_is_as_it_is_alone(tmp_path: Path) -> None:
     assert (program.report.findings, program.report.coverage.checked[WHOLE_CALLS]) == ((), 3)
 
 
+def test_an_optimizer_that_a_scheduler_has_wrapped(tmp_path: Path) -> None:
+    """What it wraps holds the optimizer itself: a copy must not step the program's own."""
+
+    def train(compile_: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        update = compile_(lambda: optimizer.step())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().sum().backward()
+            update()
+            scheduler.step()
+        return list(model.parameters())
+
+    program = Shadowed(tmp_path)
+    plain = train(lambda function: torch.compile(function, backend=_graph))
+    assert all(map(torch.equal, plain, train(program.compile)))
+    report = program.report
+    assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 2), str(report)
+
+
+class Slot:
+    __slots__ = ("tensor",)
+
+
+def test_what_a_copy_writes_to_the_programs_own_tensors_is_taken_back(tmp_path: Path) -> None:
+    memory, slot = torch.zeros(3), Slot()
+    slot.tensor = memory  # which no copy follows
+
+    def adds(x: torch.Tensor) -> torch.Tensor:
+        slot.tensor.add_(x)
+        return memory * 1
+
+    program = Shadowed(tmp_path)
+    compiled = program.compile(adds)
+    assert [compiled(torch.ones(3)).tolist() for _ in range(3)] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
+    report = program.report
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "writes to the program's own tensors" in str(report)
+
+
 def test_only_the_outermost_call_is_compared(tmp_path: Path) -> None:
     program = Shadowed(tmp_path)
     inner = program.compile(lambda x: x.sin())

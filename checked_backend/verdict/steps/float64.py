@@ -16,7 +16,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control
-from checked_backend.verdict.envelope import difference, unconfirmed
+from checked_backend.verdict.envelope import difference, root_mean_square, unconfirmed
 from checked_backend.verdict.evidence import Evidence, extended
 from checked_backend.verdict.outliers import outside_noise, twin_difference
 from checked_backend.verdict.repetition import spreads
@@ -204,13 +204,11 @@ def _explains_nothing(case: Evidence, high: torch.Tensor, twin: torch.Tensor) ->
     Two libraries compute one function in each precision to so many digits: eager's and CUDA's ``bessel_j0`` differ by
     5e-12 in float64 and by 3e-6 in float32, where either may be the nearer one.
     """
-    dtype = case.pair.reference.dtype
-    if not case.outside or not dtype.is_floating_point:
+    if not case.outside or not case.pair.reference.dtype.is_floating_point:
         return False
-    rounding = torch.finfo(dtype).eps * difference(high, torch.zeros_like(high))
-    seen = torch.maximum(difference(case.pair.reference, case.pair.candidate).to(rounding.dtype), rounding)
+    seen = difference(case.pair.reference, case.pair.candidate).to(torch.float64)
     error = difference(high, twin)
-    nothing = error.isfinite() & (error <= thresholds.TWIN_TOO_SMALL * seen)
+    nothing = error.isfinite() & (error <= thresholds.TWIN_TOO_SMALL * seen.clamp_min(root_mean_square(seen)))
     return bool((nothing if case.blind is None else nothing | case.blind).all())
 
 
