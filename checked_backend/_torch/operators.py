@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "OperatorDefinition",
     "core_aten_decompositions",
     "custom_op_module",
     "decomposition",
@@ -35,6 +37,7 @@ __all__ = [
     "internal_functions",
     "is_composite",
     "is_writing_out",
+    "operator_definition",
     "operator_names",
     "registered_operators",
     "registration_file",
@@ -225,6 +228,51 @@ def custom_op_module(name: str) -> str | None:
     """The Python module that registered ``namespace::name`` with ``torch.library.custom_op``; None if unknown."""
     definition = torch._library.custom_ops.OPDEFS.get(name)
     return None if definition is None else str(definition._init_fn.__module__)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDefinition:
+    """What ``torch.library.custom_op`` was given for an operator.
+
+    Attributes:
+        name: ``namespace::name``.
+        schema: Its arguments and results.
+        mutated: The arguments that it writes to.
+        function: Its kernel.
+        fake: What tells its result's metadata; None if there is none.
+        backward: Its gradient; None if there is none.
+        setup: What keeps values for the gradient.
+        more: What else it was given, which a script cannot repeat.
+    """
+
+    name: str
+    schema: str
+    mutated: tuple[str, ...]
+    function: Callable[..., Any]
+    fake: Callable[..., Any] | None
+    backward: Callable[..., Any] | None
+    setup: Callable[..., Any] | None
+    more: str
+
+
+def operator_definition(found: object) -> OperatorDefinition | None:
+    """The definition of a custom operator, by its name or by what ``custom_op`` returned; None for anything else."""
+    definition: Any = torch._library.custom_ops.OPDEFS.get(found) if isinstance(found, str) else found
+    if not isinstance(definition, torch._library.custom_ops.CustomOpDef):
+        return None
+    arguments = definition._opoverload._schema.arguments
+    own = definition._backend_fns
+    more = "kernels for several devices" if len(own) > 1 else "a rule for vmap" if definition._vmap_fn else ""
+    return OperatorDefinition(
+        definition._qualname,
+        definition._schema,
+        tuple(one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write),
+        definition._init_fn,
+        definition._abstract_fn,
+        definition._backward_fn,
+        definition._setup_context_fn,
+        more,
+    )
 
 
 def triton_kernel(index: int) -> str:

@@ -21,7 +21,7 @@ from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import find_effects
 
-__all__ = ["CompileCode", "Settings", "settings_that_matter", "write_compile"]
+__all__ = ["CompileCode", "Settings", "import_root", "settings_that_matter", "write_compile"]
 
 _IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
 """Words in names of settings that change how compilation goes, not its result."""
@@ -141,7 +141,7 @@ def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:
     if found is not None:
         module, name = found
         lines = [f"from {module} import {name.partition('.')[0]}"]
-        root = _root(module)
+        root = import_root(module)
         if root is not None:
             lines = ["import sys", f"sys.path.insert(0, {str(root)!r})", *lines]
         return name, lines, ""
@@ -184,7 +184,7 @@ def _step(found: Any, path: str) -> Any:
     return found
 
 
-def _root(module: str) -> Path | None:
+def import_root(module: str) -> Path | None:
     """The folder that a module is imported from, unless every Python finds it."""
     file = getattr(sys.modules[module], "__file__", None)
     if file is None:

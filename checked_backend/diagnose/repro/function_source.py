@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.operators import OperatorDefinition, operator_definition
 from checked_backend.diagnose.repro.python_names import name_of
 from checked_backend.diagnose.repro.translate import Untranslatable
 
@@ -66,8 +67,48 @@ class Source:
         self._definitions[name] = text  # after the definitions that it needs
         return name
 
+    def add_operator(self, definition: OperatorDefinition) -> str:
+        """Note what registers a custom operator, with its fake and its gradient, and return its function's name.
+
+        Raises:
+            Untranslatable: The operator needs something else, or refers to something else.
+        """
+        own = definition.name.partition("::")[2]
+        if own in self._definitions:
+            return own
+        if definition.more:
+            raise Untranslatable(f"{definition.name} has {definition.more}")
+        parts = {"": definition.function, "_fake": definition.fake, "_backward": definition.backward}
+        parts["_setup_context"] = definition.setup
+        texts: list[str] = []
+        self._definitions[own] = ""
+        for suffix, function in parts.items():
+            if function is None:
+                continue
+            if not isinstance(function, types.FunctionType):
+                raise Untranslatable(f"{definition.name} is made of a {type(function).__name__}, and no plain function")
+            text = _definition(function)
+            for other, value in _referred(function, text):
+                if other != function.__name__:
+                    self._note(other, value)
+            texts.append(text.replace(f"def {function.__name__}(", f"def {own}{suffix}(", 1).rstrip() + "\n\n")
+        given = f"{definition.name!r}, {own}, mutates_args={definition.mutated!r}, schema={definition.schema!r}"
+        texts.append(f"{own} = torch.library.custom_op({given})")
+        if definition.fake is not None:
+            texts.append(f"{own}.register_fake({own}_fake)")
+        if definition.backward is not None:
+            setup = f", setup_context={own}_setup_context" if definition.setup is not None else ""
+            texts.append(f"{own}.register_autograd({own}_backward{setup})")
+        del self._definitions[own]
+        self._definitions[own] = "\n".join(texts)
+        return own
+
     def _note(self, name: str, value: Any) -> None:
-        if isinstance(value, types.ModuleType):
+        if (definition := operator_definition(value)) is not None and not isinstance(value, str):
+            made = self.add_operator(definition)
+            if made != name:
+                raise Untranslatable(f"it calls the operator {definition.name} by the name {name}")
+        elif isinstance(value, types.ModuleType):
             self._import(f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}")
         elif isinstance(value, torch.Tensor):
             self.tensors[name] = value.detach()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from checked_backend._torch.operators import OperatorDefinition, operator_definition
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.repro.compile_code import CompileCode, is_random
+from checked_backend.diagnose.repro.compile_code import CompileCode, import_root, is_random
+from checked_backend.diagnose.repro.function_source import Source
 from checked_backend.diagnose.repro.inputs_code import write_inputs
 from checked_backend.diagnose.repro.process_code import process_lines
-from checked_backend.diagnose.repro.translate import write_program
+from checked_backend.diagnose.repro.translate import Untranslatable, write_program
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.process_state import ProcessState
@@ -222,19 +225,28 @@ def write_script(
         Untranslatable: The program cannot be written.
     """
     written = write_program(program, plain=plain)
+    operators = Source()
+    for name in written.operators:
+        if not any(f"custom_op({name!r}" in line for line in compile_code.lines):  # the compiler may refer to it
+            operators.add_operator(_definition(name))
+    if operators.tensors:
+        raise Untranslatable(f"{written.operators[0]} refers to tensors of the running program")
     inputs = write_inputs(dict(zip(written.parameters, program.case.inputs, strict=True)))
     tail = _tail(program, finding)
     body = "\n".join(written.lines)
     standard = [module for module in ("os", "signal", "time") if f"{module}." in tail]
     imports = [
-        *(["from __future__ import annotations", ""] if compile_code.copied else []),
+        *(["from __future__ import annotations", ""] if compile_code.copied or operators.lines else []),
         *(f"import {module}" for module in standard),
         *([""] if standard else []),
         "import torch",
         *(["import torch.nn.functional as F"] if "F." in body else []),
         *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
-        *(f"import {module}" for module in written.imports),
+        *operators.imports,
+        *_imports(written.imports),
+        *(_unless_registered(name) for name in written.imported),
         *compile_code.lines,
+        *(["", "", *operators.lines] if operators.lines else []),
         *process_lines(ProcessState.capture()),
     ]
     making = [
@@ -268,6 +280,32 @@ def write_script(
         ]
     )
     return Script(text, inputs.saved)
+
+
+def _definition(name: str) -> OperatorDefinition:
+    found = operator_definition(name)
+    if found is None:
+        raise Untranslatable(f"how the main program registers {name} is not known")
+    return found
+
+
+def _imports(modules: Sequence[str]) -> list[str]:
+    """Import modules of the user's, also where they lie beside the program."""
+    roots = {str(root): None for module in modules if module in sys.modules and (root := import_root(module))}
+    paths = ["import sys", *(f"sys.path.insert(0, {root!r})" for root in roots)] if roots else []
+    return [*paths, *(f"import {module}" for module in modules)]
+
+
+def _unless_registered(name: str) -> str:
+    """What ends a script that lacks an operator: both sides would raise the same, as if the bug were gone."""
+    namespace, _, own = name.partition("::")
+    return textwrap.dedent(
+        f"""\
+
+        if not hasattr(torch.ops.{namespace}, {own!r}):
+            print("the operator {name} is not registered: import the module that defines it")
+            raise SystemExit(2)"""
+    )
 
 
 def _cannot(problem: str) -> str:

@@ -36,12 +36,23 @@ class Written:
         parameters: Names of the inputs.
         lines: The body, without indentation; it returns one value, or a tuple of several.
         imports: Modules that register the operators that are not torch's.
+        imported: Operators that these register, ``namespace::name``.
+        operators: Operators that the main program itself registers.
     """
 
-    def __init__(self, parameters: Sequence[str], lines: Sequence[str], imports: Sequence[str]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[str],
+        lines: Sequence[str],
+        imports: Sequence[str],
+        imported: Sequence[str],
+        operators: Sequence[str],
+    ) -> None:
+        self.imported = tuple(imported)
         self.parameters = tuple(parameters)
         self.lines = tuple(lines)
         self.imports = tuple(imports)
+        self.operators = tuple(operators)
 
 
 def write_program(program: FailingCase, *, plain: bool) -> Written:
@@ -65,7 +76,7 @@ def write_program(program: FailingCase, *, plain: bool) -> Written:
         lines[-1] = f"return {lines[-1].partition(' = ')[2]}"
     else:
         lines.append(f"return {', '.join(returned)}")
-    return Written(writer.parameters, lines, list(writer.imports))
+    return Written(writer.parameters, lines, list(writer.imports), list(writer.imported), list(writer.operators))
 
 
 class _Writer:
@@ -79,6 +90,8 @@ class _Writer:
 
     def __init__(self, gm: fx.GraphModule, values: Mapping[str, Any], taken: Collection[str] = ()) -> None:
         self.imports: dict[str, None] = {}
+        self.imported: dict[str, None] = {}
+        self.operators: dict[str, None] = {}
         self._module = gm
         self._values = values
         self._taken = set(taken)
@@ -126,6 +139,8 @@ class _Writer:
         body = writer.body()
         returned = inner.graph.output_node().args[0]
         self.imports |= writer.imports
+        self.imported |= writer.imported
+        self.operators |= writer.operators
         lines = [*body, f"return {writer.text(returned)}"]
         return [f"def {self._names[node]}({', '.join(writer.parameters)}):", *(f"    {line}" for line in lines)]
 
@@ -165,7 +180,10 @@ class _Writer:
             module = custom_op_module(node.target._schema.name)
             if module is None:
                 raise Untranslatable(f"{node.target} is not torch's, and which module registers it is not known")
-            self.imports[module] = None
+            if module == "__main__":
+                self.operators[node.target._schema.name] = None
+            else:
+                self.imports[module] = self.imported[node.target._schema.name] = None
         for spelling in spellings(node.target, node.args, node.kwargs) if self._values else ():
             if self._does_the_same(node, spelling):
                 if spelling.first:
