@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.progress import Progress
+from checked_backend.report.session import investigations
 
 __all__ = ["Investigation", "investigate"]
 
@@ -71,6 +72,7 @@ class _Context:
         stop: Remembers Ctrl-C.
         deadline: A `time.monotonic` moment.
         journal: As in `Investigation`.
+        suspects: As for `locate`.
     """
 
     checkpoint: Checkpoint
@@ -79,6 +81,7 @@ class _Context:
     stop: Interruption
     deadline: float
     journal: Path | None
+    suspects: Collection[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +120,13 @@ class Investigation:
             checkpoint = Checkpoint(
                 Path(folder) / "found.json", lambda found: failure.keep(found.added_to_all(findings))
             )
-            work = partial(_work, failure, findings, self, checkpoint)
+            causes = investigations().causes
+            work = partial(_work, failure, findings, self, checkpoint, frozenset(causes))
             limit, patience = _limits(failure)
             answer = work() if here else run_in_worker(work, timeout=limit, patience=patience)
             found = checkpoint.after(answer) if isinstance(answer, Death) else Diagnosis.from_json(answer)
+        if found.op is not None and found.stage is not None:
+            causes.add((found.op, found.stage))
         _write_bug_report(failure, findings, found)
         return found.added_to_all(findings)
 
@@ -147,7 +153,13 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
         progress.end()
 
 
-def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, checkpoint: Checkpoint) -> str:
+def _work(
+    failure: Failure,
+    findings: Sequence[Finding],
+    how: Investigation,
+    checkpoint: Checkpoint,
+    suspects: Collection[tuple[str, str]],
+) -> str:
     limit, patience = _limits(failure)
     deadline = time.monotonic() + limit - patience
     stop = Interruption()
@@ -162,7 +174,7 @@ def _work(failure: Failure, findings: Sequence[Finding], how: Investigation, che
     before = RngState.capture(tuple(failure.rng.cuda))  # if no process can be forked, this is the user's state
     try:
         with without_compile_caches(), stop.awaited():
-            context = _Context(checkpoint, tell, say, stop, deadline, how.journal)
+            context = _Context(checkpoint, tell, say, stop, deadline, how.journal, suspects)
             return _investigated(failure, findings, context).to_json()
     finally:
         before.restore()
@@ -184,7 +196,14 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
 
     try:
         location = locate(
-            failure, findings, _oracle, context.tell, gross=_gross_errors, known=known, hint=places.known()
+            failure,
+            findings,
+            _oracle,
+            context.tell,
+            gross=_gross_errors,
+            known=known,
+            hint=places.known(),
+            suspects=context.suspects,
         )
     except KeyboardInterrupt:
         found = Diagnosis.of(last[0])
@@ -242,6 +261,10 @@ class _Search:
         Raises:
             Exception: Whatever a step raises.
         """
+        if self.location.again:
+            self.evidence[EvidenceKey.REPRO] = "that of the other region, in which this operator was found first"
+            yield self.found
+            return
         reduced = None
         if self.location.cut is None:
             self.evidence[EvidenceKey.REPRO] = "none: no part of the region was found to be wrong by itself"

@@ -42,11 +42,13 @@ class Investigations:
         seconds: How long that took, all together.
         places: What was looked into: source lines and kinds of findings.
         told: What the user was warned of: source lines, subjects and finer kinds.
+        causes: The operators that were found to be at fault, each with the stage.
     """
 
     seconds: float = 0.0
     places: set[tuple[object, ...]] = field(default_factory=set)
     told: set[tuple[object, ...]] = field(default_factory=set)
+    causes: set[tuple[str, str]] = field(default_factory=set)
 
 
 class Session:

@@ -327,3 +327,23 @@ def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> 
     assert finding.op == "aten.addmm.default"
     assert finding.workaround is None
     assert "that line outside of the compiler too" in finding.evidence["workaround"]
+
+
+@pytest.mark.process
+def test_an_operator_that_was_found_in_another_region_is_tried_first(tmp_path: Path) -> None:
+    def run(function: Callable[[Tensor], Tensor], wrong: str) -> None:
+        compiler = faults.wrong_operator(f"aten.{wrong}.default", how="aot")
+        options = {"on_divergence": "record", "report_dir": tmp_path, "compiler": compiler}
+        torch.compile(function, backend="numcheck", options=options)(torch.randn(4, 4))
+
+    with cb.collect() as session:
+        run(lambda x: (x + 1).sin().sum(), "sin")
+        run(lambda x: x.exp().sin().tanh(), "sin")
+        run(lambda x: x.sin() + x.cos(), "cos")  # here the known operator is right
+    first, again, other = session.report.findings
+    assert [finding.op for finding in (first, again, other)] == [f"aten.{op}.default" for op in ("sin", "sin", "cos")]
+    assert "was found in another region" in str(again.evidence["localization"])
+    assert again.repro is None
+    assert all("another region" not in str(one.evidence.get("localization")) for one in (first, other))
+    assert again.source is not None
+    assert "x.exp().sin()" in again.source

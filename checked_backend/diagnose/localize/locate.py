@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from checked_backend.diagnose.localize.aten_name import aten_name
@@ -35,6 +35,7 @@ def locate(
     gross: CallOracle = lambda _case: (),
     known: Callable[[Location], None] = lambda _location: None,
     hint: tuple[str, str] | None = None,
+    suspects: Collection[tuple[str, str]] = (),
 ) -> Location:
     """Find out where a failure comes from.
 
@@ -47,13 +48,14 @@ def locate(
             is for a region without a part that is wrong by itself.
         known: Called with the location so far whenever more of it is known.
         hint: The kind of a graph and the name of a node that an earlier run found.
+        suspects: Operators that were found in other regions, each with the stage.
 
     Raises:
         Exception: The call cannot be run again.
     """
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
-        return _located(failure, findings, (oracle, gross), tell, known, hint)
+        return _located(failure, findings, (oracle, gross), tell, known, (hint, suspects))
     finally:
         before.restore()
 
@@ -64,7 +66,7 @@ def _located(
     oracles: tuple[CallOracle, CallOracle],
     tell: Callable[[str], None],
     known: Callable[[Location], None],
-    hint: tuple[str, str] | None,
+    earlier: tuple[tuple[str, str] | None, Collection[tuple[str, str]]],
 ) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
@@ -82,7 +84,7 @@ def _located(
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, hint, gradients)
+    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, *earlier, gradients)
     return search.run(stage, failing)
 
 

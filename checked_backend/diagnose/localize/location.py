@@ -27,6 +27,7 @@ class Location:
         cut: A small case that fails.
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.
+        again: Whether the operator was found in another region before, and is wrong here too.
         flow: Measures how the error flows through the graph; None if that cannot be done.
     """
 
@@ -39,4 +40,5 @@ class Location:
     cut: Cut | None = None
     notes: tuple[str, ...] = ()
     gross: bool = False
+    again: bool = False
     flow: Callable[[], tuple[NodeError, ...]] | None = None

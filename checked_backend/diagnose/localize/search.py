@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -42,6 +42,9 @@ __all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Search", "is_of_values", "probe_limit
 LEAST_PROBE_BYTES = 1 << 28
 """Bytes that the exposed tensors of one compilation may always take."""
 
+MOST_SUSPECTED = 3
+"""Calls of operators known to be wrong that are tried in a region."""
+
 LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
 """Details that neither cause wrong values nor are caused by them."""
 
@@ -73,6 +76,7 @@ class Search:
         tell: Called with each step as it begins.
         known: Called with the location so far.
         hint: The kind of a graph and the name of a node that an earlier run found.
+        suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
     """
 
@@ -86,11 +90,12 @@ class Search:
     tell: Callable[[str], None]
     known: Callable[[Location], None]
     hint: tuple[str, str] | None = None
+    suspects: Collection[tuple[str, str]] = ()
     gradients: GradientSearch | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
-        hinted = self._hinted(stage)
+        hinted = self._hinted(stage) or self._suspected(stage)
         if hinted is not None:
             return hinted
         notes: list[str] = []
@@ -121,6 +126,20 @@ class Search:
                 if cut is not None:
                     notes = ("an earlier run found the operator",)
                     return self._at(stage, recorded, cut.node, cut.finding.message, cut, notes)
+        return None
+
+    def _suspected(self, stage: Stage) -> Location | None:
+        """Try the operators that are known to be wrong, before any other is looked for."""
+        calls = [(recorded, node) for recorded in self.graphs for node in calls_of(recorded.graph)]
+        suspected = [(recorded, node) for recorded, node in calls if (called_name(node), stage.name) in self.suspects]
+        for recorded, node in suspected[:MOST_SUSPECTED]:
+            if recorded.inputs is None:
+                continue
+            self.tell(f"{node.name} ({called_name(node)}) was wrong in another region; cutting it out")
+            cut = cut_out(recorded.graph, recorded.inputs, node, self.options, self.killing, self._is_sure)
+            if cut is not None and cut.node is node and self._is_sure(cut.finding):
+                notes = ("the operator was found in another region, and is wrong in this one too",)
+                return replace(self._at(stage, recorded, node, cut.finding.message, cut, notes), again=True)
         return None
 
     def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Hypothesis | None:
