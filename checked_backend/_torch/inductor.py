@@ -59,7 +59,10 @@ def cuda_graph_results(device: torch.device) -> frozenset[int]:
     trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None or device.type != "cuda":
         return frozenset()
-    manager = trees.get_manager(device.index, create_if_none_exists=False)
+    try:
+        manager = trees.get_manager(device.index, create_if_none_exists=False)
+    except AssertionError:  # a thread in which torch has no graphs
+        return frozenset()
     node = None if manager is None else manager.current_node
     return frozenset() if node is None else frozenset(ref.data_ptr() for ref in node.outputs_weakrefs if ref)
 

@@ -82,7 +82,8 @@ class Program:
         undone: Makes a context around each call, and around the making of copies, which takes back what the call
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
-        entering: The gradients that enter at outputs, by name, instead of random ones; none of them, no backward pass.
+        entering: The gradients that enter, by the tensor of the call's that they enter at, instead of random ones at
+            outputs; an empty mapping: no backward pass.
         calls: The calls of a whole run.
     """
 
@@ -331,6 +332,10 @@ class ProgramCopy:
                 outcome.outputs = outputs
                 outcome.containers = dict(containers(returned, "output"))
             roots = roots_of(outputs) if self._program.gradients else {}
+            if objective.given:
+                named = argument_leaves(self._program.function, args, kwargs)
+                after = State.of(self._function, self._copier.captured, named, self._copier.leaves).subjects()
+                roots = roots_of(after | outputs, refusing=False)
             if self._at_own_precision:
                 objective.dtypes.update((name, root.dtype) for name, root in roots.items())
             # a lazy module has its parameters only now

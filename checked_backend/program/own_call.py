@@ -25,7 +25,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.gradient_gate import Edge, input_edges
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.torch_state import RngState, TorchState
 
 __all__ = ["OwnCall"]
 
@@ -47,6 +47,7 @@ class OwnCall:
     _outside: Outside = field(kw_only=True)
     _remembered: Remembered = field(kw_only=True)
     _settings: ProcessState = field(kw_only=True)
+    _ambient: TorchState = field(kw_only=True)
     _tensors: Sequence[tuple[torch.Tensor, torch.Tensor, int]] = field(kw_only=True)
     _wanted: tuple[str, ...] = field(default=(), kw_only=True)
     _edges: Mapping[Edge, int] = field(default_factory=dict, kw_only=True)
@@ -85,6 +86,7 @@ class OwnCall:
             _outside=outside,
             _remembered=reached.now(),
             _settings=ProcessState.capture(),
+            _ambient=TorchState.capture(("cpu", "cuda") if cuda else ("cpu",)),
             _tensors=[(own, copy, own._version) for own, copy in copier.tensors() if not own.is_inference()],
         )
         program.undone = call._as_before
@@ -94,7 +96,7 @@ class OwnCall:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        with self._remembered.in_place(self.changed.append), self._outside.in_place():
+        with self._ambient.entered(), self._remembered.in_place(self.changed.append), self._outside.in_place():
             yield
 
     def refuse_harm(self) -> None:
@@ -148,22 +150,27 @@ class OwnCall:
             rng=RngState.capture(tuple(self.program.rng.cuda)), settings=(self._settings, ProcessState.capture())
         )
 
-    def watch(self, outcome: Outcome, then: Callable[[OwnCall, Outcome], None]) -> None:
+    def watch(self, outcome: Outcome, then: Callable[[OwnCall, Outcome], None], fails: Callable[[str], None]) -> None:
         """Have the call's first backward pass compared, whenever it comes.
 
         Args:
             outcome: The call's outcome.
-            then: Receives the call with the gradients that entered at its results, and the gradients that it sent to
+            then: Receives the call with the gradients that entered at what it made, and the gradients that it sent to
                 inputs and parameters as an outcome.
+            fails: Receives the reason if these cannot be compared.
         """
-        names = [name for name, value in outcome.outputs.items() if isinstance(value, torch.Tensor)]
-        if not self._edges or not names:
+        made = {name: value for name, value in outcome.subjects.items() if self._has_made(value)}
+        if not self._edges or not made:
             return
-        passes: list[BackwardPass] = []
+        names, passes = tuple(made), 0
 
         def passed(one: BackwardPass) -> None:
-            passes.append(one)
-            if len(passes) > 1:
+            nonlocal passes
+            passes += 1
+            if passes > 1:
+                return
+            if one.elsewhere:
+                fails("a gradient enters at something that it made and that nobody finds in its results and its state")
                 return
             entered = {names[place]: gradient for place, gradient in one.cotangents.outputs.items()}
             sent = {f"grad[{self._wanted[place]}]": gradient for place, gradient in one.gradients.items()}
@@ -172,4 +179,9 @@ class OwnCall:
             if entered and sent:
                 then(replace(self, program=replace(self.program, keep_grad=False, entering=entered)), found)
 
-        BackwardWatch([outcome.outputs[name] for name in names], {}, self._edges, self._since, passed)
+        BackwardWatch(list(made.values()), {}, self._edges, self._since, passed)
+
+    def _has_made(self, value: Any) -> bool:
+        """Whether the call has made a tensor, with a history; it may also have changed an input in place."""
+        node = value.grad_fn if isinstance(value, torch.Tensor) else None
+        return node is not None and node._sequence_nr() >= self._since

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.dynamo import OptimizedModule, uses_numpy
 from checked_backend.checking.compare_runs import compare_runs
@@ -59,6 +60,12 @@ _STALE_MESSAGE = (
     "change (for hooks of modules torch._dynamo.config.skip_nnmodule_hook_guards = False is enough)"
 )
 
+_UNLIKE_ITS_COPIES = (
+    "it differs from eager on copies, and compiled on copies it does not, though nothing was compiled for an earlier "
+    "call: the copies are not the whole program"
+)
+
+_WHOLE = "a whole call"
 _GRADIENTS = "gradients of whole calls"
 
 _CHANGED = (
@@ -225,9 +232,12 @@ class _Shadow:
             expected = self._in_eager(args, kwargs) if self._due(number) else None
             try:
                 returned = compiled(*args, **kwargs)
+            except StopRecomputationError:  # activation checkpointing has what it needs
+                raise
             except Exception as error:
                 if expected is not None and not isinstance(error, CheckedBackendError):
-                    self._report(self._compared(expected, expected.call.raised(error)), number, raises=False)
+                    found = self._compared(expected, expected.call.raised(error), number)
+                    self._report(found, number, raises=False)
                 raise
             if expected is None:
                 return returned
@@ -235,15 +245,20 @@ class _Shadow:
                 self._report(self._not_compared("it returns an iterator, which can be read only once"), number)
                 return returned
             actual = expected.call.returned(returned)
-            self._report(self._compared(expected, actual), number)
+            self._report(self._compared(expected, actual, number), number)
             with self._aside():
-                expected.call.watch(actual, partial(self._differentiated, number))
+                expected.call.watch(
+                    actual,
+                    partial(self._differentiated, number),
+                    lambda why: self._report(self._not_compared(why, _GRADIENTS), number),
+                )
             return returned
 
     def _differentiated(self, number: int, call: OwnCall, actual: Outcome) -> None:
         """Compare the gradients of a call, which its backward pass has sent just now."""
         with _outermost():
-            self._report(self._guarded(lambda: self._gradients_compared(call, actual)), number, gradients=True)
+            found = self._guarded(lambda: self._gradients_compared(call, actual, number), _GRADIENTS)
+            self._report(found, number, gradients=True)
 
     def _due(self, number: int) -> bool:
         """Calls 1, 2, 4, 8, ... of those that the option ``every`` leaves."""
@@ -261,15 +276,15 @@ class _Shadow:
         with self._shadows.timed(), random_untouched(), muted(), unobserved():
             yield
 
-    def _guarded(self, compare: Callable[[], _Found]) -> _Found:
+    def _guarded(self, compare: Callable[[], _Found], what: str = _WHOLE) -> _Found:
         try:
             with self._aside():
                 return compare()
         except CheckedBackendError as error:
-            return self._not_compared(str(error))
+            return self._not_compared(str(error), what)
         except Exception as error:  # the program goes on; the coverage says that this was not compared
-            what = "memory ran out" if is_out_of_memory(error) else "the comparison failed"
-            return self._not_compared(f"{what}: {type(error).__name__}: {error}".partition("\n")[0])
+            why = "memory ran out" if is_out_of_memory(error) else "the comparison failed"
+            return self._not_compared(f"{why}: {type(error).__name__}: {error}".partition("\n")[0], what)
 
     def _in_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Expected | None:
         """Run a call in eager before it runs compiled; None if that is impossible, which is noted."""
@@ -280,8 +295,9 @@ class _Shadow:
             reference = ProgramCopy(call.program)
             outcome = reference.step(0, call.program.calls[0])
             call.refuse_harm()
-            again = lambda: call.program.run().unreached  # noqa: E731
-            unreached = tuple(not_differentiated(outcome.unreached, reference.is_copy, again))
+            unreached = tuple(
+                not_differentiated(outcome.unreached, reference.is_copy, lambda: call.program.run().unreached)
+            )
             made.append(_Expected(call, outcome, unreached))
             return _Found()
 
@@ -295,36 +311,42 @@ class _Shadow:
             self._report(found, self._calls)
         return made[0] if made else None
 
-    def _not_compared(self, why: str) -> _Found:
-        self._why_not = self._why_not or why
-        return _Found(skip=Skip("a whole call", f"not compared with eager: {why}", region=self._name))
+    def _not_compared(self, why: str, what: str = _WHOLE) -> _Found:
+        if what == _WHOLE:
+            self._why_not = self._why_not or why
+        return _Found(skip=Skip(what, f"not compared with eager: {why}", matters=what != _WHOLE, region=self._name))
 
-    def _compared(self, expected: _Expected, actual: Outcome) -> _Found:
+    def _compared(self, expected: _Expected, actual: Outcome, number: int) -> _Found:
         def compare() -> _Found:
             ledger = Ledger()
             for skip in expected.unreached:
                 ledger.skip(skip)
             compared = _Compared(expected.call.program, expected.outcome, ledger, self._shadows.numpy)
-            return self._found(expected.call, compared, actual)
+            return self._found(expected.call, compared, actual, number)
 
         return self._guarded(compare)
 
-    def _gradients_compared(self, call: OwnCall, actual: Outcome) -> _Found:
+    def _gradients_compared(self, call: OwnCall, actual: Outcome, number: int) -> _Found:
         outcome = ProgramCopy(call.program).step(0, call.program.calls[0])
         if (error := outcome.error or outcome.backward_error) is not None:
-            return self._not_compared(f"eager's own gradients: {type(error).__name__}: {error}".partition("\n")[0])
+            why = f"eager has none: {type(error).__name__}: {error}".partition("\n")[0]
+            return self._not_compared(why, _GRADIENTS)
         known = actual.subjects.keys() & outcome.gradients.keys()
         actual.subjects = {name: value for name, value in actual.subjects.items() if name in known}
         reference = Outcome(subjects={name: outcome.gradients[name] for name in actual.subjects}, evaluations=1)
         reference.note_values(copies=False)
         ledger = Ledger()
         ledger.count({_GRADIENTS: len(known)})
-        return self._found(call, _Compared(call.program, reference, ledger, self._shadows.numpy), actual)
+        return self._found(call, _Compared(call.program, reference, ledger, self._shadows.numpy), actual, number)
 
-    def _found(self, call: OwnCall, compared: _Compared, actual: Outcome) -> _Found:
+    def _found(self, call: OwnCall, compared: _Compared, actual: Outcome, number: int) -> _Found:
         findings: Sequence[Finding] = compared.findings(actual)
         if any(finding.fails for finding in findings):
             findings = self._explained_once(findings, compared)
+        if number == 1 and any(_is_stale(finding) for finding in findings):  # there was no earlier call
+            subjects = ", ".join(finding.subject for finding in findings if _is_stale(finding))
+            compared.ledger.skip(Skip(subjects, _UNLIKE_ITS_COPIES, matters=True))
+            findings = [finding for finding in findings if not _is_stale(finding)]
         for name in dict.fromkeys(call.changed):
             compared.ledger.skip(Skip(name, _CHANGED, matters=True))
         return _Found(findings, compared.ledger.coverage())
@@ -461,6 +483,10 @@ def _stale(finding: Finding) -> Finding:
         return finding
     evidence = {**finding.evidence, EvidenceKey.LEVEL: _STALE}
     return replace(finding, stage="eager", message=_STALE_MESSAGE, evidence=evidence)
+
+
+def _is_stale(finding: Finding) -> bool:
+    return finding.evidence.get(EvidenceKey.LEVEL) == _STALE
 
 
 def _is_lazy_check(compiled: Any, name: str) -> bool:

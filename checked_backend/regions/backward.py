@@ -71,6 +71,7 @@ class BackwardPass:
         exchanged: The candidate's exchanges with other ranks in this pass; None if they were not recorded.
         arrived: Where the gradients that arrived lie. The cotangents are copies of them.
         seconds: The time that watching the pass took.
+        elsewhere: Whether gradients also arrived at tensors that are no known results.
     """
 
     cotangents: Cotangents
@@ -83,6 +84,7 @@ class BackwardPass:
     exchanged: CollectiveTape | None = None
     arrived: tuple[MemoryRange, ...] = ()
     seconds: float = 0.0
+    elsewhere: bool = False
 
 
 @dataclass(slots=True)
@@ -104,6 +106,7 @@ class _Progress:
     tape: CollectiveTape = field(default_factory=CollectiveTape)
     recorder: RecordCollectives | None = None
     seconds: float = 0.0
+    elsewhere: bool = False
 
     def summary(self) -> BackwardPass:
         outputs: dict[int, torch.Tensor] = {}
@@ -123,6 +126,7 @@ class _Progress:
             exchanged=None if self.recorder is None else self.tape,
             arrived=tuple(self.places),
             seconds=self.seconds,
+            elsewhere=self.elsewhere,
         )
 
 
@@ -231,6 +235,10 @@ class BackwardWatch:
         began = self._clock()
         progress = self._progress()
         progress.places += memory_ranges(grad_outputs)
+        progress.elsewhere |= any(
+            gradient is not None and output not in self._sites[number].known
+            for output, gradient in enumerate(grad_outputs)
+        )
         with self._unless_short(progress):
             for output, place, index in self._sites[number].results:
                 if grad_outputs[output] is not None:
@@ -407,10 +415,11 @@ def eager_uses(result: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool | No
     if result.output_nr not in places or not used:
         return None
     try:
-        outputs = eager()
-        others = [outputs[index].sum() for index in used if outputs[index].requires_grad]
-        wanted = outputs[places[result.output_nr]]
-        return torch.autograd.grad(others, wanted, allow_unused=True)[0] is not None
+        with torch.enable_grad():
+            outputs = eager()
+            others = [outputs[index].sum() for index in used if outputs[index].requires_grad]
+            wanted = outputs[places[result.output_nr]]
+            return torch.autograd.grad(others, wanted, allow_unused=True)[0] is not None
     except Exception:  # eager raises, or its inputs have been written to
         return None
 

@@ -24,12 +24,14 @@ class Site:
         to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
         to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
         to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
+        known: The node's outputs that are results, or that other nodes of the region read.
     """
 
     results: list[tuple[int, str, int]] = field(default_factory=list)
     to_inputs: list[tuple[int, int]] = field(default_factory=list)
     to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
     to_gate: list[tuple[int, int]] = field(default_factory=list)
+    known: set[int] = field(default_factory=set)
 
 
 def find_sites(
@@ -79,7 +81,12 @@ def find_sites(
                 continue
             seen.add(target)
             queue.append(target)
+    for node in seen:
+        for target, output in node.next_functions:
+            if target in sites:
+                sites[target].known.add(output)
     for node, site in sites.items():
+        site.known.update(output for output, _, _ in site.results)
         for number, (target, target_number) in enumerate(node.next_functions):
             if target in sites and target.name() == GATE:
                 behind = dict(sites[target].to_inputs)

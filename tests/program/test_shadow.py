@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from checked_backend.errors import DivergenceError
@@ -266,8 +267,112 @@ def test_an_optimizer_that_a_scheduler_has_wrapped(tmp_path: Path) -> None:
     assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 2), str(report)
 
 
+def stepped(program: Callable[[Any], Any], tmp_path: Path) -> tuple[Report, list[Any], list[Any]]:
+    """A program that trains, checked; its losses and gradients as it is alone, and then."""
+
+    def run(compile_: Any) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        return list(program(compile_))
+
+    alone = run(lambda function: torch.compile(function, backend=_graph))
+    shadowed = Shadowed(tmp_path)
+    checked = run(shadowed.compile)
+    return shadowed.report, alone, checked
+
+
+def under_autocast(compile_: Any) -> Any:
+    net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))
+    step = compile_(lambda x: net(x))
+    for _ in range(3):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = step(torch.randn(4, 8))
+        out.float().square().sum().backward()  # outside of the block, as it is usual
+        yield net[0].weight.grad.sum().item()
+
+
+def checkpointed(compile_: Any) -> Any:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8))
+    block = compile_(lambda x: net(x))
+    for _ in range(2):
+        net.zero_grad()
+        x = torch.randn(4, 8, requires_grad=True)
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        x.square().sum().backward()
+        yield net[0].weight.grad.sum().item()
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> torch.Tensor:
+        key = self.linear(x)
+        cache.append(key)
+        self.kept = key.tanh()
+        return key.relu()
+
+
+def kept_elsewhere(compile_: Any) -> Any:
+    """Gradients enter at what the call has put into a list and an attribute, too."""
+    model = Keeps()
+    step = compile_(model)
+    for _ in range(3):
+        model.zero_grad()
+        cache: list[torch.Tensor] = []
+        out = step(torch.randn(3, 4), cache)
+        assert model.kept is not None
+        (out.sum() + 3 * cache[0].square().sum() + model.kept.sum()).backward()
+        yield model.linear.weight.grad.sum().item()
+
+
+@pytest.mark.parametrize("program", [under_autocast, checkpointed, kept_elsewhere])
+def test_gradients_of_clean_programs_are_not_accused(program: Callable[[Any], Any], tmp_path: Path) -> None:
+    report, alone, checked = stepped(program, tmp_path)
+    assert checked == alone
+    assert report.findings == (), str(report)
+    assert report.coverage.checked["gradients of whole calls"] > 0
+
+
+def test_gradients_that_enter_where_nobody_looks_are_told(tmp_path: Path) -> None:
+    class Holder:
+        __slots__ = ("value",)
+
+    holder, linear = Holder(), nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        holder.value = linear(x)
+        return holder.value.sin()
+
+    program = Shadowed(tmp_path)
+    out = program.compile(step)(torch.randn(3, 4))
+    (out.sum() + holder.value.square().sum()).backward()
+    report = program.report
+    assert not report.findings, str(report)
+    assert report.verdict is Verdict.INCONCLUSIVE
+
+
 class Slot:
     __slots__ = ("tensor",)
+
+
+def test_what_already_a_first_call_shows_is_no_stale_code(tmp_path: Path) -> None:
+    """The program asks for the identity of a tensor that no copy follows."""
+    x, slot = torch.ones(3), Slot()
+    slot.tensor = x
+
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if slot.tensor is x else 1)
+
+    program = Shadowed(tmp_path)
+    assert program.compile(asks)(x).tolist() == [2.0] * 3
+    report = program.report
+    assert (report.findings, report.verdict) == ((), Verdict.INCONCLUSIVE), str(report)
+    assert "not the whole program" in str(report)
 
 
 def test_what_a_copy_writes_to_the_programs_own_tensors_is_taken_back(tmp_path: Path) -> None:
