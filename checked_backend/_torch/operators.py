@@ -261,8 +261,13 @@ def operator_definition(found: object) -> OperatorDefinition | None:
     if not isinstance(definition, torch._library.custom_ops.CustomOpDef):
         return None
     arguments = definition._opoverload._schema.arguments
-    own = definition._backend_fns
-    more = "kernels for several devices" if len(own) > 1 else "a rule for vmap" if definition._vmap_fn else ""
+    rules = {
+        "kernels for several devices": len(definition._backend_fns) > 1,
+        "a rule for vmap": definition._vmap_fn,
+        "rules for subclasses of tensors": definition._torch_dispatch_fns,
+        "a rule for autocast": getattr(definition, "_autocast_dtype", None),
+    }
+    more = next((rule for rule, given in rules.items() if given), "")
     return OperatorDefinition(
         definition._qualname,
         definition._schema,

@@ -262,7 +262,7 @@ class _Search:
             Exception: Whatever a step raises.
         """
         if self.location.again:
-            self.evidence[EvidenceKey.REPRO] = "that of the other region, in which this operator was found first"
+            self.evidence[EvidenceKey.REPRO] = "see the other region, in which this operator was found first"
             yield self.found
             return
         reduced = None

@@ -331,12 +331,12 @@ class _Shadow:
         if (error := outcome.error or outcome.backward_error) is not None:
             why = f"eager has none: {type(error).__name__}: {error}".partition("\n")[0]
             return self._not_compared(why, _GRADIENTS)
-        known = actual.subjects.keys() & outcome.gradients.keys()
-        actual.subjects = {name: value for name, value in actual.subjects.items() if name in known}
+        if unknown := sorted(actual.subjects.keys() - outcome.gradients.keys()):
+            return self._not_compared(f"eager's {unknown[0]} is not known", _GRADIENTS)
         reference = Outcome(subjects={name: outcome.gradients[name] for name in actual.subjects}, evaluations=1)
         reference.note_values(copies=False)
         ledger = Ledger()
-        ledger.count({_GRADIENTS: len(known)})
+        ledger.count({_GRADIENTS: len(actual.subjects)})
         return self._found(call, _Compared(call.program, reference, ledger, self._shadows.numpy), actual, number)
 
     def _found(self, call: OwnCall, compared: _Compared, actual: Outcome, number: int) -> _Found:

@@ -34,7 +34,17 @@ from checked_backend._torch.tensors import (
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprints
 
-__all__ = ["HandedOut", "Look", "MemoryRange", "Result", "memory_range", "memory_ranges", "overlap", "results_of"]
+__all__ = [
+    "HandedOut",
+    "Look",
+    "MemoryRange",
+    "Result",
+    "in_cuda_graph",
+    "memory_range",
+    "memory_ranges",
+    "overlap",
+    "results_of",
+]
 
 MOST_RESULTS = 64
 """The most results that are remembered."""
@@ -142,7 +152,7 @@ def results_of(
         memory = memory_range(output)
         if memory is None or any(overlap(memory, other) for other in taken):
             continue
-        if memory[0] not in cuda_graph_results(output.device):
+        if not in_cuda_graph(output):
             own[index] = memory
     found = []
     for (index, memory), checksum in zip(own.items(), fingerprints([outputs[index] for index in own]), strict=True):
@@ -155,6 +165,12 @@ def results_of(
         seen = checksum, version_of(output)
         found.append(Result(*known, *seen, storage, storage_users(storage) - 1, output.dtype, place, issued))
     return found
+
+
+def in_cuda_graph(output: Any) -> bool:
+    """Whether a result lies in the memory of a CUDA graph of Inductor's, which torch guards itself."""
+    memory = memory_range(output)
+    return memory is not None and memory[0] in cuda_graph_results(output.device)
 
 
 class Look:

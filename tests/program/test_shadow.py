@@ -146,6 +146,10 @@ class Switched(nn.Module):
 factor = 1.0
 
 
+def calling(model: nn.Module) -> Callable[[torch.Tensor], Any]:
+    return lambda x: model(x)
+
+
 def exchange_factor(_model: Switched) -> None:
     global factor
     factor = 3.0
@@ -172,7 +176,7 @@ def test_the_programs_own_call_is_compared(change: str, own: str, tmp_path: Path
     for changes in (False, True):
         torch._dynamo.reset()
         program, model = Shadowed(tmp_path), Switched()
-        compiled = program.compile(model if own == "module" else lambda x: model(x), unguarded=True)  # noqa: B023
+        compiled = program.compile(model if own == "module" else calling(model), unguarded=True)
         for number in range(2):
             if number and changes:
                 CHANGES[change](model)
@@ -218,7 +222,10 @@ def test_it_compiles_what_the_program_compiles(tmp_path: Path, noise: float) -> 
     program = Shadowed(tmp_path)
     for _ in range(2):  # the first in a process may compile more
         plain = run(lambda model: torch.compile(model, backend=rounding))
-    again = lambda copy, fresh=False: torch.compile(copy, backend=functools.partial(rounding) if fresh else rounding)  # noqa: E731
+
+    def again(copy: Callable[..., Any], *, fresh: bool = False) -> Any:
+        return torch.compile(copy, backend=functools.partial(rounding) if fresh else rounding)
+
     assert run(lambda model: program.shadows.over(model, again(model), again)) == plain
     report = program.report
     assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 6)

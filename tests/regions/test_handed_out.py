@@ -307,3 +307,4 @@ def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest
     held = []
     report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
     assert found(report) == set(), str(report)
+    assert any("a CUDA graph does" in skip.reason for skip in report.coverage.skipped)

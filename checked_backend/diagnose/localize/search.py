@@ -95,7 +95,7 @@ class Search:
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
-        hinted = self._hinted(stage) or self._suspected(stage)
+        hinted = self._hinted(stage) or self._suspected(stage, failing)
         if hinted is not None:
             return hinted
         notes: list[str] = []
@@ -128,8 +128,9 @@ class Search:
                     return self._at(stage, recorded, cut.node, cut.finding.message, cut, notes)
         return None
 
-    def _suspected(self, stage: Stage) -> Location | None:
+    def _suspected(self, stage: Stage, failing: Sequence[Finding]) -> Location | None:
         """Try the operators that are known to be wrong, before any other is looked for."""
+        worst = max(failing, key=share_of)
         calls = [(recorded, node) for recorded in self.graphs for node in calls_of(recorded.graph)]
         suspected = [(recorded, node) for recorded, node in calls if (called_name(node), stage.name) in self.suspects]
         for recorded, node in suspected[:MOST_SUSPECTED]:
@@ -137,7 +138,8 @@ class Search:
                 continue
             self.tell(f"{node.name} ({called_name(node)}) was wrong in another region; cutting it out")
             cut = cut_out(recorded.graph, recorded.inputs, node, self.options, self.killing, self._is_sure)
-            if cut is not None and cut.node is node and self._is_sure(cut.finding):
+            surely = cut is not None and cut.node is node and self._is_sure(cut.finding)
+            if cut is not None and surely and _may_explain(cut.finding, worst):
                 notes = ("the operator was found in another region, and is wrong in this one too",)
                 return replace(self._at(stage, recorded, node, cut.finding.message, cut, notes), again=True)
         return None

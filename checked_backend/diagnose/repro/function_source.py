@@ -85,8 +85,8 @@ class Source:
         for suffix, function in parts.items():
             if function is None:
                 continue
-            if not isinstance(function, types.FunctionType):
-                raise Untranslatable(f"{definition.name} is made of a {type(function).__name__}, and no plain function")
+            if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+                raise Untranslatable(f"{definition.name} is made of what is no plain function, or is wrapped by one")
             text = _definition(function)
             for other, value in _referred(function, text):
                 if other != function.__name__:
