@@ -151,9 +151,6 @@ TWIN_RUNS = 2
 TWIN_WOULD_SHOW = 2.0
 """An error of the twin this many times what the candidate is allowed would be seen in the candidate too."""
 
-TWIN_TOO_SMALL = 1e-5
-"""An error of the twin that is nowhere more than this part of the difference that was seen does not explain it."""
-
 # -- What eager itself does not repeat ---------------------------------------------------------------------------------
 
 ROUNDING_SHRINKS = 1e-3

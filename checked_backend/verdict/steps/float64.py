@@ -16,7 +16,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control
-from checked_backend.verdict.envelope import difference, root_mean_square, unconfirmed
+from checked_backend.verdict.envelope import unconfirmed
 from checked_backend.verdict.evidence import Evidence, extended
 from checked_backend.verdict.outliers import outside_noise, twin_difference
 from checked_backend.verdict.repetition import spreads
@@ -192,24 +192,10 @@ def _compare(cases: Iterable[Evidence]) -> None:
         if case.all_blind:
             case.evidence[EvidenceKey.TWIN] = "says nothing: float64 has NaN or infinity wherever eager has a number"
             continue
-        case.logic_differs = found.differs and not _explains_nothing(case, case.high_precision, case.twin)
+        case.logic_differs = found.differs
         case.twin_is_equal = found.equal
         case.twin_difference = found.relative
         case.evidence[EvidenceKey.TWIN_ERROR] = found.relative
-
-
-def _explains_nothing(case: Evidence, high: torch.Tensor, twin: torch.Tensor) -> bool:
-    """Whether the twin's error is nothing beside the difference that was seen at the program's own precision.
-
-    Two libraries compute one function in each precision to so many digits: eager's and CUDA's ``bessel_j0`` differ by
-    5e-12 in float64 and by 3e-6 in float32, where either may be the nearer one.
-    """
-    if not case.outside or not case.pair.reference.dtype.is_floating_point:
-        return False
-    seen = difference(case.pair.reference, case.pair.candidate).to(torch.float64)
-    error = difference(high, twin)
-    nothing = error.isfinite() & (error <= thresholds.TWIN_TOO_SMALL * seen.clamp_min(root_mean_square(seen)))
-    return bool((nothing if case.blind is None else nothing | case.blind).all())
 
 
 def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:

@@ -9,7 +9,6 @@ import checked_backend as cb
 from checked_backend import Verdict
 from tests.support import faults
 from tests.support.region_tools import checked, gathered
-from tests.support.scripted_controls import Scripted, decided, exact
 
 
 def residue(x):
@@ -137,22 +136,3 @@ def test_the_sign_of_a_zero_that_decides_an_infinity_is_no_noise(program):
     report = cb.check(program, (x,), compiler=loses_the_sign)
     assert {finding.detail for finding in report.findings} == {"nonfinite"}
     assert cb.check(program, (x,), compiler=faults.clean()).verdict is Verdict.PASS
-
-
-@pytest.mark.parametrize(("error", "details"), [(5e-12, []), (1e-8, ["logic"]), (1e-5, ["logic"])])
-def test_a_twin_whose_error_is_too_small_for_the_difference_says_nothing(error, details):
-    """Another library's kernel: in float64 as far from eager's as its digits go, in float32 no further than eager's."""
-    wave = torch.ones(64, dtype=torch.float64)
-    wave[::2] = -1
-    controls = Scripted(torch.float32, exact(), lambda: exact() * (1 + error * wave))
-    eager, compiled = exact() * (1 + 2e-6 * wave), exact() * (1 - 1e-6 * wave)
-    found = decided(controls, compiled, reference=eager.float(), thorough=False).findings
-    assert [finding.detail for finding in found] == details
-
-
-def test_a_twin_that_is_infinite_as_the_candidate_is_wrong():
-    wrong = torch.where(torch.arange(64) == 3, torch.inf, exact())
-    controls = Scripted(torch.float32, exact(), lambda: wrong)
-    [finding] = decided(controls, wrong, thorough=False).findings
-    assert controls.asked["monte_carlo"] == 3
-    assert "float64 twin" in finding.noise.source
