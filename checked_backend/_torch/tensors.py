@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "StorageWeakRef",
     "clone_preserve_strides",
+    "differences_of",
     "inner_tensors",
     "is_alias_of",
     "is_functorch_wrapped_tensor",
@@ -26,6 +27,7 @@ __all__ = [
     "is_wrapper_type",
     "is_zero_tensor",
     "negative_view",
+    "norms_of",
     "rewrapped",
     "storage_again",
     "storage_identity",
@@ -63,6 +65,16 @@ def rewrapped(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tenso
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view of a tensor with its negative bit flipped."""
     return torch._neg_view(tensor)
+
+
+def differences_of(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The differences of two lists of tensors, in few kernels."""
+    return torch._foreach_sub(tensors, others)
+
+
+def norms_of(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...], order: float) -> tuple[torch.Tensor, ...]:
+    """The norm of each tensor of a list, in few kernels."""
+    return torch._foreach_norm(tensors, order)
 
 
 def is_zero_tensor(tensor: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from checked_backend._torch.tensors import differences_of, norms_of
 from checked_backend.numerics.bits import FORMATS, with_memory
 from checked_backend.numerics.fused import fused_loop
 
@@ -159,6 +160,6 @@ def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     references, candidates = [one for one, _ in pairs], [other for _, other in pairs]
     if references[0].dtype.itemsize == 2:
         references, candidates = [one.float() for one in references], [other.float() for other in candidates]
-    gaps = torch._foreach_sub(candidates, references)
-    rows = torch._foreach_norm(gaps, float("inf")), torch._foreach_norm(gaps, 2), torch._foreach_norm(references, 2)
+    gaps = differences_of(candidates, references)
+    rows = norms_of(gaps, float("inf")), norms_of(gaps, 2), norms_of(references, 2)
     return torch.stack([torch.stack(row) for row in rows]).double()

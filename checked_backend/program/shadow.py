@@ -204,6 +204,7 @@ class _Shadow:
         self._compared_calls = 0
         self._why_not = ""
         self._explained: set[tuple[str, str]] = set()
+        self._unlike_copies: set[tuple[str, str]] = set()  # wrong at the first call, which no copy shows
 
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled function with the comparison around it."""
@@ -342,22 +343,23 @@ class _Shadow:
     def _found(self, call: OwnCall, compared: _Compared, actual: Outcome, number: int) -> _Found:
         findings: Sequence[Finding] = compared.findings(actual)
         if any(finding.fails for finding in findings):
-            findings = self._explained_once(findings, compared)
-        if number == 1 and any(_is_stale(finding) for finding in findings):  # there was no earlier call
-            subjects = ", ".join(finding.subject for finding in findings if _is_stale(finding))
-            compared.ledger.skip(Skip(subjects, _UNLIKE_ITS_COPIES, matters=True))
-            findings = [finding for finding in findings if not _is_stale(finding)]
+            findings = self._explained_once(findings, compared, number)
         for name in dict.fromkeys(call.changed):
             compared.ledger.skip(Skip(name, _CHANGED, matters=True))
         return _Found(findings, compared.ledger.coverage())
 
-    def _explained_once(self, findings: Sequence[Finding], compared: _Compared) -> Sequence[Finding]:
+    def _explained_once(self, findings: Sequence[Finding], compared: _Compared, number: int) -> Sequence[Finding]:
         """Tell at which level findings arise, and look for the operator where it is Dynamo's, once for each."""
         places = {(finding.subject, finding.detail) for finding in findings if finding.fails}
+        if places <= self._unlike_copies:
+            return _without_failing(findings, compared.ledger)
         if places <= self._explained:
             return [replace(finding, stage="eager") for finding in findings]
         options = self._shadows.options
         stale = not any(finding.fails for finding in compared.on_copies(partial(self._compile, fresh=True)))
+        if stale and number == 1:  # there was no earlier call
+            self._unlike_copies |= places
+            return _without_failing(findings, compared.ledger)
         if stale:
             explained = [_stale(finding) for finding in findings]
         else:
@@ -485,8 +487,11 @@ def _stale(finding: Finding) -> Finding:
     return replace(finding, stage="eager", message=_STALE_MESSAGE, evidence=evidence)
 
 
-def _is_stale(finding: Finding) -> bool:
-    return finding.evidence.get(EvidenceKey.LEVEL) == _STALE
+def _without_failing(findings: Sequence[Finding], ledger: Ledger) -> Sequence[Finding]:
+    """Name what the copies cannot explain as not compared."""
+    subjects = ", ".join(finding.subject for finding in findings if finding.fails)
+    ledger.skip(Skip(subjects, _UNLIKE_ITS_COPIES, matters=True))
+    return [finding for finding in findings if not finding.fails]
 
 
 def _is_lazy_check(compiled: Any, name: str) -> bool:
