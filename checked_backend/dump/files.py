@@ -58,12 +58,8 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise DumpError(f"{path}: not a file of a dump: 'format' is not {FORMAT!r}")
     version = document.get("version")
-    if type(version) is not int or version < 1:
-        raise DumpError(f"{path}: 'version' is {version!r}, not a number of 1 or more")
-    if version > VERSION:
-        raise DumpError(f"{path}: version {version} is newer than {VERSION}, which this package reads. Update it.")
-    if version < VERSION:
-        raise DumpError(f"{path}: version {version} has checksums that are no longer used. Dump the graph again.")
+    if type(version) is not int or version != VERSION:
+        raise DumpError(f"{path}: of version {version!r}; this package reads version {VERSION}. Dump the graph again.")
     found = document.pop("checksum", None)
     try:
         expected = _checksum(document)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from checked_backend.findings.finding import Finding
-from checked_backend.findings.metrics import renamed
 
 __all__ = ["Coverage", "RegionInfo", "Skip"]
 
@@ -76,6 +75,3 @@ class Coverage:
     notes: tuple[str, ...] = ()
     detection_limit: Mapping[str, float] = field(default_factory=dict)
     own_precision_limit: Mapping[str, float] = field(default_factory=dict)
-
-    detection_power = renamed("detection_power", "detection_limit")
-    own_precision_power = renamed("own_precision_power", "own_precision_limit")

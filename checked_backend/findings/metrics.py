@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
 
-__all__ = ["Metrics", "NoiseScale", "renamed"]
+__all__ = ["Metrics", "NoiseScale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +60,6 @@ class Metrics:
         return self.mismatched == 0
 
 
-def renamed(old: str, new: str) -> property:
-    """An attribute's old name, which tells the new one."""
-
-    def read(self: object) -> NoReturn:
-        raise AttributeError(
-            f"{type(self).__name__}.{old} is called {new}: it is the smallest error that would have been caught, and "
-            "statistical power is a probability"
-        )
-
-    return property(read, doc=f"Raises AttributeError: it is called `{new}`.")
-
-
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
     """The rounding noise that a tensor must have at its precision, and where that number came from.
@@ -88,5 +75,3 @@ class NoiseScale:
     max: float
     source: str
     detection_limit: float | None = None
-
-    detection_power = renamed("detection_power", "detection_limit")

@@ -23,7 +23,6 @@ from checked_backend.findings import (
     Verdict,
     WorstElement,
 )
-from checked_backend.report.older import upgraded
 from checked_backend.report.schema import (
     GREATEST,
     MAX_DEPTH,
@@ -33,8 +32,8 @@ from checked_backend.report.schema import (
     MOST_ELEMENTS,
     MOST_NODES,
     MOST_ULPS,
-    READ,
     SCHEMA,
+    VERSION,
 )
 
 __all__ = ["check_verdict", "decode", "loads"]
@@ -68,10 +67,10 @@ def decode(raw: object) -> dict[str, Any]:
     if schema != SCHEMA:
         _fail("report.schema", repr(SCHEMA), schema)
     version = top.get("version")
-    if type(version) is not int or version not in READ:
-        _fail("report.version", f"one of {list(READ)}, the versions that this release reads", version)
+    if type(version) is not int or version != VERSION:
+        _fail("report.version", f"{VERSION}, which this release reads", version)
     given = {key: value for key, value in top.items() if key not in ("schema", "version", "verdict")}
-    return _members(upgraded(given, version), "report", _REPORT, required=("findings", "coverage"))
+    return _members(given, "report", _REPORT, required=("findings", "coverage"))
 
 
 def check_verdict(raw: object, verdict: Verdict) -> None:

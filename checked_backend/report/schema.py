@@ -1,16 +1,6 @@
-"""The name and version of the JSON form of a report.
-
-Version 2 calls ``detection_limit`` and ``own_precision_limit`` what version 1 called ``detection_power`` and
-``own_precision_power``. It names evidence by the identifiers of `EvidenceKey`, where older files had phrases. What code
-reads of a finding is a member of it: ``more_than_layout``, ``inherited``, ``ignored``, ``script``, ``at_fault``,
-``explains``, ``ranks``, ``searched``, ``repro_confirmed``, ``workaround_confirmed``. The numbers of pictures are
-``distribution`` and ``flow``, generated code is ``kernel``. Files of version 2 from before its first release lack some
-of these, and are read too.
-"""
+"""The name and version of the JSON form of a report."""
 
 from __future__ import annotations
-
-from types import MappingProxyType
 
 __all__ = [
     "GREATEST",
@@ -21,19 +11,12 @@ __all__ = [
     "MOST_ELEMENTS",
     "MOST_NODES",
     "MOST_ULPS",
-    "READ",
-    "RENAMED",
     "SCHEMA",
     "VERSION",
 ]
 
 SCHEMA = "checked_backend.report"
 VERSION = 2
-READ = (1, 2)
-"""Versions that this release reads."""
-
-RENAMED = MappingProxyType({"detection_power": "detection_limit", "own_precision_power": "own_precision_limit"})
-"""Names of version 1, and those of version 2 for the same."""
 
 MAX_DEPTH = 40  # of evidence: deeper nesting is not something a person wrote down
 

@@ -100,8 +100,6 @@ class Settings:
         parts = asdict(self)
         for name in ("timeout", "tags", "skip", "canary", "localize"):
             del parts[name]
-        if not self.known_fails:  # as it was before there were any
-            del parts["known_fails"]
         text = json.dumps([parts, source], sort_keys=True, separators=_COMPACT, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

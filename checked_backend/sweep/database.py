@@ -32,23 +32,18 @@ CREATE TABLE result (
 CREATE TABLE again (
     run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
     UNIQUE (run, key, state, attempt));
-"""
-_ASKED = """
 CREATE TABLE asked (
     run INTEGER NOT NULL REFERENCES run, key TEXT NOT NULL, state TEXT NOT NULL, moment TEXT NOT NULL,
     "case" TEXT NOT NULL, UNIQUE (run, key));
 """
-_OLDER = frozenset({"run", "result", "again"})
 _FORMAT = Format(
     0x43425357,  # "CBSW"
     2,
-    _SCHEMA + _ASKED,
-    _OLDER | {"asked"},
+    _SCHEMA,
+    frozenset({"run", "result", "again", "asked"}),
     "sweeps",
     "sweep",
     SuiteError,
-    older=_OLDER,
-    update=_ASKED,
 )
 
 
@@ -183,9 +178,7 @@ class Database(SqliteFile):
             )
 
     def asked(self, run: Run) -> dict[str, Asked]:
-        """The cases of a run as they were asked for last, by key; empty of a file of an earlier version."""
-        if self._is_older:
-            return {}
+        """The cases of a run as they were asked for last, by key."""
         rows = self._query('SELECT "case", state, moment FROM asked WHERE run = ?', (run.number,))
         found = [
             Asked(decoded(Case, self._json(case, "case"), f"{self.path}: case"), str(state), str(moment))

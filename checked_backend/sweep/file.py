@@ -37,8 +37,6 @@ class Format:
         of: The things that it is a database of: ``sweeps``.
         writer: The verb that writes to it: ``sweep``.
         error: The exception for a file that cannot be used.
-        older: The tables of the version before, which is read, too; none if there is none.
-        update: The SQL that makes a file of that version one of this.
     """
 
     application: int
@@ -48,8 +46,6 @@ class Format:
     of: str
     writer: str
     error: type[CheckedBackendError]
-    older: frozenset[str] = frozenset()
-    update: str = ""
 
 
 def is_database(path: Path, application: int | None = None) -> bool:
@@ -84,7 +80,6 @@ class SqliteFile:
     def __init__(self, path: Path, form: Format, *, write: bool) -> None:
         self.path = path
         self._form = form
-        self._is_older = False
         self._lock: IO[bytes] | None = None
         if path.is_dir() or (path.exists() and path.stat().st_size and not is_database(path)):
             raise form.error(f"{path}: not a database of {form.of}")
@@ -114,20 +109,14 @@ class SqliteFile:
             return
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        names = {name for kind, name, _ in rows if kind == "table"}
         strange = sorted(str(name) for kind, name, _ in rows if kind not in ("table", "index"))
-        self._is_older = bool(form.older) and version == form.version - 1
-        expected = form.older if self._is_older else form.tables
-        if application != form.application or not names >= expected or strange:
+        if application != form.application or strange:
             raise form.error(f"{self.path}: not a database of {form.of}")
-        if version != form.version and not self._is_older:
+        if version != form.version:
             raise form.error(f"{self.path}: of version {version}; this checked_backend reads version {form.version}")
-        tables = {name: sql for kind, name, sql in rows if kind == "table" and name in expected}
-        if tables != _tables_of(form, expected):  # a generated column may be of any size, a constraint refuse each row
+        tables = {name: sql for kind, name, sql in rows if kind == "table" and name in form.tables}
+        if tables != _tables_of(form):  # a generated column may be of any size, a constraint refuse each row
             raise form.error(f"{self.path}: not a database of {form.of}: its tables are made otherwise")
-        if self._is_older and fresh:
-            self._connection.executescript(f"BEGIN; {form.update} PRAGMA user_version={form.version}; COMMIT;")
-            self._is_older = False
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -161,12 +150,12 @@ class SqliteFile:
             raise self._form.error(f"{self.path}: cannot be read: {error}") from error
 
 
-def _tables_of(form: Format, names: frozenset[str]) -> dict[str, str]:
-    """The SQL of some of a format's tables, as a file keeps it."""
+def _tables_of(form: Format) -> dict[str, str]:
+    """The SQL of a format's tables, as a file keeps it."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(form.schema)
         found = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-    return {name: sql for name, sql in found if name in names}
+    return dict(found)
 
 
 def _connected(path: Path, write: bool) -> sqlite3.Connection:

@@ -54,7 +54,6 @@ def test_no_code_names_evidence_by_a_text_of_its_own() -> None:
         "diagnose/bug_report.py",  # shows them
         "report/html.py",
         "report/view.py",
-        "report/older.py",  # reads files of before there were fields
     }
 
 

@@ -28,10 +28,6 @@ from checked_backend.findings import (
     WorstElement,
 )
 from checked_backend.report import Report
-from checked_backend.report.schema import RENAMED
-
-ADDED = ("at_fault", "explains", "ranks", "searched", "repro_confirmed", "workaround_confirmed", "distribution", "flow")
-"""Members of a finding that older files lack."""
 
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", "a\u202eb", "\ud800", "{{ 7 * 7 }}", "../../etc/passwd", "\x00"]
 
@@ -275,8 +271,9 @@ def edited(**changes: object) -> str:
         ),
         (
             edited(version=3),
-            "not a report: report.version: expected one of [1, 2], the versions that this release reads, got 3",
+            "not a report: report.version: expected 2, which this release reads, got 3",
         ),
+        (edited(version=1), None),
         (edited(version=True), None),
         (edited(title=3), "not a report: report.title: expected text, got 3"),
         (
@@ -331,64 +328,3 @@ def test_from_json_never_fails_in_another_way(data: st.DataObject, value: object
     place[key] = value
     with suppress(CheckedBackendError):
         Report.from_json(json.dumps(raw))
-
-
-def old_names(value: object) -> object:
-    if isinstance(value, list):
-        return [old_names(entry) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    old = {new: name for name, new in RENAMED.items()}
-    return {old.get(key, key): old_names(entry) for key, entry in value.items()}
-
-
-@settings(deadline=None)  # a test is not timed
-@given(reports)
-def test_version_1_is_still_read(report: Report) -> None:
-    text = report.to_json()
-    raw = old_names(json.loads(text))
-    assert isinstance(raw, dict)
-    assert Report.from_json(json.dumps({**raw, "version": 1})).to_json() == Report.from_json(text).to_json()
-
-
-def test_names_of_the_other_version_are_refused() -> None:
-    raw = json.loads(Report((), Coverage(detection_limit={"output[0]": 1e-9})).to_json())
-    old = old_names(raw)
-    assert isinstance(old, dict)
-    for wrong in ({**raw, "version": 1}, old):
-        with pytest.raises(CheckedBackendError, match=r"not a report: report\.coverage: expected only the keys"):
-            Report.from_json(json.dumps(wrong))
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(
-    ("detail", "subject", "evidence", "why"),
-    [
-        ("structure.requires_grad", "output[0]", {"gradients are lost": True}, "gradients are lost"),
-        ("structure.stride", "node[x]", {"depended on": "node[y] views it"}, "node[y] views it"),
-        ("structure.stride", "node[x]", {"module": "net"}, ""),
-    ],
-)
-def test_older_files_say_in_the_evidence_why_layout_matters(
-    detail: str, subject: str, evidence: dict[str, object], why: str, version: int
-) -> None:
-    told = Finding(Kind.STRUCTURE, subject, "", detail=detail, evidence=evidence)
-    raw = json.loads(Report((told,), Coverage()).to_json())
-    raw["version"] = version
-    for name in ("more_than_layout", "inherited", "ignored", "script", *ADDED):
-        del raw["findings"][0][name]
-    raw["coverage"] = {}
-    (read,) = Report.from_json(json.dumps(raw)).findings
-    assert (read.more_than_layout, read.is_layout) == (why, not why)
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_an_old_name_tells_the_new_one(old: str) -> None:
-    with pytest.raises(AttributeError, match=f"Coverage.{old} is called {RENAMED[old]}"):
-        getattr(Coverage(), old)
-
-
-def test_the_old_name_of_a_noise_scale_tells_the_new_one() -> None:
-    name = "detection_power"
-    with pytest.raises(AttributeError, match=r"NoiseScale\.detection_power is called detection_limit"):
-        getattr(NoiseScale(1.0, 1.0, ""), name)

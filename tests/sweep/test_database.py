@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import subprocess
@@ -16,7 +15,6 @@ from checked_backend.errors import SuiteError
 from checked_backend.sweep.case import Case
 from checked_backend.sweep.database import Attempt, Database
 from checked_backend.sweep.file import is_database
-from checked_backend.sweep.summary import summarize
 from tests.support.sweep_tools import VERSIONS, failing, outcome, run_with
 
 
@@ -149,21 +147,6 @@ def test_a_later_version_is_told(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(SuiteError, match="of version 9; this checked_backend reads version 2"):
         Database(path)
-
-
-def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    with Database(path, write=True) as database:
-        run = run_with(database, {"a": failing()})
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TABLE asked; PRAGMA user_version = 1;")
-    with Database(path) as database:
-        assert [case.case.model for case in summarize(database, run).cases] == ["a"]
-        assert database.asked(run) == {}
-    with Database(path, write=True) as database:
-        database.ask(run, [(Case("s", "b"), "x")])
-    with Database(path) as database:
-        assert [case.model for case in summarize(database, run).waiting] == ["b"]
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
