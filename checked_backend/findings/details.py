@@ -17,7 +17,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         ),
         Kind.ALIAS: ("identity", "memory", "overwritten"),
         Kind.MUTATION: (
-            *("wrong", "dropped", "unexpected", "beyond", "grad", "late", "uncounted"),
+            *("wrong", "dropped", "unexpected", "beyond", "grad", "uncounted"),
             # settings of the process that stay changed
             *("function_modes", "dispatch_modes", "inference_mode", "grad_mode", "autocast", "default_dtype"),
             *("default_device", "deterministic", "fill_uninitialized_memory", "num_threads", "flush_denormal"),

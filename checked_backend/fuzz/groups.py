@@ -26,7 +26,6 @@ _SIGNAL = re.compile(r"\bSIG[A-Z]+\b")
 _SMALL = 3
 _AT_THE_EDGE = (
     ("alias.identity", "the same object: ", "shared memory: "),  # one tensor that is returned twice
-    ("mutation.late", "", ""),  # nothing waits for what writes to a result
     ("mutation.uncounted", "", ""),  # whoever runs the kernels counts what they write to
     ("structure.outputs", "", ""),  # another number of results
     ("structure.type", "None", "Tensor"),  # zeros for results whose gradients were not asked for

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,6 @@ CONTROL = "none"
 
 SHARED = "shared"
 """The name of the fault that one of several programs in one compile has."""
-
-_SOON = 0.002
-"""Seconds after which a thread has written the results that were returned too early."""
 
 _Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _Edit = Callable[[Any, tuple[Any, ...]], Any]
@@ -195,21 +191,6 @@ def _uncounting(value: torch.Tensor) -> torch.Tensor:
     return value if value.requires_grad else value.data
 
 
-def _too_early(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Results are returned while a thread still writes to them."""
-
-    def run(*args: Any) -> Any:
-        results = gm.forward(*args)
-        late = [r for r in results if _has_own_memory(r, args) and r.is_floating_point()]
-        right = [one.clone() for one in late]
-        for one in late:
-            one.zero_()
-        threading.Timer(_SOON, lambda: [one.copy_(value) for one, value in zip(late, right, strict=True)]).start()
-        return results
-
-    return run
-
-
 def _drawing(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """A random number too many is drawn, so that the program's next one is another."""
 
@@ -283,9 +264,6 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "mutation": Fault(_on_copies, frozenset({Kind.MUTATION}), "an input is not changed in place"),
         "uncounted": Fault(
             _uncounted, frozenset({Kind.MUTATION}), "a write to an input is not counted", detail="mutation.uncounted"
-        ),
-        "early": Fault(
-            _too_early, frozenset({Kind.MUTATION}), "a result is returned before it is right", detail="mutation.late"
         ),
         "gradient": Fault(_results(_halved), frozenset({Kind.LOGIC}), "gradients are halved", gradients=True),
         "later": Fault(_only_later, frozenset({Kind.LOGIC}), "the second call is wrong, and no other"),

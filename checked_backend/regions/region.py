@@ -38,7 +38,6 @@ from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.health import Health, RegionHealth, failing, health_of_run
 from checked_backend.regions.inputs import Effects, find_effects
-from checked_backend.regions.late_results import AtReturn
 from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
@@ -249,7 +248,6 @@ class CheckedRegion:
     ) -> bool:
         """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference = before.call, before.reference
-        early = AtReturn.of(() if call.exchanges is not None else returned, args)  # what is exchanged may arrive later
         left = self._settings_left(before)
         call.left = Left(before.after_reference, after_candidate, before.threads.active_since())
         if isinstance(reference, Exception):
@@ -267,7 +265,6 @@ class CheckedRegion:
         with profiled("checked_backend::comparison"):
             findings = self._comparison.forward(call, reference, returned, args)
         findings += [*before.mutations(args, reference), *overwritten]
-        findings += early.late(returned, call.subjects, self._info.output_sources)
         findings += self._comparison.beside(call, before.beside, args)
         if not after_candidate.same_as(before.after_reference) and not any(
             found.kind is Kind.RNG for found in findings

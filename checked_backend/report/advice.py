@@ -73,10 +73,6 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "torch.autograd.graph.increment_version on the input after the write. Until then, write out of place "
             "inside the compiled function, and report it."
         ),
-        "mutation.late": (
-            "late: wait for the threads or streams of the compiled program before it returns (join, an event that the "
-            "current stream waits for). Until then no line after the call can rely on its results; report it."
-        ),
         _STATE: (
             "state: the compiled program leaves a setting of this process (grad mode, default dtype, threads, ...) "
             "other than eager does. Set it again after the compiled function, and report it."

@@ -64,11 +64,6 @@ _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
             "are changed behind autograd's back",
             "The values are right, but autograd is not told that they changed, and may use them in place of old ones.",
         ),
-        "mutation.late": (
-            "is not complete when the call returns",
-            "are not complete when the call returns",
-            "The compiled program returns a result before it has written all of it.",
-        ),
         "logic": (
             "is wrong",
             "are wrong",

@@ -19,7 +19,7 @@ import torch
 
 from tests.ledger.answer import Answer, Case, differences, read, write
 from tests.ledger.pool import run_cases
-from tests.ledger.sources import UNSTABLE, all_cases
+from tests.ledger.sources import all_cases
 
 __all__ = ["kept_results", "main"]
 
@@ -88,8 +88,7 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
             row = {"tree": _tree(), "case": done.case.name, "answers": done.answers, "seconds": round(done.seconds, 1)}
             with options.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-    everything = {name: answer for case in cases for name, answer in kept[case.name].items()}
-    return {name: answer for name, answer in everything.items() if not _unstable(name)}
+    return {name: answer for case in cases for name, answer in kept[case.name].items()}
 
 
 def kept_results(path: Path) -> dict[str, dict[str, Answer]]:
@@ -116,10 +115,6 @@ def _tree() -> str:
         for path in sorted(paths):
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _unstable(answer: str) -> bool:
-    return any(fnmatch.fnmatchcase(answer, glob) for glob in UNSTABLE)
 
 
 if __name__ == "__main__":

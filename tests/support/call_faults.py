@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +17,6 @@ __all__ = [
     "only_in_call",
     "remembers_by_address",
     "remembers_its_first_results",
-    "returns_too_early",
     "same_memory_for_all_calls",
     "writes_to_earlier_inputs",
 ]
@@ -110,27 +107,3 @@ def forgets_to_count(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Call
         return results
 
     return run
-
-
-def returns_too_early(seconds: float, *, waits: bool = False) -> Compiler:
-    """A compiler whose programs return zeros, and fill in the results some time later, or wait for that."""
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            unfinished = [torch.zeros_like(result) for result in results]
-
-            def finish() -> None:
-                time.sleep(seconds)
-                for place, result in zip(unfinished, results, strict=True):
-                    place.detach().copy_(result.detach())
-
-            worker = threading.Thread(target=finish)
-            worker.start()
-            if waits:
-                worker.join()
-            return unfinished
-
-        return run
-
-    return compiler

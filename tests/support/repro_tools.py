@@ -15,7 +15,6 @@ from checked_backend.regions.graph_case import GraphCase
 
 OTHER_BACKENDS = """
 import os
-import threading
 
 import torch
 
@@ -62,15 +61,6 @@ def writes_wrongly(gm, example_inputs):
 
 def rounds(gm, example_inputs):
     return lambda *args: (gm(*args), args[0].mul_(1.000001))[0]
-
-
-def late(gm, example_inputs):
-    def run(*args):
-        results = [torch.zeros_like(value) for value in gm(*args)]
-        threading.Timer(0.3, lambda: [one.copy_(value) for one, value in zip(results, gm(*args))]).start()
-        return results
-
-    return run
 """
 
 

@@ -136,18 +136,6 @@ print("compiled:", actual)
 wrong = any(i in expected[1] and i in actual[0] and i not in actual[1] for i in expected[0])
 """
 
-_LATE = """\
-compiled(*make_inputs())  # compiles it
-results = compiled(*make_inputs())
-results = results if isinstance(results, tuple) else (results,)
-results = [value for value in results if isinstance(value, torch.Tensor)]
-first = [value.clone() for value in results]
-time.sleep(1)
-print("compiled, at once:       ", first)
-print("compiled, a second later:", results)
-wrong = not all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in zip(first, results))
-"""
-
 _EXCEPTION = """\
 results = []
 for name, run in ("eager", program), ("compiled", compiled):
@@ -185,7 +173,7 @@ wrong = status != 0
 """
 
 
-_MUTATIONS = {"mutation.wrong": _MUTATION, "mutation.uncounted": _COUNTS, "mutation.late": _LATE}
+_MUTATIONS = {"mutation.wrong": _MUTATION, "mutation.uncounted": _COUNTS}
 """Scripts for findings about mutations that are not about which inputs change."""
 
 
@@ -234,7 +222,7 @@ def write_script(
     inputs = write_inputs(dict(zip(written.parameters, program.case.inputs, strict=True)))
     tail = _tail(program, finding)
     body = "\n".join(written.lines)
-    standard = [module for module in ("os", "signal", "time") if f"{module}." in tail]
+    standard = [module for module in ("os", "signal") if f"{module}." in tail]
     imports = [
         *(["from __future__ import annotations", ""] if compile_code.copied or operators.lines else []),
         *(f"import {module}" for module in standard),

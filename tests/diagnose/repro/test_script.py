@@ -34,8 +34,6 @@ def adds_one(x: Tensor) -> tuple[Tensor]:
         ("rounds", "mutation.dropped", False),
         ("writes_wrongly", "mutation.wrong", True),
         ("writes_wrongly", "mutation.unexpected", False),  # eager changes it too
-        ("late", "mutation.late", True),
-        ("rounds", "mutation.late", False),
     ],
 )
 def test_a_script_about_a_mutation_shows_that_one_alone(

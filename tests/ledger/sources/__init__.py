@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 from tests.ledger.answer import Case
 from tests.ledger.sources import (
@@ -20,16 +19,9 @@ from tests.ledger.sources import (
     ranks,
 )
 
-__all__ = ["UNSTABLE", "all_cases"]
+__all__ = ["all_cases"]
 
 _SOURCES = (planted, policies, dumps, calibrated, operators, miscompiles, models, ranks, localized, examples)
-
-UNSTABLE: Mapping[str, str] = MappingProxyType(
-    {
-        "faults/returns too early/float32::numcheck": "a thread writes the results late, before or after they are read",
-    }
-)
-"""Names of answers that are not the same each time, and why."""
 
 
 def all_cases(folder: Path | None) -> Iterator[Case]:

@@ -97,7 +97,6 @@ _ONE: Mapping[str, Callable[[], Compiler]] = MappingProxyType(
         "remembers by address": lambda: call_faults.remembers_by_address,
         "writes to earlier inputs": lambda: call_faults.writes_to_earlier_inputs,
         "forgets to count": lambda: call_faults.forgets_to_count,
-        "returns too early": lambda: call_faults.returns_too_early(0.3),
         "leaves a setting": lambda: faults.leaves_setting(lambda: torch.set_default_dtype(torch.float64)),
         "operator wrong": lambda: operator_faults.wrong_operator("aten.relu.default", how="aot"),
         "operator left out": lambda: operator_faults.left_out("aten.tanh.default"),
