@@ -150,7 +150,6 @@ def debug_interpreter(
             if kind not in parsed.graphs:
                 return _after(aot_compilers.nop(graph, inputs), lambda: reporter.left_out(kind))
             interpreter = interpreter_of(graph, kind, reporter.report, immediate=parsed.on_divergence == "raise")
-            reporter.compiled(kind, interpreter.ignoring)
             counts = (interpreter.checked_nodes, interpreter.asserts, interpreter.unchecked)
             return _after(interpreter, lambda: reporter.ran(kind, *counts))
 

@@ -47,7 +47,6 @@ class DroppedCallCheck:
             try:
                 part, self._names = calls_alone(dynamo, self._calls)
                 self._interpreter = interpreter(part, self._found.extend)
-                reporter.compiled("dynamo", self._interpreter.ignoring)
             except Exception as error:
                 self._fail(str(error))
 

@@ -142,12 +142,11 @@ def _difference(mismatch: Mismatch) -> str:
     return f"{mismatch.what} {mismatch.expected}, ran with {mismatch.actual}{remark}"
 
 
-def metadata_error(findings: Sequence[Finding], remarks: Sequence[str] = ()) -> MetadataError:
+def metadata_error(findings: Sequence[Finding]) -> MetadataError:
     """The error for the findings of one run; its ``finding`` is the first that is not inherited.
 
     Args:
         findings: At least one finding, in graph order.
-        remarks: More lines, for example on options.
     """
     local = [finding for finding in findings if not finding.inherited]
     first = (local or list(findings))[0]
@@ -162,7 +161,6 @@ def metadata_error(findings: Sequence[Finding], remarks: Sequence[str] = ()) -> 
             "A compiler that trusts this metadata makes wrong code. For a custom operator make its register_fake and "
             "its schema say what its kernel does; for an operator of torch report it with this text."
         )
-    lines += remarks
     if first.repro:
         lines.append(f"This operator alone: {first.repro}")
     elif first.script is not None:

@@ -16,10 +16,10 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.codegen import GraphCode, emit
-from checked_backend.metadata.findings import metadata_error, subject_of
+from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.history import History
 from checked_backend.metadata.plan import CheckSettings
-from checked_backend.metadata.run import GraphRun, place_of
+from checked_backend.metadata.run import GraphRun
 from checked_backend.options import MetadataCheck
 
 __all__ = ["CHECKS", "MetadataInterpreter", "metadata_error"]
@@ -55,7 +55,6 @@ class MetadataInterpreter:
         checked_nodes: How many nodes are compared.
         asserts: How many assumptions about sizes that depend on data are checked.
         unchecked: How many nodes are not compared, or not wholly, by reason.
-        ignoring: The entries of ``ignore_ops``, and the nodes among ``ignore``, that are in this graph.
     """
 
     def __init__(
@@ -92,10 +91,8 @@ class MetadataInterpreter:
         self.checked_nodes: int = sum(plan.compared for plan in plans)
         self.checked_nodes += sum(child.checked_nodes for child in children.values())
         self.unchecked: Counter[str] = Counter(self._unchecked())
-        self.ignoring: set[str] = set(self._ignoring())
         for child in children.values():
             self.unchecked += child.unchecked
-            self.ignoring |= child.ignoring
         self._inputs = [plan.node.name for plan in plans if plan.node.op == "placeholder"]
         self._watches: bool = any(is_custom(plan.node) for plan in plans)
         self._watches = self._watches or any(child._watches for child in children.values())
@@ -109,18 +106,6 @@ class MetadataInterpreter:
                 yield f"ignore_ops names {entry}"
             elif plan.compared and self.settings.light:
                 yield "they run under vmap, where only dtypes and shapes can be compared"
-
-    def _ignoring(self) -> Iterator[str]:
-        place = place_of(self)
-        for plan in self.code.plans:
-            if entry := self.settings.ignores(plan.node):
-                yield entry
-            subject = subject_of(plan.node, place)
-            yield from (
-                entry
-                for entry in self.settings.ignore
-                if entry == subject or (entry.startswith(f"{subject}[") and entry[len(subject) + 1 : -1].isdigit())
-            )
 
     def _children(self, gm: fx.GraphModule) -> dict[fx.Node, MetadataInterpreter]:
         """One interpreter for each graph that a higher-order operator is given."""

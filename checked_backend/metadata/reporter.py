@@ -6,14 +6,13 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, RegionInfo, Skip
 from checked_backend.metadata.findings import metadata_error
-from checked_backend.metadata.unused_ignores import UnusedIgnores
 from checked_backend.options import InterpreterOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.report.file_names import claimed_path, this_moment
@@ -39,16 +38,6 @@ class MetadataReporter(Reporter):
         self._options = options
         self._lock = threading.Lock()
         self._scripts: dict[tuple[str, str | None, str], str | None] = {}
-        self._unused = UnusedIgnores(options)
-
-    def compiled(self, kind: str, ignoring: Collection[str]) -> None:
-        """Note that a graph was compiled.
-
-        Args:
-            kind: The graph's kind.
-            ignoring: The entries of ``ignore_ops`` and ``ignore`` that name something in it.
-        """
-        self._unused.compiled(kind, ignoring)
 
     def left_out(self, kind: str) -> None:
         """Note that a graph ran which the option ``graphs`` excludes."""
@@ -85,9 +74,6 @@ class MetadataReporter(Reporter):
             self.count({f"assumptions about sizes in the {kind} graph": asserts})
         for reason, count in unchecked.items():
             self.skip(Skip(f"{count} nodes of the {kind} graph", reason))
-        entries = self._unused.entries()
-        for ledger in self._ledgers():
-            ledger.ignoring(entries)
 
     def report(self, findings: Sequence[Finding]) -> None:
         """Respond to the findings of a run as the user asked.
@@ -106,11 +92,11 @@ class MetadataReporter(Reporter):
         new = {self._key(finding) for finding in self._add(reported, ignored)}
         failing = [finding for finding in reported if finding.fails]
         if failing and self._options.on_divergence == "raise":
-            raise metadata_error(failing, self._unused.remarks())
+            raise metadata_error(failing)
         news = [finding for finding in reported if self._key(finding) in new]
         self._warn_of_layout([finding for finding in news if not finding.fails])
         if self._options.on_divergence == "warn" and any(finding.fails for finding in news):
-            error = metadata_error([finding for finding in news if finding.fails], self._unused.remarks())
+            error = metadata_error([finding for finding in news if finding.fails])
             warnings.warn(str(error), DivergenceWarning, stacklevel=users_stacklevel())
 
     @staticmethod

@@ -51,7 +51,6 @@ class Ledger:
         self._last_before: dict[str, int] = {}
         self._passing: dict[str, dict[PassedCalls, int]] = {}
         self._unearned: dict[tuple[object, str], Skip | None] = {}
-        self._ignoring: dict[str, str] = {}
         self._compiled_by: dict[str, None] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
@@ -154,12 +153,6 @@ class Ledger:
         """Note a remark that changes no verdict."""
         with self._lock:
             self._notes.setdefault(note)
-
-    def ignoring(self, entries: Mapping[str, str]) -> None:
-        """Note what the user asked to ignore, and what is to be said of it if it never occurs ("": it did)."""
-        with self._lock:
-            for entry, text in entries.items():
-                self._ignoring[entry] = text if self._ignoring.get(entry, text) else ""
 
     def count(self, checked: Mapping[str, int]) -> None:
         """Note comparisons that ran."""
@@ -289,7 +282,7 @@ class Ledger:
                 checked=dict(self._checked),
                 skipped=tuple(self._all_skips()),
                 ignored=tuple(self._ignored.values()),
-                notes=(*self._notes, *(f"{entry} {text}" for entry, text in self._ignoring.items() if text)),
+                notes=tuple(self._notes),
                 detection_limit=dict(self._limits),
                 own_precision_limit=dict(self._own_precision_limits),
             )

@@ -1,4 +1,4 @@
-"""``ignore`` and ``ignore_ops``: what they hide, findings that it must not cause, and entries that match nothing."""
+"""``ignore`` and ``ignore_ops``: what they hide, and findings that it must not cause."""
 
 from __future__ import annotations
 
@@ -117,70 +117,6 @@ def test_a_graph_inside_is_not_reported_for_what_it_is_given(library: Any, name:
     assert report.verdict is (Verdict.PASS if ignored else Verdict.FAIL)
     findings = report.coverage.ignored if ignored else report.findings
     assert any("sin" in str(f.node) and "of " in f.subject for f in findings)
-
-
-# entries that match nothing
-
-
-def remarks(report: cb.Report) -> list[str]:
-    return [note for note in report.coverage.notes if "entry" in note]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"ignore_ops": ("aten.rleu",)}, "ignore_ops entry 'aten.rleu' matches no node"),
-        ({"ignore_ops": ("mylib::op",)}, "no operator of that name is registered"),
-        ({"ignore_ops": ("aten.cosh",)}, "ignore_ops entry 'aten.cosh' matches no node of the graphs"),
-        ({"ignore": ("node[relo]",)}, "ignore entry 'node[relo]' is neither a kind of finding nor a node"),
-    ],
-)
-def test_an_entry_that_matches_nothing_is_told(options: dict[str, Any], said: str) -> None:
-    report = record(lambda x: x.relu(), (torch.randn(3),), **options)
-    (note,) = remarks(report)
-    assert said in note
-    assert report.verdict is Verdict.PASS
-
-
-def test_a_finding_comes_with_the_entry_that_was_meant_for_it(library: Any) -> None:
-    operator = transposed(library)
-    compiled = torch.compile(
-        lambda x: operator(x), backend=debug_interpreter, options={"ignore_ops": (f"{NAME}::liar",)}
-    )
-    with pytest.raises(cb.MetadataError, match=f"ignore_ops entry '{NAME}::liar' matches no node"):
-        compiled(torch.randn(3, 4))
-
-
-def test_entries_that_occur_somewhere_are_not_told(library: Any) -> None:
-    operator = transposed(library)
-    ops = ("aten.relu", "torch.ops.aten.relu", "aten::relu.default", "aten.threshold_backward")
-    rest = ("node[relu]", "structure", "structure.stride", "alias", "nonfinite", "mutation", "logic", "alias.identity")
-    free = torch.randn(3, requires_grad=True)
-    # threshold_backward is in the backward graph only
-    assert remarks(record(lambda x: x.relu(), (free,), ignore_ops=ops, ignore=rest)) == []
-
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        x = x.sinh()
-        torch._dynamo.graph_break()
-        return x.relu()
-
-    # each region has one of the two
-    assert remarks(record(broken, (torch.randn(3),), ignore_ops=("aten.sinh", "aten.relu"))) == []
-    # its backward graph, where it would be, is not compiled before the forward graph's finding is raised
-    compiled = torch.compile(
-        lambda x: (operator(x.detach()) * x).relu(),
-        backend=debug_interpreter,
-        options={"ignore_ops": ("aten.threshold_backward",)},
-    )
-    with pytest.raises(cb.MetadataError) as caught:
-        compiled(torch.randn(3, 4, requires_grad=True))
-    assert "threshold_backward" not in str(caught.value)
-
-
-def test_a_subject_with_a_comma_is_one_entry() -> None:
-    compiled = record(lambda x: x.relu(), (torch.randn(3),), ignore="node[body of scan, in cond: mul], structure")
-    (note,) = remarks(compiled)
-    assert "'node[body of scan, in cond: mul]'" in note
 
 
 # nothing to check
