@@ -192,18 +192,15 @@ def localize(
 ) -> Verdict:
     """Find the operator that a compiler gets wrong in a dumped graph, reduce it, write a repro.
 
-    It runs in a process of its own. Ctrl-C ends it with the best so far; another run with the same folder continues.
+    It runs in a process of its own. Ctrl-C ends it with the best so far.
     """
 
     def how() -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
-        investigation = _later("checked_backend.diagnose.investigate").Investigation(
-            complain, folder / "reduction.jsonl"
-        )
         return {
             "compiler": _loaded_compiler(compiler),
             "seed": seed,
-            "investigator": investigation,
+            "investigator": _later("checked_backend.diagnose.investigate").Investigation(complain),
             "report_dir": folder,
         }
 

@@ -23,7 +23,6 @@ from checked_backend.diagnose.localize.kernel import KERNEL_LIMIT, generated_ker
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
-from checked_backend.diagnose.reduce.journal import Places
 from checked_backend.diagnose.repro import Repro, Untranslatable, write_repro
 from checked_backend.diagnose.workaround import Workaround
 from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
@@ -71,7 +70,6 @@ class _Context:
         say: Like `tell`, without the time.
         stop: Remembers Ctrl-C.
         deadline: A `time.monotonic` moment.
-        journal: As in `Investigation`.
         suspects: As for `locate`.
     """
 
@@ -80,7 +78,6 @@ class _Context:
     say: Callable[[str], None]
     stop: Interruption
     deadline: float
-    journal: Path | None
     suspects: Collection[tuple[str, str]]
 
 
@@ -90,11 +87,9 @@ class Investigation:
 
     Attributes:
         tell: Called with each step as it begins, in the worker process.
-        journal: A file that keeps the programs that were tried, so that a second run continues.
     """
 
     tell: Callable[[str], None] = log.info
-    journal: Path | None = None
 
     def __call__(self, failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         """Find out where findings come from, and add that to them.
@@ -174,7 +169,7 @@ def _work(
     before = RngState.capture(tuple(failure.rng.cuda))  # if no process can be forked, this is the user's state
     try:
         with without_compile_caches(), stop.awaited():
-            context = _Context(checkpoint, tell, say, stop, deadline, how.journal, suspects)
+            context = _Context(checkpoint, tell, say, stop, deadline, suspects)
             return _investigated(failure, findings, context).to_json()
     finally:
         before.restore()
@@ -184,15 +179,11 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
     traced = wrong_metadata(failure, findings)
     if traced is not None:
         return Diagnosis.of_traced(traced)
-    wrong = sorted(f"{finding.kind} {finding.subject}" for finding in findings if finding.kind.fails)
-    places = Places(context.journal, failure.options, f"{failure.mode} {failure.graph.code} {wrong}")
     last = [Location("compiled")]
 
     def known(location: Location) -> None:
         last[:] = [location]
         context.checkpoint.note(Diagnosis.of(location))
-        if location.graph is not None and location.node is not None and not location.gross:
-            places.note(location.graph, location.node.name)
 
     try:
         location = locate(
@@ -202,7 +193,6 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
             context.tell,
             gross=_gross_errors,
             known=known,
-            hint=places.known(),
             suspects=context.suspects,
         )
     except KeyboardInterrupt:
@@ -337,7 +327,6 @@ class _Search:
             kind=cut.finding.kind,
             deadline=min(time.monotonic() + REDUCTION_LIMIT, self.context.deadline),
             progress=lambda progress: self.context.say(f"making it smaller: {progress}"),
-            journal=self.context.journal,
             oracle=exception_oracle if cut.finding.kind is Kind.EXCEPTION else self._oracle,
         )
         stopped = reduction.stopped == "interrupted"

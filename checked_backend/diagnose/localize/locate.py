@@ -34,7 +34,6 @@ def locate(
     *,
     gross: CallOracle = lambda _case: (),
     known: Callable[[Location], None] = lambda _location: None,
-    hint: tuple[str, str] | None = None,
     suspects: Collection[tuple[str, str]] = (),
 ) -> Location:
     """Find out where a failure comes from.
@@ -47,7 +46,6 @@ def locate(
         gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It
             is for a region without a part that is wrong by itself.
         known: Called with the location so far whenever more of it is known.
-        hint: The kind of a graph and the name of a node that an earlier run found.
         suspects: Operators that were found in other regions, each with the stage.
 
     Raises:
@@ -55,7 +53,7 @@ def locate(
     """
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
-        return _located(failure, findings, (oracle, gross), tell, known, (hint, suspects))
+        return _located(failure, findings, (oracle, gross), tell, known, suspects)
     finally:
         before.restore()
 
@@ -66,7 +64,7 @@ def _located(
     oracles: tuple[CallOracle, CallOracle],
     tell: Callable[[str], None],
     known: Callable[[Location], None],
-    earlier: tuple[tuple[str, str] | None, Collection[tuple[str, str]]],
+    suspects: Collection[tuple[str, str]],
 ) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
@@ -84,7 +82,7 @@ def _located(
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, *earlier, gradients)
+    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients)
     return search.run(stage, failing)
 
 

@@ -75,7 +75,6 @@ class Search:
         gross: Tries a case, and only finds gross differences.
         tell: Called with each step as it begins.
         known: Called with the location so far.
-        hint: The kind of a graph and the name of a node that an earlier run found.
         suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
     """
@@ -89,15 +88,14 @@ class Search:
     gross: CallOracle
     tell: Callable[[str], None]
     known: Callable[[Location], None]
-    hint: tuple[str, str] | None = None
     suspects: Collection[tuple[str, str]] = ()
     gradients: GradientSearch | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
-        hinted = self._hinted(stage) or self._suspected(stage, failing)
-        if hinted is not None:
-            return hinted
+        suspected = self._suspected(stage, failing)
+        if suspected is not None:
+            return suspected
         notes: list[str] = []
         in_values = [one for one in failing if is_of_values(one)]
         if not in_values:
@@ -114,19 +112,6 @@ class Search:
             found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
-
-    def _hinted(self, stage: Stage) -> Location | None:
-        """Trust an earlier run about the operator, if a part of the graph that ends there is wrong."""
-        for recorded in self.graphs:
-            for node in calls_of(recorded.graph):
-                if (recorded.kind, node.name) != self.hint or recorded.inputs is None:
-                    continue
-                self.tell(f"an earlier run found {node.name} ({called_name(node)}); cutting it out")
-                cut = self._cut(recorded, recorded.inputs, node)
-                if cut is not None:
-                    notes = ("an earlier run found the operator",)
-                    return self._at(stage, recorded, cut.node, cut.finding.message, cut, notes)
-        return None
 
     def _suspected(self, stage: Stage, failing: Sequence[Finding]) -> Location | None:
         """Try the operators that are known to be wrong, before any other is looked for."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from checked_backend.diagnose.oracle import Oracle, screen_cases, verdict_oracle
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.journal import Journal
 from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.diagnose.reduce.size import Size, fingerprint, measure_size
 from checked_backend.findings import Finding, Kind
@@ -64,7 +62,6 @@ class Problem:
         kind: The kind of the finding that must stay.
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is checked.
-        journal: A file of verdicts, so that a second run continues where this one stops.
         oracle: Checks one case.
         screen: Tells in advance which cases cannot go wrong.
 
@@ -72,7 +69,6 @@ class Problem:
         best: The smallest program so far.
         tried: How many programs were checked.
         step: The present step, in words.
-        from_journal: Whether the best program was accepted by the journal's verdict alone.
     """
 
     def __init__(
@@ -82,14 +78,12 @@ class Problem:
         deadline: float,
         *,
         progress: Callable[[ReductionProgress], None] | None = None,
-        journal: Path | None = None,
         oracle: Oracle = verdict_oracle,
         screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_cases,
     ) -> None:
         self.best = program
         self.tried = 0
         self.step = "start"
-        self.from_journal = False
         self._kind = kind
         self._deadline = deadline
         self._progress = progress
@@ -97,7 +91,7 @@ class Problem:
         self._screen = screen
         self._size = measure_size(program)
         self._signs: set[tuple[str, str]] = set()
-        self._journal = Journal(journal, program.case.options, f"{kind} {program.subject}")
+        self._rejected: set[str] = set()
         self._timeout = 10 * MIN_TIMEOUT_S
         self._races = has_race(program)
 
@@ -133,7 +127,6 @@ class Problem:
         wrong = bool(signs & self._signs)
         if self.tried == 1:
             self._timeout = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
-        self._journal.note(fingerprint(program), wrong)
         return wrong
 
     def consider(self, candidate: FailingCase) -> bool:
@@ -149,17 +142,14 @@ class Problem:
             return False
         if not self._races and has_race(candidate):
             return False
-        known = self._journal.verdict(fingerprint(candidate))
-        if not (self.is_interesting(candidate) if known is None else known):
+        digest = fingerprint(candidate)
+        if digest in self._rejected:
+            return False
+        if not self.is_interesting(candidate):
+            self._rejected.add(digest)
             return False
         self.best, self._size = candidate, size
-        self.from_journal = known is not None
         return True
-
-    def forget(self, program: FailingCase) -> None:
-        """Begin again from a program, because the journal's verdict on the best one is no longer true."""
-        self._journal.forget()
-        self.best, self._size, self.from_journal = program, measure_size(program), False
 
     def screened(self, candidates: Sequence[FailingCase]) -> list[FailingCase]:
         """The candidates that are smaller than the best and give other results when compiled than in eager.

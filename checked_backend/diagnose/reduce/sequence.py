@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
@@ -79,7 +78,6 @@ def reduce(
     kind: Kind,
     deadline: float,
     progress: Callable[[ReductionProgress], None] | None = None,
-    journal: Path | None = None,
     oracle: Oracle = verdict_oracle,
 ) -> Reduction:
     """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
@@ -92,23 +90,19 @@ def reduce(
         kind: The kind of that finding.
         deadline: A `time.monotonic` moment; the best until then is returned.
         progress: Called before each program that is tried; ``str(progress)`` is a line for people.
-        journal: A file of verdicts: a second run with the same file continues where the first one stopped.
         oracle: Checks one case, for tests.
 
     Returns:
         The smallest program found, also after the deadline and after Ctrl-C.
     """
     program = FailingCase.of(case, subject)
-    problem = Problem(program, kind, deadline, progress=progress, journal=journal, oracle=oracle)
+    problem = Problem(program, kind, deadline, progress=progress, oracle=oracle)
     shown = False
     warm_up(case)
     stopped: Literal["done", "deadline", "interrupted"] = "done"
     try:
         shown = problem.is_interesting(program)
         if shown:
-            _to_fixpoint(problem, _fitting(kind))
-        if problem.from_journal and not problem.is_interesting(problem.best):
-            problem.forget(program)
             _to_fixpoint(problem, _fitting(kind))
     except OutOfTime:
         stopped = "deadline"
