@@ -39,7 +39,6 @@ def report(
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
     verbose: Verbose = False,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a sweep: write CSV.")] = None,
     run: Annotated[
         str | None, typer.Option(metavar="RUN", help="Of a sweep: its number, name or torch version; default the last.")
     ] = None,
@@ -58,13 +57,13 @@ def report(
     if model_explorer and (is_database(path, FUZZ) or is_database(path)):
         raise typer.BadParameter("a database has no graphs; name a folder of reports", param_hint="--model-explorer")
     if is_database(path, FUZZ):
-        refuse_outside_sweeps(csv=csv, run=run, since=since)
+        refuse_outside_sweeps(run=run, since=since)
         _refuse_certificate("fuzz", certificate=certificate)
         return report_fuzz(path, Pages(html, json_file, junit))
     if is_database(path):
         _refuse_certificate("sweep", certificate=certificate)
-        return report_sweep(path, run, since, Files(html, json_file, junit, csv))
-    refuse_outside_sweeps(csv=csv, run=run, since=since)
+        return report_sweep(path, run, since, Files(html, json_file, junit))
+    refuse_outside_sweeps(run=run, since=since)
     found = read_reports(path)
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)

@@ -23,7 +23,7 @@ from checked_backend.sweep.database import Database, Run
 from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
 from checked_backend.sweep.job import JobResources
 from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
-from checked_backend.sweep.render.data import render_csv, render_json
+from checked_backend.sweep.render.data import render_json
 from checked_backend.sweep.render.html import render_html
 from checked_backend.sweep.render.junit import render_junit
 from checked_backend.sweep.render.text import render_text
@@ -86,7 +86,6 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Of torch for each case; default the cores by --jobs.")
     ] = None,
-    speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Also time each model.")] = True,
     localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
     engine: Annotated[str, typer.Option(metavar="ENGINE", help="local or ray.")] = "local",
     address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of the Ray cluster.")] = None,
@@ -139,9 +138,7 @@ def sweep(
         rules=load_rules(config or ()),
         name=run_name,
         jobs=jobs,
-        place=JobResources(
-            _memory(memory, jobs), threads or max(1, _cores() // jobs), speed=speed, folder=str(Path.cwd())
-        ),
+        place=JobResources(_memory(memory, jobs), threads or max(1, _cores() // jobs), folder=str(Path.cwd())),
         engine=engine,
         address=address,
         rerun=statuses_of(rerun or ()),
@@ -172,7 +169,6 @@ class Files:
         html: Path of the HTML page.
         json_file: Path of the JSON; ``-`` prints it.
         junit: Path of the JUnit XML.
-        csv: Path of the CSV.
     """
 
     def __init__(
@@ -180,12 +176,10 @@ class Files:
         html: Path | None = None,
         json_file: str | None = None,
         junit: Path | None = None,
-        csv: Path | None = None,
     ) -> None:
         self._writers: Sequence[tuple[Path | None, Callable[[Summary, SweepComparison | None], str]]] = (
             (html, render_html),
             (junit, lambda summary, _comparison: render_junit(summary)),
-            (csv, lambda summary, _comparison: render_csv(summary)),
             (None if json_file in (None, _STDOUT) else Path(str(json_file)), render_json),
         )
         self.prints_json = json_file == _STDOUT

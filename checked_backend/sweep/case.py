@@ -12,7 +12,7 @@ from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.sweep.status import Status
 
-__all__ = ["DTYPES", "MODES", "Case", "CaseResult", "Settings", "Speed", "decoded"]
+__all__ = ["DTYPES", "MODES", "Case", "CaseResult", "Settings", "decoded"]
 
 MODES = ("inference", "training")
 DTYPES = ("float32", "bfloat16", "float16", "amp")
@@ -105,32 +105,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Run times and memory of a case. A value that could not be measured is None.
-
-    Attributes:
-        compile_seconds: Seconds of the first compiled step, less those of a later one.
-        eager_step: Median seconds of a step in eager.
-        compiled_step: Median seconds of a compiled step.
-        eager_peak: Peak memory of eager steps in bytes, less what was held before.
-        compiled_peak: Peak memory of compiled steps in bytes, less what was held before.
-    """
-
-    compile_seconds: float | None = None
-    eager_step: float | None = None
-    compiled_step: float | None = None
-    eager_peak: int | None = None
-    compiled_peak: int | None = None
-
-    @property
-    def speedup(self) -> float | None:
-        """The time of an eager step divided by that of a compiled one."""
-        if not self.eager_step or not self.compiled_step:
-            return None
-        return self.eager_step / self.compiled_step
-
-
-@dataclass(frozen=True, slots=True)
 class CaseResult:
     """The result of a case.
 
@@ -142,7 +116,6 @@ class CaseResult:
         seconds: How long the process ran.
         peak: Peak memory of the process in bytes, with the check's own copies.
         noise: The greatest detection limit of the results: the relative error that rounding noise would hide.
-        speed: Run times and memory.
         report: The check's report as JSON.
         log: The end of what the process printed.
         host: The machine that ran it.
@@ -155,7 +128,6 @@ class CaseResult:
     seconds: float = 0.0
     peak: int | None = None
     noise: float | None = None
-    speed: Speed = field(default_factory=Speed)
     report: str = ""
     log: str = ""
     host: str = ""
@@ -184,13 +156,8 @@ class CaseResult:
             raw = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise SuiteError(f"a worker's result is not JSON: {error}") from error
-        found = decoded(cls, {**raw, "speed": None} if isinstance(raw, dict) else raw, "a worker's result")
-        return found if not raw.get("speed") else _with_speed(found, raw["speed"])
-
-
-def _with_speed(outcome: CaseResult, raw: object) -> CaseResult:
-    values = {entry.name: getattr(outcome, entry.name) for entry in fields(outcome)}
-    return CaseResult(**{**values, "speed": decoded(Speed, raw, "a worker's result: speed")})
+        found: CaseResult = decoded(cls, raw, "a worker's result")
+        return found
 
 
 _CHECKS: Mapping[str, tuple[type, ...]] = {

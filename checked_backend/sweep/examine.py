@@ -1,4 +1,4 @@
-"""Run one case in this process: build the model, run it in eager, check it, time it."""
+"""Run one case in this process: build the model, run it in eager, check it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
-from checked_backend.sweep.case import Case, CaseResult, Settings, Speed
-from checked_backend.sweep.job import DONE_TIMING, IMPORTING
+from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.sweep.job import IMPORTING
 from checked_backend.sweep.overrides import override
 from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
-from checked_backend.sweep.speed import measure_speed, peak_of_process
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.suites import suite_of
 from checked_backend.sweep.suites.base import Built, Unsupported
@@ -55,7 +54,6 @@ def examine(
     case: Case,
     settings: Settings,
     *,
-    speed: bool,
     note: Callable[[str], None],
     answer: Callable[[CaseResult], None],
 ) -> None:
@@ -65,9 +63,8 @@ def examine(
         spec: The suite.
         case: The case.
         settings: How to run and check the case.
-        speed: Whether to time the model.
         note: Called with the name of each stage as it begins.
-        answer: Called with the outcome, and again with the timed outcome.
+        answer: Called with the outcome.
     """
     stage = IMPORTING
     built: Built | None = None
@@ -93,23 +90,20 @@ def examine(
         if function and wanted in ("bfloat16", "float16") and refused.status is Status.ERROR:
             message = f"{_NOT_BROUGHT.format(wanted)}: {refused.message}"
             refused = replace(refused, status=Status.UNSUPPORTED, message=message)
-        answer(replace(refused, peak=peak_of_process()))
+        answer(replace(refused, peak=_peak_of_process()))
         return
     try:
         noted("checking the compiled program")
         _seed(_SEED_OF_CHECK)
         report = override(_checked(built, program, case, settings), settings)
-        outcome = replace(_outcome_of(report, settings), peak=peak_of_process())
+        outcome = replace(_outcome_of(report, settings), peak=_peak_of_process())
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        answer(replace(_unchecked(error, stage), peak=peak_of_process()))
+        answer(replace(_unchecked(error, stage), peak=_peak_of_process()))
         return
     if empty and outcome.status is Status.PASS:
         outcome = replace(outcome, status=Status.INCONCLUSIVE, message=_EMPTY)
     answer(outcome)
-    if speed:
-        noted(DONE_TIMING)
-        answer(_timed(outcome, program, case, settings))
 
 
 def _seed(seed: int = _SEED) -> None:
@@ -235,12 +229,10 @@ def _only_nondeterminism(report: Report) -> bool:
     return findings and not any(skip.matters and "repeat" not in skip.reason for skip in report.coverage.skipped)
 
 
-def _timed(outcome: CaseResult, program: Prepared, case: Case, settings: Settings) -> CaseResult:
+def _peak_of_process() -> int | None:
+    """The peak memory of this process in bytes; None if the system cannot tell."""
     try:
-        _seed()
-        speed = measure_speed(program, case, settings.compiler_options)
-    except (Exception, SystemExit) as error:  # the check has reported the program's faults already
-        note = f"not timed: {_told(error)}"
-        message = "; ".join(part for part in (outcome.message, note) if part)
-        return replace(outcome, message=message[: 2 * _LONGEST], speed=Speed())
-    return replace(outcome, speed=speed)
+        import resource  # noqa: PLC0415  Windows lacks it
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

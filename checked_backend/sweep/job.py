@@ -25,7 +25,6 @@ from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.status import Status
 
 __all__ = [
-    "DONE_TIMING",
     "IMPORTING",
     "LOG",
     "Answer",
@@ -42,8 +41,6 @@ IMPORTING = "importing torch"
 """The first stage of a worker."""
 
 _BEFORE_THE_MODEL = ("starting", IMPORTING)
-DONE_TIMING = "timing the compiled program"
-"""The stage of a worker that has given a verdict and is timing."""
 
 WORKER = "checked_backend.sweep.worker"
 """The worker of sweeps."""
@@ -64,14 +61,12 @@ class JobResources:
         memory: Bytes that the job's process may hold; None for no limit.
         threads: The number of torch's threads; None for torch's own choice.
         gpu: The only GPU that the job sees; None for all.
-        speed: Whether to time the case.
         folder: The working folder of the job's process; None for this process's own.
     """
 
     memory: int | None = None
     threads: int | None = None
     gpu: str | None = None
-    speed: bool = True
     folder: str | None = None
 
 
@@ -134,36 +129,24 @@ def run_job(
         started: Called with the id of the process, which leads a process group.
         forking: Forks the process, if it can; None for a fresh Python.
     """
-    question = {
-        "ask": "run",
-        "spec": job.spec,
-        "case": asdict(job.case),
-        "settings": asdict(job.settings),
-        "speed": place.speed,
-    }
+    question = {"ask": "run", "spec": job.spec, "case": asdict(job.case), "settings": asdict(job.settings)}
     try:
         answer = run_worker(question, job.settings.timeout, place, started, forking=forking)
     except OSError as error:
         return CaseResult(Status.LOST, f"no process could be started: {error}", host=socket.gethostname())
-    return replace(_outcome(answer, job.settings.timeout), host=socket.gethostname())
+    return replace(_outcome(answer), host=socket.gethostname())
 
 
-def _outcome(answer: Answer, timeout: float) -> CaseResult:
+def _outcome(answer: Answer) -> CaseResult:
     told: CaseResult | None = None
     if answer.text:
         try:
             told = CaseResult.from_json(answer.text)
         except SuiteError as error:
             return CaseResult(Status.CRASH, str(error), answer.ended.stage, seconds=answer.seconds, log=answer.log)
-    timing = answer.ended.stage == DONE_TIMING
-    if told is not None and (answer.ended.status == 0 or (timing and answer.ended.overdue is not None)):
-        note = told.message
-        if answer.ended.status != 0:
-            note = "; ".join(
-                part for part in (note, f"not timed: that took more than the limit of {timeout:g} s") if part
-            )
+    if told is not None and answer.ended.status == 0:
         log = "" if told.status is Status.PASS else answer.log
-        return replace(told, message=note, seconds=answer.seconds, log=log)
+        return replace(told, seconds=answer.seconds, log=log)
     words = f"the process {answer.ended.words} while {answer.ended.stage}"
     status = Status.CRASH
     if answer.ended.overdue is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from checked_backend.errors import SuiteError
@@ -16,12 +16,6 @@ __all__ = ["CaseChange", "CaseSummary", "Summary", "SweepComparison", "compare",
 
 NOISIER = 2.0
 """The least factor of greater noise that is reported."""
-
-SLOWER = 1.5
-"""The least factor of longer steps or compilation that is reported. Smaller ones may come from a busy machine."""
-
-LEAST_SECONDS = 1e-3
-"""The least difference in seconds that is reported. Steps of microseconds vary too much."""
 
 _WORST = (
     Status.FAIL,
@@ -138,9 +132,6 @@ class SweepComparison:
         fixed: Cases that pass now and failed before.
         changed: Cases whose status changed otherwise.
         noisier: Cases with the same status and greater noise, also those whose results were equal bit for bit.
-        slower: Cases with the same status and slower compiled steps.
-        faster: Cases with the same status and faster compiled steps.
-        slower_to_compile: Cases with the same status and longer compilation.
         new: Cases of the later run only.
         gone: Cases of the earlier run only.
     """
@@ -151,9 +142,6 @@ class SweepComparison:
     fixed: Sequence[CaseChange]
     changed: Sequence[CaseChange]
     noisier: Sequence[CaseChange]
-    slower: Sequence[CaseChange]
-    faster: Sequence[CaseChange]
-    slower_to_compile: Sequence[CaseChange]
     new: Sequence[CaseSummary]
     gone: Sequence[CaseSummary]
 
@@ -214,12 +202,7 @@ def compare(before: Summary, after: Summary) -> SweepComparison:
         newly_failing=failing,
         fixed=fixed,
         changed=rest,
-        noisier=[*_grown(same, lambda outcome: outcome.noise, NOISIER, 0.0), *_no_longer_equal(same)],
-        slower=_grown(same, _compiled_step, SLOWER, LEAST_SECONDS),
-        faster=[
-            _turned(change) for change in _grown([_turned(c) for c in same], _compiled_step, SLOWER, LEAST_SECONDS)
-        ],
-        slower_to_compile=_grown(same, lambda outcome: outcome.speed.compile_seconds, SLOWER, 1.0),
+        noisier=[*_noisier(same), *_no_longer_equal(same)],
         new=[now[key] for key in now if key not in old],
         gone=[old[key] for key in old if key not in now],
     )
@@ -252,20 +235,10 @@ def _no_longer_equal(changes: Sequence[CaseChange]) -> list[CaseChange]:
     return sorted(found, key=lambda change: -(change.after.outcome.noise or 0.0))
 
 
-def _compiled_step(outcome: CaseResult) -> float | None:
-    return outcome.speed.compiled_step
-
-
-def _turned(change: CaseChange) -> CaseChange:
-    return CaseChange(change.after, change.before, change.factor)
-
-
-def _grown(
-    changes: Sequence[CaseChange], number: Callable[[CaseResult], float | None], factor: float, least: float
-) -> list[CaseChange]:
+def _noisier(changes: Sequence[CaseChange]) -> list[CaseChange]:
     found = []
     for change in changes:
-        before, after = number(change.before.outcome), number(change.after.outcome)
-        if before and after and after >= factor * before and after - before >= least:
+        before, after = change.before.outcome.noise, change.after.outcome.noise
+        if before and after and after >= NOISIER * before:
             found.append(CaseChange(change.before, change.after, after / before))
     return sorted(found, key=lambda change: -(change.factor or 0.0))

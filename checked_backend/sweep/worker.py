@@ -88,7 +88,6 @@ def _answer(question: Mapping[str, Any], folder: Path) -> None:
         question["spec"],
         Case(**question["case"]),
         _settings(question["settings"]),
-        speed=bool(question["speed"]),
         note=answers.note,
         answer=lambda outcome: answers.answer(outcome.to_json()),
     )

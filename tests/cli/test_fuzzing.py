@@ -122,9 +122,9 @@ def test_report_writes_pages_of_a_database_of_fuzz(run: Run, tmp_path: Path) -> 
 
 def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path) -> None:
     db = _with_results(tmp_path / "f.db")
-    code, _, err = run("report", db, "--csv", tmp_path / "x.csv")
+    code, _, err = run("report", db, "--run", "1")
     assert code == 3
-    assert "--csv" in err
+    assert "--run" in err
     code, _, err = run("report", db, "--certificate")
     assert code == 3
     assert "a fuzz has no certificate" in err

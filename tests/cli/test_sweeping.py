@@ -46,15 +46,11 @@ def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) 
     assert "linear (inference float32 cpu, one_percent_off): logic: output[0]" in out
     assert "[1/1] fail" in err
     page = tmp_path / "s.html"
-    code, out, _ = run(
-        "report", db, "--html", page, "--csv", tmp_path / "s.csv", "--junit", tmp_path / "s.xml", "--json"
-    )
+    code, out, _ = run("report", db, "--html", page, "--junit", tmp_path / "s.xml", "--json")
     assert code == 1
     (case,) = json.loads(out)["cases"]
-    assert case["speedup"] > 0
     assert case["report"]["verdict"] == "fail"
     assert "linear" in page.read_text()
-    assert len((tmp_path / "s.csv").read_text().splitlines()) == 2
 
 
 @pytest.mark.process
@@ -145,7 +141,7 @@ def test_report_shows_the_last_run_and_what_changed_since_another(run: Run, tmp_
     code, _, err = run("report", db, "--run", "2.9")
     assert code == 3
     assert "no run '2.9'" in err
-    code, _, err = run("report", tmp_path, "--csv", tmp_path / "x.csv")
+    code, _, err = run("report", tmp_path, "--run", "1")
     assert code == 3
     assert "only a database of sweeps has that" in err
 
@@ -197,7 +193,7 @@ def test_kill_9_of_driver_and_worker_loses_nothing_and_runs_nothing_twice(tmp_pa
     (tmp_path / "held.py").write_text(HELD)
     db = tmp_path / "s.db"
     words = [sys.executable, "-m", "checked_backend", "sweep", f"python:{tmp_path / 'held.py'}", "--db", str(db)]
-    words += ["--compiler", "eager", "--no-speed", "--threads", "1"]
+    words += ["--compiler", "eager", "--threads", "1"]
     environment = {**os.environ, "SWEEP_TEST_FOLDER": str(tmp_path)}
     built = tmp_path / "built"
     driver = subprocess.Popen(words, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)

@@ -25,11 +25,10 @@ MASKS: tuple[tuple[str, str, str], ...] = (
     (rf'\b(compiler){_IS}(g|c|clang)\+\+[^"<;\n]*', r"\1\2COMPILER", "the C++ compiler"),
     (r"(torch VERSION, Python VERSION), [^\n\\]*", r"\1, MACHINE", "the system and the processor, in a script"),
     (r'\b(host)(": "|</th><td>)[^"<]*', r"\1\2HOST", "the machine's name"),
-    (r",[^,\s]+,TIME$", ",HOST,TIME", "the machine's name, in CSV"),
     (r"\b\d+(\.\d+)? (s|min|h)\b", "N s", "how long it took"),
     (r"\b\d+(\.\d+)? a second\b", "N a second", "how fast it was"),
-    (r'("seconds": |\btime="|,)\d+\.\d{3,}(?=[,"\n])', r"\1SECONDS", "how long it took, in JSON, JUnit and CSV"),
-    (r'("process_peak": |,)\d{8,}(?=,)', r"\1BYTES", "memory of a process, in JSON and CSV"),
+    (r'("seconds": |\btime="|,)\d+\.\d{3,}(?=[,"\n])', r"\1SECONDS", "how long it took, in JSON and JUnit"),
+    (r'("process_peak": |,)\d{8,}(?=,)', r"\1BYTES", "memory of a process, in JSON"),
     (r"\b\d+(\.\d+)? MiB", "N MiB", "memory of a process"),
     (
         r"(?s)Traceback \(most recent call last\):.*?(?=\n</error>|</pre>|\",\n|\"\n)",

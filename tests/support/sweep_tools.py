@@ -8,7 +8,7 @@ from typing import Any
 
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.report import Report
-from checked_backend.sweep.case import Case, CaseResult, Settings, Speed
+from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.database import Attempt, Database, Run
 from checked_backend.sweep.drive import Plan, Sweep
 from checked_backend.sweep.job import Job, JobResources
@@ -63,14 +63,11 @@ def summary_of(folder: Path, outcomes: Mapping[str, CaseResult], torch: str = "2
 
 
 def failing(**values: Any) -> CaseResult:
-    """A fail with a report and speeds."""
+    """A fail with a report."""
     finding = Finding(Kind.LOGIC, "output[0]", "wrong by <b>much</b>")
     coverage = Coverage(checked={"outputs": 1}, detection_limit={"output[0]": 1e-6})
     report = Report((finding,), coverage, "model").to_json()
-    speed = Speed(1.5, 0.002, 0.001, 1000, 2000)
-    return CaseResult(
-        Status.FAIL, **{"message": "logic: output[0]", "report": report, "speed": speed, "noise": 1e-6, **values}
-    )
+    return CaseResult(Status.FAIL, **{"message": "logic: output[0]", "report": report, "noise": 1e-6, **values})
 
 
 def asked(folder: Path, **values: Any) -> Sweep:

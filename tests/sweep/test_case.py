@@ -9,7 +9,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.sweep.case import Case, CaseResult, Settings, Speed, decoded
+from checked_backend.sweep.case import Case, CaseResult, Settings, decoded
 from checked_backend.sweep.status import Status
 
 
@@ -47,7 +47,7 @@ def test_only_what_changes_the_result_changes_the_state() -> None:
 
 
 def test_an_outcome_survives_json() -> None:
-    full = CaseResult(Status.HANG, "m", "s", "e", 1.5, 7, 1e-6, Speed(1.0, 2.0, 3.0, 4, 5), "{}", "log", "host")
+    full = CaseResult(Status.HANG, "m", "s", "e", 1.5, 7, 1e-6, "{}", "log", "host")
     assert CaseResult.from_json(full.to_json()) == full
     assert CaseResult.from_json(CaseResult(Status.PASS).to_json()) == CaseResult(Status.PASS)
 
@@ -62,7 +62,7 @@ def test_an_outcome_survives_json() -> None:
         ('{"status": "pass", "seconds": "1"}', "seconds got '1'; expected float"),
         ('{"status": "pass", "seconds": true}', "seconds got True; expected float"),
         ('{"status": "pass", "log": null}', "log got None; expected str"),
-        ('{"status": "pass", "speed": {"eager_step": "x"}}', "eager_step got 'x'; expected float | None"),
+        ('{"status": "pass", "noise": "x"}', "noise got 'x'; expected float | None"),
         ('{"status": "pass", "seconds": NaN}', "seconds got nan; expected a number below"),
         (
             '{"status": "pass", "peak": 1000000000000000000000}',
@@ -70,7 +70,6 @@ def test_an_outcome_survives_json() -> None:
         ),
         ('{"status": "pass", "peak": 1%s}' % ("0" * 5000), "not JSON"),
         ("[" * 100000, "not JSON"),
-        ('{"status": "pass", "speed": 3}', "expected an object, got int"),
     ],
 )
 def test_a_strangers_outcome_is_refused_with_the_field(text: str, why: str) -> None:
@@ -96,8 +95,3 @@ def test_what_each_status_means_for_the_exit_code(status: Status) -> None:
         assert verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)
         assert CaseResult(status, expected="known").verdict is None
     assert status.means
-
-
-def test_speedup() -> None:
-    assert Speed(eager_step=2.0, compiled_step=0.5).speedup == 4.0
-    assert Speed(eager_step=2.0).speedup is None

@@ -16,7 +16,6 @@ from checked_backend.findings import Verdict
 from checked_backend.report import Report
 from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.examine import examine
-from checked_backend.sweep.job import DONE_TIMING
 
 MODELS = """
 import torch
@@ -91,16 +90,14 @@ def models(tmp_path: Path) -> Iterator[Path]:
     registry._COMPILER_FNS.pop("second_is_wrong", None)
 
 
-def examined(
-    path: Path, model: str, settings: Settings | None = None, *, speed: bool = False, **way: Any
-) -> CaseResult:
+def examined(path: Path, model: str, settings: Settings | None = None, **way: Any) -> CaseResult:
     answers: list[CaseResult] = []
     stages: list[str] = []
     case = Case(f"python:{path.name}", model, **{"compiler": "eager", **way})
-    examine(f"python:{path}", case, settings or Settings(), speed=speed, note=stages.append, answer=answers.append)
+    examine(f"python:{path}", case, settings or Settings(), note=stages.append, answer=answers.append)
     assert stages[0] == "building the model"
-    assert (DONE_TIMING in stages) == (len(answers) == 2)
-    return answers[-1]
+    [answer] = answers
+    return answer
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
@@ -202,16 +199,6 @@ def test_a_function_with_tensors_of_its_own_is_not_blamed_for_another_dtype(mode
 def test_an_unknown_option_of_the_compiler_is_no_pass(models: Path) -> None:
     found = examined(models, "linear", Settings(compiler_options={"nonsense": 1}), compiler="inductor")
     assert found.status.value not in ("pass", "skipped")
-
-
-def test_speed_is_measured_after_the_verdict(models: Path) -> None:
-    found = examined(models, "linear", speed=True, mode="training")
-    assert found.status.value == "pass"
-    speed = found.speed
-    assert speed.speedup is not None
-    assert speed.speedup > 0
-    assert speed.compile_seconds is not None
-    assert speed.eager_peak is None or speed.eager_peak >= 0
 
 
 def test_what_is_known_not_to_repeat_itself_is_expected(models: Path) -> None:

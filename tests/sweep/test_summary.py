@@ -9,7 +9,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.sweep.case import Case, CaseResult, Speed
+from checked_backend.sweep.case import Case, CaseResult
 from checked_backend.sweep.database import Attempt, Database
 from checked_backend.sweep.summary import SweepComparison, compare, find_run, summarize
 from tests.support.sweep_tools import VERSIONS, outcome, run_with, summary_of
@@ -19,10 +19,6 @@ def compared(folder: Path, before: dict[str, CaseResult], after: dict[str, CaseR
     with Database(folder / "a.db", write=True) as database:
         runs = [run_with(database, before, "2.12.0"), run_with(database, after)]
         return compare(*(summarize(database, run) for run in runs))
-
-
-def timed(step: float, compile_seconds: float = 1.0, noise: float = 1e-6) -> CaseResult:
-    return outcome(speed=Speed(compile_seconds, 0.01, step), noise=noise)
 
 
 def test_newly_failing_fixed_and_what_is_neither(tmp_path: Path) -> None:
@@ -39,20 +35,10 @@ def test_newly_failing_fixed_and_what_is_neither(tmp_path: Path) -> None:
     assert [c.case.model for c in found.gone] == ["gone"]
 
 
-def test_noisier_slower_faster(tmp_path: Path) -> None:
-    before = {m: timed(0.01) for m in ("noisy", "slow", "fast", "compile", "same")}
-    after = {
-        "noisy": timed(0.01, noise=3e-6),
-        "slow": timed(0.02),
-        "fast": timed(0.004),
-        "compile": timed(0.01, compile_seconds=5.0),
-        "same": timed(0.012, 1.4, 1.5e-6),
-    }
-    found = compared(tmp_path, before, after)
+def test_noisier(tmp_path: Path) -> None:
+    before = {m: outcome(noise=1e-6) for m in ("noisy", "same")}
+    found = compared(tmp_path, before, {"noisy": outcome(noise=3e-6), "same": outcome(noise=1.5e-6)})
     assert [(c.after.case.model, c.words) for c in found.noisier] == [("noisy", "3 times")]
-    assert [(c.after.case.model, c.words) for c in found.slower] == [("slow", "2 times")]
-    assert [(c.after.case.model, c.before.outcome.speed.compiled_step) for c in found.faster] == [("fast", 0.01)]
-    assert [c.after.case.model for c in found.slower_to_compile] == ["compile"]
 
 
 def test_results_that_are_no_longer_equal_bit_for_bit_are_noisier(tmp_path: Path) -> None:
@@ -69,10 +55,6 @@ def test_results_that_are_no_longer_equal_bit_for_bit_are_noisier(tmp_path: Path
         ("differs", "equal bits -> noise of 1e-06"),
     ]
     assert not compared(tmp_path / "other", after, before).noisier
-
-
-def test_microseconds_are_not_slower(tmp_path: Path) -> None:
-    assert not compared(tmp_path, {"a": timed(1e-5)}, {"a": timed(3e-5)}).slower
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from checked_backend.sweep.warm import WarmProcesses, can_fork, modules_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
 
-PLACE = JobResources(threads=1, memory=3 << 30, speed=False)
+PLACE = JobResources(threads=1, memory=3 << 30)
 
 MODELS = """
 import os, signal, subprocess, sys, time, torch

@@ -1,1 +1,1 @@
-"""Render a run, and what changed since another run, as text, JSON, CSV, JUnit XML and one HTML page."""
+"""Render a run, and what changed since another run, as text, JSON, JUnit XML and one HTML page."""

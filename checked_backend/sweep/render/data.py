@@ -1,21 +1,18 @@
-"""Render a run as JSON and as CSV."""
+"""Render a run as JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from checked_backend.sweep.render.table import COLUMNS, row, sections_of
+from checked_backend.sweep.render.table import row, sections_of
 from checked_backend.sweep.summary import Summary, SweepComparison
 
-__all__ = ["render_csv", "render_json"]
+__all__ = ["render_json"]
 
 _VERSION = 1
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render_json(summary: Summary, comparison: SweepComparison | None = None) -> str:
@@ -70,19 +67,3 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
         name: value if not isinstance(value, float) or math.isfinite(value) else repr(value)
         for name, value in values.items()
     }
-
-
-def render_csv(summary: Summary) -> str:
-    """Return a run as CSV, a line for each case. No cell is a formula for a spreadsheet."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for case in summary.cases:
-        writer.writerow([_cell(value) for value in row(case).values()])
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -41,7 +41,6 @@ class _Way:
     summary: CaseSummary
     values: Mapping[str, Any]
     report: ReportView | None
-    speed: Sequence[_Bar]
     noise: Sequence[_Bar]
     facts: Sequence[tuple[str, str]]
 
@@ -102,17 +101,9 @@ def _way(case: CaseSummary) -> _Way:
         case,
         values,
         None if report is None else view(report),
-        _speed_bars(values),
         [_noise_bar(subject, limit) for subject, limit in list(limits.items())[:20]],
         list(_facts(case, values)),
     )
-
-
-def _speed_bars(values: Mapping[str, Any]) -> list[_Bar]:
-    steps = [(name, values[key]) for name, key in (("eager", "eager_step"), ("compiled", "compiled_step"))]
-    known = [(name, seconds) for name, seconds in steps if seconds]
-    longest = max((seconds for _, seconds in known), default=0.0)
-    return [_Bar(name, f"{seconds * 1e3:.3g} ms a step", _WIDTH * seconds / longest, name) for name, seconds in known]
 
 
 def _noise_bar(subject: str, limit: float) -> _Bar:
@@ -125,10 +116,6 @@ def _noise_bar(subject: str, limit: float) -> _Bar:
 
 def _facts(case: CaseSummary, values: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     facts = [
-        ("compile time", _seconds(values["compile_seconds"])),
-        ("speedup", "" if values["speedup"] is None else f"{values['speedup']:.2f}"),
-        ("peak memory of a step, eager", _bytes(values["eager_peak"])),
-        ("peak memory of a step, compiled", _bytes(values["compiled_peak"])),
         ("peak memory of the process", _bytes(values["process_peak"])),
         ("process ran", _seconds(values["seconds"])),
         ("host", values["host"]),

@@ -25,12 +25,6 @@ COLUMNS = (
     "message",
     "expected",
     "seconds",
-    "compile_seconds",
-    "eager_step",
-    "compiled_step",
-    "speedup",
-    "eager_peak",
-    "compiled_peak",
     "process_peak",
     "noise",
     "host",
@@ -41,7 +35,6 @@ COLUMNS = (
 def row(summary: CaseSummary) -> Mapping[str, Any]:
     """The values of a case, by the names in `COLUMNS`."""
     case, outcome = summary.case, summary.outcome
-    speed = outcome.speed
     values = (
         case.suite,
         case.model,
@@ -56,12 +49,6 @@ def row(summary: CaseSummary) -> Mapping[str, Any]:
         outcome.message,
         outcome.expected,
         outcome.seconds,
-        speed.compile_seconds,
-        speed.eager_step,
-        speed.compiled_step,
-        speed.speedup,
-        speed.eager_peak,
-        speed.compiled_peak,
         outcome.peak,
         outcome.noise,
         outcome.host,
@@ -77,9 +64,6 @@ def sections_of(comparison: SweepComparison) -> Iterator[tuple[str, Sequence[Cas
         ("fixed", comparison.fixed),
         ("other changes", comparison.changed),
         ("noisier", comparison.noisier),
-        ("slower", comparison.slower),
-        ("slower to compile", comparison.slower_to_compile),
-        ("faster", comparison.faster),
     ):
         if changes:
             yield heading, changes

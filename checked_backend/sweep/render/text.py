@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from checked_backend.report.clean import clean, plural
+from checked_backend.report.clean import clean
 from checked_backend.sweep.render.table import sections_of
 from checked_backend.sweep.status import Status
 from checked_backend.sweep.summary import CaseSummary, Summary, SweepComparison
@@ -15,7 +15,7 @@ _SHOWN = 40
 
 
 def render_text(summary: Summary, comparison: SweepComparison | None = None) -> str:
-    """Return a run as text: counts, cases that did not pass, speed, and what changed since another run."""
+    """Return a run as text: counts, cases that did not pass, and what changed since another run."""
     return "\n".join(_lines(summary, comparison))
 
 
@@ -38,11 +38,6 @@ def _lines(summary: Summary, comparison: SweepComparison | None) -> Iterator[str
         for case in flaky:
             ended = ", ".join(result.outcome.status.value for result in case.attempts)
             yield f"  {clean(str(case.case))}: {ended}"
-    speedups = sorted(case.outcome.speed.speedup for case in summary.cases if case.outcome.speed.speedup)
-    if speedups:
-        middle = speedups[len(speedups) // 2]
-        cases = plural(len(speedups), "case")
-        yield f"\nspeed of {cases}: {middle:.2f} times eager's (median), {speedups[0]:.2f} at the least"
     if comparison is not None:
         yield from _changes(comparison)
 

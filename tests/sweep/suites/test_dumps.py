@@ -28,9 +28,8 @@ def test_every_dumped_graph_is_a_case_and_passes(folder: Path) -> None:
     assert all(model.fixed for model in models)
     answers: list[CaseResult] = []
     case = Case("dumps:dumps", models[0].name, "as dumped", "as dumped", compiler="eager")
-    examine(f"dumps:{folder}", case, Settings(), speed=True, note=lambda _: None, answer=answers.append)
+    examine(f"dumps:{folder}", case, Settings(), note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "pass", answers[-1].message
-    assert answers[-1].speed.speedup is not None
 
 
 def test_the_fingerprint_changes_with_a_graph(folder: Path) -> None:
@@ -55,7 +54,7 @@ def test_a_broken_dump_is_no_pass(folder: Path) -> None:
     graph.write_text("{}")
     answers: list[CaseResult] = []
     case = Case("dumps:dumps", graph.parent.relative_to(folder).as_posix(), compiler="eager")
-    examine(f"dumps:{folder}", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
+    examine(f"dumps:{folder}", case, Settings(), note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "error"
     assert "DumpError" in answers[-1].message
 
@@ -65,8 +64,8 @@ def test_a_compiler_of_a_file_checks_a_dump(folder: Path, tmp_path: Path) -> Non
     path.write_text("def off(gm, _):\n    return lambda *args: [r * 1.05 for r in gm(*args)]\n")
     answers: list[CaseResult] = []
     case = Case("dumps:dumps", Dumps(str(folder)).models()[0].name, "as dumped", "as dumped", compiler=f"{path}:off")
-    examine(f"dumps:{folder}", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
+    examine(f"dumps:{folder}", case, Settings(), note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "fail"
     sized = Settings(batch_size=3)
-    examine(f"dumps:{folder}", case, sized, speed=False, note=lambda _: None, answer=answers.append)
+    examine(f"dumps:{folder}", case, sized, note=lambda _: None, answer=answers.append)
     assert answers[-1].status.value == "unsupported"

@@ -38,7 +38,7 @@ KINDS = [
 def examined(model: str, **way: str) -> CaseResult:
     answers: list[CaseResult] = []
     case = Case("huggingface", model, compiler="eager", **way)  # type: ignore[arg-type]
-    examine("huggingface", case, Settings(), speed=False, note=lambda _: None, answer=answers.append)
+    examine("huggingface", case, Settings(), note=lambda _: None, answer=answers.append)
     return answers[-1]
 
 

@@ -41,7 +41,7 @@ def test_models_of_the_real_registry_build_and_pass() -> None:
     assert len(Timm().models()) > 500
     answers: list[CaseResult] = []
     case = Case("timm", "resnet10t", compiler="eager")
-    examine("timm", case, Settings(batch_size=1), speed=False, note=lambda _: None, answer=answers.append)
+    examine("timm", case, Settings(batch_size=1), note=lambda _: None, answer=answers.append)
     assert (answers[-1].status.value, answers[-1].message) == ("pass", "")
 
 

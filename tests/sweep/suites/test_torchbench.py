@@ -89,9 +89,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def examined(checkout: Path, model: str, mode: str = "inference", settings: Settings | None = None) -> CaseResult:
     answers: list[CaseResult] = []
     case = Case("torchbench", model, mode=mode, compiler="eager")
-    examine(
-        f"torchbench:{checkout}", case, settings or Settings(), speed=False, note=lambda _: None, answer=answers.append
-    )
+    examine(f"torchbench:{checkout}", case, settings or Settings(), note=lambda _: None, answer=answers.append)
     return answers[-1]
 
 
