@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -21,45 +20,16 @@ CLEAR = 10.0
 _MOST = 120
 _BEFORE = 10
 _HEAD = 26
+_ROW = 24
+_ARCS = 84
+"""The width of the arcs, left of the names."""
 
+_LEFT, _PLOT = 334, 330
+"""Where the bars begin, and how long they are at most."""
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where things are in a row.
-
-    Attributes:
-        arcs: The width of the arcs, left of the names.
-        left: Where the bars begin.
-        plot: How long they are at most.
-        end: The width of what is written behind them.
-        row: The height of a row.
-        name: The middle of the name, from the top of the row.
-        bars: The middle of the bars.
-        longest: The most characters of a name.
-    """
-
-    arcs: int
-    left: int
-    plot: int
-    end: int
-    row: int
-    name: int
-    bars: int
-    longest: int
-
-    @property
-    def width(self) -> int:
-        """The width of the picture."""
-        return self.left + self.plot + self.end
-
-    def top(self, place: int) -> int:
-        """The upper end of a row."""
-        return _HEAD + self.row * place
-
-
-_BROAD = _Layout(arcs=84, left=334, plot=330, end=76, row=24, name=12, bars=12, longest=33)
-_NARROW = _Layout(arcs=40, left=44, plot=216, end=70, row=42, name=11, bars=29, longest=38)
-"""For a phone: the bars are below the name."""
+_WIDTH = _LEFT + _PLOT + 76
+_LONGEST = 33
+"""The most characters of a name."""
 
 
 def diverges(node: NodeError) -> bool:
@@ -69,35 +39,32 @@ def diverges(node: NodeError) -> bool:
     return node.error > CLEAR * node.noise if node.noise is not None and node.noise > 0 else node.error > 0
 
 
-def flow_chart(flow: Sequence[NodeError], at_fault: str | None, *, narrow: bool = False) -> Markup | None:
+def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None:
     """Draw a graph from top to bottom with each operator's error on a logarithmic axis.
 
     Args:
         flow: The operators, in the graph's order.
         at_fault: The name of the node that errs.
-        narrow: Draw it as narrow as a phone.
 
     Returns:
         The picture, which reads as text too; None where there is nothing to draw.
     """
     if not any(map(diverges, flow)):
         return None
-    nodes, layout = _drawn(flow, at_fault), _NARROW if narrow else _BROAD
+    nodes = _drawn(flow, at_fault)
     numbers = (number for node in nodes for number in (node.error, node.noise or 0.0, node.own or 0.0))
-    axis = LogAxis.of(numbers, layout.left, layout.plot)
-    height = layout.top(len(nodes)) + 6
+    axis = LogAxis.of(numbers, _LEFT, _PLOT)
+    height = _HEAD + _ROW * len(nodes) + 6
     rows = {node.name: place for place, node in enumerate(nodes)}
     parts = [
-        Markup('<svg class="chart flow {}" role="img" viewBox="0 0 {} {}" aria-label="{}">').format(
-            "narrow" if narrow else "broad", layout.width, height, flow_sentence(flow, at_fault)
+        Markup('<svg class="chart flow" role="img" viewBox="0 0 {} {}" aria-label="{}">').format(
+            _WIDTH, height, flow_sentence(flow, at_fault)
         ),
         axis.grid(_HEAD, height),
     ]
     for place, node in enumerate(nodes):
-        parts += [
-            _arc(layout, rows[name], place, nodes[rows[name]]) for name in node.inputs if rows.get(name, place) < place
-        ]
-    parts += [_row(layout, place, node, axis, is_at_fault=node.name == at_fault) for place, node in enumerate(nodes)]
+        parts += [_arc(rows[name], place, nodes[rows[name]]) for name in node.inputs if rows.get(name, place) < place]
+    parts += [_row(place, node, axis, is_at_fault=node.name == at_fault) for place, node in enumerate(nodes)]
     return joined([*parts, Markup("</svg>")])
 
 
@@ -135,27 +102,30 @@ def _size(error: float) -> str:
     return f"{percent(error)} off" if math.isfinite(error) else "NaN or infinite on one side"
 
 
-def _arc(layout: _Layout, source: int, target: int, node: NodeError) -> Markup:
+def _middle(place: int) -> int:
+    return _HEAD + _ROW * place + _ROW // 2
+
+
+def _arc(source: int, target: int, node: NodeError) -> Markup:
     """A line from an operator to one that reads its result; the further it goes, the wider it swings."""
-    x, begin, end = layout.arcs - 8, layout.top(source) + layout.name, layout.top(target) + layout.name
+    x, begin, end = _ARCS - 8, _middle(source), _middle(target)
     swing = x if target == source + 1 else max(4, x - 10 - 7 * (target - source))
     return Markup('<path class="arc{}" d="M{} {:.0f}C{} {:.0f} {} {:.0f} {} {:.0f}"/>').format(
         " hot" if diverges(node) else "", x, begin, swing, begin, swing, end, x, end
     )
 
 
-def _row(layout: _Layout, place: int, node: NodeError, axis: LogAxis, *, is_at_fault: bool) -> Markup:
-    top = layout.top(place)
-    name, middle = top + layout.name, top + layout.bars
+def _row(place: int, node: NodeError, axis: LogAxis, *, is_at_fault: bool) -> Markup:
+    middle = _middle(place)
     hot, long = diverges(node), axis.length(node.error if not math.isnan(node.error) else math.inf)
     parts = []
     if is_at_fault:
         parts.append(
-            Markup('<rect class="fault" x="0" y="{}" width="{}" height="{}"/>').format(top, layout.width, layout.row)
+            Markup('<rect class="fault" x="0" y="{}" width="{}" height="{}"/>').format(middle - _ROW // 2, _WIDTH, _ROW)
         )
     parts.append(
         Markup('<circle class="dot{}" cx="{}" cy="{:.0f}" r="4"/><text x="{}" y="{:.0f}">{}</text>').format(
-            " hot" if hot else "", layout.arcs - 8, name, layout.arcs + 4, name + 4, fits(_label(node), layout.longest)
+            " hot" if hot else "", _ARCS - 8, middle, _ARCS + 4, middle + 4, fits(_label(node), _LONGEST)
         )
     )
     left = axis.left

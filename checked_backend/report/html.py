@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,18 +71,18 @@ class _Drawn:
 
     Attributes:
         view: What is said of it.
-        charts: Its results' errors, wide and narrow; nothing where there are no numbers.
+        chart: Its results' errors; None where there are no numbers.
         values: The place where each result differs most: its name, eager's value, the compiled one, the difference.
-        flows: How the error flows through the graph, wide and narrow; nothing where that is not known.
+        flow: How the error flows through the graph; None where that is not known.
         flow_words: The same in words.
         code: The generated code of its operator; None where it was not looked for.
         tensors: The results whose elements are drawn.
     """
 
     view: CauseView
-    charts: tuple[Markup, ...]
+    chart: Markup | None
     values: tuple[tuple[str, str, str, str], ...]
-    flows: tuple[Markup, ...]
+    flow: Markup | None
     flow_words: str
     code: _Code | None
     tensors: tuple[_Tensor, ...]
@@ -162,9 +161,9 @@ def _drawn(said: CauseView, cause: Cause) -> _Drawn:
     flowing = next((finding for finding in cause.findings if finding.flow), None)
     return _Drawn(
         view=said,
-        charts=_both(lambda narrow: error_chart(worst, narrow=narrow)),
+        chart=error_chart(worst),
         values=values,
-        flows=() if flowing is None else _both(partial(_flow, flowing)),
+        flow=None if flowing is None else flow_chart(flowing.flow, flowing.node),
         flow_words="" if flowing is None else flow_sentence(flowing.flow, flowing.node),
         code=_code(cause.findings),
         tensors=tuple(_tensors(worst)),
@@ -179,15 +178,6 @@ def _code(findings: Sequence[Finding]) -> _Code | None:
     more = [f"{plural(kernel.lines_left_out, 'more line')}"] if kernel.lines_left_out else []
     more += [f"computed again in {', '.join(map(first_line, kernel.others))}"] if kernel.others else []
     return _Code(kernel_words(kernel), clean(kernel.code), "; ".join(more))
-
-
-def _both(draw: Callable[[bool], Markup | None]) -> tuple[Markup, ...]:
-    """A picture for a wide window and the same for a narrow one; nothing where there is none."""
-    return tuple(picture for narrow in (False, True) if (picture := draw(narrow)) is not None)
-
-
-def _flow(finding: Finding, narrow: bool) -> Markup | None:
-    return flow_chart(finding.flow, finding.node, narrow=narrow)
 
 
 def _tensors(findings: Sequence[Finding]) -> Iterator[_Tensor]:
