@@ -15,7 +15,7 @@ from checked_backend.findings import Finding, RegionInfo, Skip
 from checked_backend.metadata.findings import metadata_error
 from checked_backend.options import InterpreterOptions
 from checked_backend.random_state import random_untouched
-from checked_backend.report.file_names import claimed_path, this_moment
+from checked_backend.report.file_names import free_path, this_moment
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.user_frame import users_stacklevel
 from checked_backend.report.write import write_whole
@@ -118,8 +118,8 @@ class MetadataReporter(Reporter):
         folder = Path(self._options.report_dir) / "operators"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with claimed_path(folder, f"{stem}-{this_moment()}", ".py") as path:
-                write_whole(finding.script, path)
+            path = free_path(folder, f"{stem}-{this_moment()}", ".py")
+            write_whole(finding.script, path)
         except OSError as error:
             log.warning("checked_backend could not write the script of %s: %s", finding.op, error)
             return None

@@ -1,17 +1,17 @@
-"""Names of files that no other process, rank or thread takes: readable, with the time, the rank and the process."""
+"""Names of files that no other process or rank takes: readable, with the time, the rank and the process."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-__all__ = ["claimed_path", "process_rank", "this_moment"]
+__all__ = ["free_path", "process_rank", "this_moment"]
 
 
 def process_rank() -> int | None:
@@ -38,42 +38,7 @@ def this_moment(now: datetime | None = None) -> str:
     return "-".join([when, *([] if rank is None else [f"rank{rank}"]), str(os.getpid())])
 
 
-@contextmanager
-def claimed_path(folder: Path, stem: str, suffix: str) -> Iterator[Path]:
-    """Hold a name in a folder that nobody else has, while a block writes it: ``stem.py``, else ``stem_1.py``, ...
-
-    A claim that was left by a process that was killed only costs its number.
-
-    Args:
-        folder: The folder, which exists.
-        stem: The name without its suffix.
-        suffix: Such as ``.py``.
-
-    Yields:
-        The path. There is no file yet.
-
-    Raises:
-        OSError: The folder cannot be written to.
-    """
-    path, claim = _claimed(folder, stem, suffix)
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            claim.unlink(missing_ok=True)
-
-
-def _claimed(folder: Path, stem: str, suffix: str) -> tuple[Path, Path]:
-    number = 0
-    while True:
-        path = folder / f"{stem}{f'_{number}' if number else ''}{suffix}"
-        claim = folder / f".{path.name}.claim"
-        number += 1
-        try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except FileExistsError:
-            continue
-        # Nobody else can take the name while we hold the claim, so this look cannot go out of date.
-        if not os.path.lexists(path):
-            return path, claim
-        claim.unlink(missing_ok=True)
+def free_path(folder: Path, stem: str, suffix: str) -> Path:
+    """A name in a folder that is not taken: ``stem.py``, else ``stem_1.py``, ..."""
+    names = (f"{stem}{f'_{number}' if number else ''}{suffix}" for number in itertools.count())
+    return next(path for name in names if not os.path.lexists(path := folder / name))

@@ -155,7 +155,6 @@ def _finish(descriptor: int, data: bytes, temporary: Path, target: Path) -> None
     except BaseException:
         _discard(temporary)
         raise
-    _sync_folder(target.parent)
 
 
 def _discard(temporary: Path) -> None:
@@ -164,20 +163,6 @@ def _discard(temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
     except OSError:
         return
-
-
-def _sync_folder(directory: Path) -> None:
-    """Make the new name last through a power cut, where the system can do that to a folder."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _read(file: Path) -> str:

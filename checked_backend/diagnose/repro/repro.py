@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.process.child import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
-from checked_backend.report.file_names import claimed_path
+from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
 
 __all__ = ["Repro", "script_path", "write_and_run", "write_repro"]
@@ -101,8 +100,7 @@ def write_repro(
     compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
     about = [*([f"Found at {source}"] if source else []), *about]
-    with script_path(folder, name) as path:
-        return _first_that_shows(path, program, shown, compiled, about, timeout)
+    return _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
 
 
 def _first_that_shows(
@@ -127,10 +125,10 @@ def _first_that_shows(
     return Repro(path, False, output)
 
 
-def script_path(folder: Path, name: str) -> AbstractContextManager[Path]:
-    """Claim a file name for a script that nobody else writes, in a folder that is made if it does not exist."""
+def script_path(folder: Path, name: str) -> Path:
+    """A free name for a script, in a folder that is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    return claimed_path(folder, "_".join(["repro", *re.findall("[A-Za-z0-9]+", name)]), ".py")
+    return free_path(folder, "_".join(["repro", *re.findall("[A-Za-z0-9]+", name)]), ".py")
 
 
 def write_and_run(path: Path, script: Script, timeout: float) -> Repro:

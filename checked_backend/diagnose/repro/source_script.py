@@ -82,40 +82,40 @@ def write_source_repro(
     found = Source()
     own = found.add(function)
     inputs = write_inputs({f"x{place}": value for place, value in enumerate(args)} | found.tensors)
-    with script_path(folder, name) as path:
-        values = path.with_suffix(".safetensors").name
-        making = [
-            *([f'saved = load_file(__file__.rpartition("/")[0] + "/{values}")'] if inputs.saved else []),
-            *inputs.lines,
+    path = script_path(folder, name)
+    values = path.with_suffix(".safetensors").name
+    making = [
+        *([f'saved = load_file(__file__.rpartition("/")[0] + "/{values}")'] if inputs.saved else []),
+        *inputs.lines,
+    ]
+    count = len(args)
+    text = "\n".join(
+        [
+            f'"""{safe(title)[:200]}',
+            "",
+            *(safe(line) for line in (*facts(), *([f"Found at {source}"] if source else []))),
+            "Exits 1 while the bug is there, 0 when it is gone.",
+            '"""',
+            "from __future__ import annotations",
+            "",
+            "import torch",
+            *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
+            *found.imports,
+            "",
+            "",
+            "def make_inputs():",
+            *(f"    {line}" for line in making),
+            f"    return [{', '.join(inputs.values[:count])}]",
+            "",
+            "",
+            *(f"{key} = {text}" for key, text in zip(found.tensors, inputs.values[count:], strict=True)),
+            *found.lines,
+            "",
+            "torch.set_grad_enabled(False)",
+            f'compiled = torch.compile({own}, backend="eager"{", dynamic=True" if dynamic else ""})',
+            "",
+            "",
+            _COMPARISON.format(function=own),
         ]
-        count = len(args)
-        text = "\n".join(
-            [
-                f'"""{safe(title)[:200]}',
-                "",
-                *(safe(line) for line in (*facts(), *([f"Found at {source}"] if source else []))),
-                "Exits 1 while the bug is there, 0 when it is gone.",
-                '"""',
-                "from __future__ import annotations",
-                "",
-                "import torch",
-                *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
-                *found.imports,
-                "",
-                "",
-                "def make_inputs():",
-                *(f"    {line}" for line in making),
-                f"    return [{', '.join(inputs.values[:count])}]",
-                "",
-                "",
-                *(f"{key} = {text}" for key, text in zip(found.tensors, inputs.values[count:], strict=True)),
-                *found.lines,
-                "",
-                "torch.set_grad_enabled(False)",
-                f'compiled = torch.compile({own}, backend="eager"{", dynamic=True" if dynamic else ""})',
-                "",
-                "",
-                _COMPARISON.format(function=own),
-            ]
-        )
-        return write_and_run(path, Script(text, inputs.saved), timeout)
+    )
+    return write_and_run(path, Script(text, inputs.saved), timeout)

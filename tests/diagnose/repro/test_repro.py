@@ -85,8 +85,7 @@ def test_a_difference_that_may_be_rounding_confirms_nothing(
     [("_softmax.default", "repro_softmax_default.py"), ("relu_.default", "repro_relu_default.py"), ("!", "repro.py")],
 )
 def test_a_script_is_named_after_the_operator(name: str, file: str, tmp_path: Path) -> None:
-    with script_path(tmp_path, name) as path:
-        assert path.name == file
+    assert script_path(tmp_path, name).name == file
 
 
 @pytest.mark.process
