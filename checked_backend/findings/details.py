@@ -37,7 +37,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         Kind.LOGIC: ("baked", "other_run", "ranks", "sign_of_zero", "this_call", "this_compilation", "this_dtype"),
         Kind.PRECISION: ("operator", "other_run", "traced"),
         Kind.NONFINITE: ("other_run",),
-        Kind.RNG: ("distribution", "host_state", "mask", "seed", "state", "stream"),
+        Kind.RNG: ("distribution", "mask", "seed", "state", "stream"),
         Kind.EXCEPTION: ("missing", "type"),
         Kind.CRASH: (
             "backward",

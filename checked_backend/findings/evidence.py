@@ -66,7 +66,6 @@ class EvidenceKey(Word):
     HOST = "host", "host"
     DEVICE = "device", "device"
     TIME = "time", "time"
-    GENERATOR = "generator", "generator"
     BEFORE_CALL = "before_call", "before the call"
     KERNELS = "kernels", "kernels that show it"
     OTHER_KERNELS = "other_kernels", "kernels that do not"

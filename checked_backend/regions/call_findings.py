@@ -152,26 +152,6 @@ def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
     )
 
 
-def host_random_state_differs(generator: str) -> Finding:
-    """A random state of the host language is not left as by eager.
-
-    Args:
-        generator: The generator, in words.
-    """
-    return Finding(
-        kind=Kind.RNG,
-        detail="rng.host_state",
-        subject="rng state",
-        message=(
-            f"the compiled program leaves the state of {generator} generator other than eager does, so every number "
-            "drawn from it afterwards, for shuffling or augmenting data, differs from eager's"
-        ),
-        expected="the state eager leaves",
-        actual="another state",
-        evidence={EvidenceKey.GENERATOR: generator},
-    )
-
-
 def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
     """Inputs that changed and should not have."""
     return [

@@ -37,7 +37,7 @@ from checked_backend.regions.exchanges import Agreement, under_way
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.random_states import check_host_random_state, check_random_state
+from checked_backend.regions.random_states import check_random_state
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.verdict.control_runs import PostponedError
 from checked_backend.verdict.decide import decide
@@ -258,10 +258,6 @@ class CallComparison:
         for position, why in before.unseen.items():
             self._reporter.skip(Skip(f"memory beside {call.subjects.inputs[position]}", why))
         return before.findings(args, self.controls(call, None), self._reporter.skip)
-
-    def host_random_state(self, call: Call) -> list[Finding]:
-        """Explain or report a difference between the states of Python's or NumPy's generators that they left."""
-        return check_host_random_state(self.controls(call, None), self._reporter.skip)
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]

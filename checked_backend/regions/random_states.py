@@ -1,4 +1,4 @@
-"""Explain or report differing random states that eager and a region's candidate left: torch's, Python's, NumPy's.
+"""Explain or report differing random states of torch that eager and a region's candidate left.
 
 The generators belong to the whole process: a thread that draws meanwhile makes the same difference. So both sides are
 run a few more times.
@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checked_backend.findings import Finding, Skip
-from checked_backend.regions.call_findings import host_random_state_differs, rng_state_differs
+from checked_backend.regions.call_findings import rng_state_differs
 from checked_backend.regions.control_runs import RegionControlRuns
 from checked_backend.regions.other_threads import Left, OtherThreads, moves_by_itself
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["check_host_random_state", "check_random_state"]
+__all__ = ["check_random_state"]
 
 TORCH_RUNS = 5
 """How often reference and candidate are run again before a difference of the states that they leave is believed."""
-
-HOST_RUNS = 2
-"""How often both are run again for Python's and NumPy's generators."""
 
 
 def check_random_state(
@@ -38,7 +35,7 @@ def check_random_state(
         skip: Receives a difference that is no finding.
     """
     threads = OtherThreads.now()
-    runs = _runs_again(controls, TORCH_RUNS, skip)
+    runs = _runs_again(controls, skip)
     if not runs:
         return []
     (first, other), *again = runs
@@ -57,34 +54,9 @@ def check_random_state(
     return []
 
 
-def check_host_random_state(controls: RegionControlRuns, skip: Callable[[Skip], None]) -> list[Finding]:
-    """Decide whether differing states of Python's or NumPy's generators are a finding.
-
-    Compiling and importing at a first run draw from these too. So a state that eager does not repeat, or a difference
-    that the candidate does not repeat, is no finding.
-
-    Args:
-        controls: Run both again.
-        skip: Receives a difference that is no finding.
-    """
-    runs = _runs_again(controls, HOST_RUNS, skip)
-    if not runs:
-        return []
-    (first, other), *again = runs
-    unsteady = {
-        name for one, two in again for name in (*first.host.differing(one.host), *other.host.differing(two.host))
-    }
-    repeated = [name for name in first.host.differing(other.host) if name not in unsteady]
-    if not repeated:
-        skip(Skip("rng state", "Python's or NumPy's differed from eager's, and did not each time that both ran again"))
-    return [host_random_state_differs(name) for name in repeated]
-
-
-def _runs_again(
-    controls: RegionControlRuns, count: int, skip: Callable[[Skip], None]
-) -> list[tuple[RngState, RngState]]:
+def _runs_again(controls: RegionControlRuns, skip: Callable[[Skip], None]) -> list[tuple[RngState, RngState]]:
     try:
-        return [controls.random_states() for _ in range(count)]
+        return [controls.random_states() for _ in range(TORCH_RUNS)]
     except Exception as error:  # a run that fails here only was disturbed too
         skip(Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True))
         return []

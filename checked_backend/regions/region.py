@@ -270,8 +270,6 @@ class CheckedRegion:
             found.kind is Kind.RNG for found in findings
         ):
             findings += self._comparison.random_state(call)
-        if after_candidate.host.differing(before.after_reference.host):
-            findings += self._comparison.host_random_state(call)
         findings += left
         after_candidate.restore()
         self._health.checked(call.number, call.ratios, failing(findings), before.meter.spent)

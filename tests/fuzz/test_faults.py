@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -170,7 +169,6 @@ PLANTED: dict[str, Planted] = {
     **_both("too_many_random_numbers", faults.too_many_random_numbers, "rng"),
     **_both("reseeded", faults.reseeded, "rng"),
     **_both("other_random_numbers", faults.other_random_numbers, "rng logic structure"),
-    "draws_on_the_host": _planted(lambda: faults.draws_on_the_host(random.random), "rng"),
     "leaves_setting": _planted(
         lambda: faults.leaves_setting(lambda: torch.set_default_dtype(torch.float64)), "mutation"
     ),

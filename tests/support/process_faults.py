@@ -30,7 +30,6 @@ __all__ = [
     "crash_when_compiling",
     "crash_when_running",
     "dies_on",
-    "draws_on_the_host",
     "leaves_setting",
     "other_random_numbers",
     "reseeded",
@@ -84,20 +83,6 @@ def too_many_random_numbers(how: How = "python") -> Compiler:
         return tuple(results)
 
     return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
-
-
-def draws_on_the_host(draw: Callable[[], object]) -> Compiler:
-    """The region draws a random number of Python's or NumPy's when it has run: its values are right.
-
-    Args:
-        draw: Draws it.
-    """
-
-    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        draw()
-        return tuple(results)
-
-    return run_in_python(lambda _gm: edit)
 
 
 def reseeded(how: How = "python") -> Compiler:
