@@ -8,9 +8,9 @@ tensors that they would send are compared like results. No rank therefore depend
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -192,8 +192,6 @@ class ReplayCollectives(OperatorMode):
         pairs: Whether this run decides which exchanges belong together, and names them. Where an exchange is missing
             on the tape, such a run goes on with zeros, and any other run raises.
         where: The prefix of the names of these exchanges.
-        continues: Whether the program really exchanges with the other ranks after the end of the tape.
-        order: Exchanges on the tape, by those whose results are handed out in their place.
 
     Attributes:
         tape: As given.
@@ -201,9 +199,7 @@ class ReplayCollectives(OperatorMode):
         missing: Exchanges that are not on the tape.
         guessed: Exchanges on the tape that were matched by their place alone.
         repeated: Whether the run made an exchange a second time.
-        astray: Whether the run made something else before it had made all recorded exchanges, or one of them twice.
         wants: Whether the run made an exchange after all recorded ones.
-        continued: Whether the run went on with the other ranks after the end of the tape.
 
     Raises:
         CollectiveReplayError: From the program.
@@ -216,25 +212,19 @@ class ReplayCollectives(OperatorMode):
         *,
         pairs: bool = False,
         where: str = "",
-        continues: bool = False,
-        order: Mapping[Exchange, Exchange] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.tape = tape
-        self._order = order
         self._earlier = [exchange for other in earlier for exchange in other.exchanges]
         self._pairs = pairs
         self._where = where
-        self._continues = continues
         self._unused = list(tape.exchanges)
         self._counts = Counter[str]()
         self.sent: dict[Exchange, torch.Tensor] = {}
         self.missing: list[Exchange] = []
         self.guessed: set[Exchange] = set()
         self.repeated = False
-        self.astray = False
         self.wants = False
-        self.continued = False
 
     @property
     def unused(self) -> Sequence[Exchange]:
@@ -246,11 +236,6 @@ class ReplayCollectives(OperatorMode):
     def doubtful(self) -> bool:
         """Whether a result was not received, or may belong to another exchange."""
         return bool(self.missing or (self.guessed and self.unused))
-
-    @property
-    def may_continue(self) -> bool:
-        """Whether the recorded exchanges are the first ones that the run made, in the same order."""
-        return not self.astray and not self.tape.opaque and list(self.sent) == self.tape.exchanges
 
     @property
     def in_step(self) -> bool:
@@ -268,13 +253,10 @@ class ReplayCollectives(OperatorMode):
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, or return its recorded result if it is a collective."""
         role = role_of(func, operator)
-        if role is Role.NONE or self.continued or _is_traced(args):
+        if role is Role.NONE or _is_traced(args):
             return func(*args, **kwargs)
         if role is Role.WAIT:
             return list(args[0]) if isinstance(args[0], (list, tuple)) else args[0]
-        if self._continues and not self._unused and not self.tape.opaque:
-            self.continued = True
-            return func(*args, **kwargs)
         if role is Role.OPAQUE:
             raise CollectiveReplayError(
                 f"{operator.name} exchanges something with other ranks which cannot be replayed, and a check must not "
@@ -293,16 +275,15 @@ class ReplayCollectives(OperatorMode):
         tensor = collective.inputs[place].detach()
         own = Exchange(collective.family, collective.terms, tuple(tensor.shape), tensor.dtype, None)
         own.sent = tensor if collective.sends_here() else None
-        ended = not self._unused
+        self.wants = self.wants or not self._unused
         exchange = self._find(own)
-        self._follow(exchange, ended=ended)
         if exchange is None:
             if not self._pairs:
                 raise CollectiveReplayError(f"{own} is not among what was exchanged when the region ran")
             own.sent = None
             self.missing.append(own)
             return _zeros(func, collective, place, args, kwargs)
-        received = self._order.get(exchange, exchange).received
+        received = exchange.received
         if received is None:
             raise CollectiveReplayError(f"the result of {own} was not kept: {_short(self.tape)}")
         if exchange in self.sent or exchange not in self.tape.exchanges:
@@ -314,12 +295,6 @@ class ReplayCollectives(OperatorMode):
                 exchange.name = f"{self._where}{own.family}_{self._counts[own.family]}"
                 self._counts[own.family] += 1
         return received.to(tensor.dtype if tensor.dtype.is_floating_point else received.dtype, copy=True)
-
-    def _follow(self, exchange: Exchange | None, *, ended: bool) -> None:
-        """Note what the next exchange is: None for one that is not on the tapes."""
-        known = exchange is None or exchange in self.sent or exchange in self._earlier
-        self.wants = self.wants or ended
-        self.astray = self.astray or (known and not ended) or (exchange is not None and exchange in self.sent)
 
     def _find(self, own: Exchange) -> Exchange | None:
         left = [one for one in self._unused if one.key == own.key]

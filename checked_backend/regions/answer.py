@@ -9,10 +9,8 @@ from dataclasses import replace
 from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.call import Call
-from checked_backend.regions.control_runs import RegionControlRuns
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Keep
-from checked_backend.regions.other_orders import proven
 from checked_backend.regions.reporter import RegionReporter
 
 __all__ = ["Investigate", "RegionAnswer"]
@@ -35,20 +33,13 @@ class RegionAnswer:
     Args:
         reporter: Receives the findings.
         investigate: Finds out where they come from; None if the user does not want that.
-        controls: Gives what runs a call again, and its backward pass if gradients are given.
 
     Attributes:
         stopped: Whether the candidate is no longer used, because the user asked to fall back to eager.
     """
 
-    def __init__(
-        self,
-        reporter: RegionReporter,
-        investigate: Investigate | None,
-        controls: Callable[[Call, Cotangents | None], RegionControlRuns],
-    ) -> None:
+    def __init__(self, reporter: RegionReporter, investigate: Investigate | None) -> None:
         self.stopped = False
-        self._controls = controls
         self._reporter = reporter
         self._investigate = investigate
         self._investigated = False
@@ -75,7 +66,7 @@ class RegionAnswer:
             Whether to fall back to eager, now and for good.
         """
         if call is not None and call.exchanges is not None:
-            findings, doubts = proven(findings, self._controls(call, cotangents))
+            findings, doubts = call.exchanges.proven(findings)
             for skip in doubts:
                 self._reporter.skip(skip)
         asked = self._investigate if call is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,6 @@ class BackwardCheck:
         unsupported: Says whether an exception is a limit of this machine, and which one.
         health: Receives the numbers of checked calls.
         captured: Set once compiled autograd has captured a backward pass in one graph.
-        out_of_step: Set once the compiled program has exchanged something in another order than eager.
     """
 
     schedule: Schedule
@@ -93,7 +92,6 @@ class BackwardCheck:
     unsupported: Callable[[Exception], Finding | None]
     health: RegionHealth
     captured: threading.Event = field(default_factory=threading.Event)
-    out_of_step: threading.Event = field(default_factory=threading.Event)
 
     def watch(
         self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
@@ -186,8 +184,6 @@ class BackwardCheck:
         except Exception as error:
             self.not_compared("comparing the gradients", error, backward=True)
             return None
-        if call.exchanges is not None and not call.exchanges.in_step:
-            self.out_of_step.set()
         if gradients is not None:
             self.memory.compared()
             overwritten += self._sent_again(call, passed, gradients, given, held)
@@ -223,12 +219,7 @@ class BackwardCheck:
         # asked before eager runs, while memory is as short as it was
         short = self.unsupported(error) if is_out_of_memory(error) else None
         crowded = self.memory.keeps_activations
-        # run for the program later, if not all was exchanged
-        again = passed if call.exchanges is None else replace(passed, keeps_graph=True)
-        eager = self.comparison.eager_gradients(call, again)
-        if call.exchanges is not None:
-            call.exchanges.raised()
-            call.exchanges.in_step &= not self.out_of_step.is_set()
+        eager = self.comparison.eager_gradients(call, passed)
         if isinstance(eager, Exception) and is_out_of_memory(eager):
             if not same_exception(eager, error):
                 self.memory.not_compared("eager's backward pass", eager, backward=True)
@@ -249,19 +240,8 @@ class BackwardCheck:
             found = [candidate_crashed(error, during="backward") if short is None else short, *left]
             self.answer.to(found, cause=error, call=call, cotangents=passed.cotangents)
         if unfinished:
-            eager = self._continued(call, passed)
-        if not passed.keeps_graph:
-            call.graph = None
-        return None if isinstance(eager, Exception) else eager
-
-    def _continued(self, call: Call, passed: BackwardPass) -> Gradients | Exception:
-        """Eager's gradients where other ranks wait for exchanges that the compiled backward pass did not come to."""
-        eager = self.comparison.continued_gradients(call, passed)
-        if isinstance(eager, Exception):
-            told = f"{type(eager).__name__}: {eager}".splitlines()[0]
-            self.reporter.note(f"{NOT_CONTINUED}: {told}")
-            self.reporter.hear(cause=eager)
-        return eager
+            self.reporter.note(NOT_CONTINUED)
+        return None if unfinished or isinstance(eager, Exception) else eager
 
     def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
         before, after = passed.settings

@@ -29,7 +29,6 @@ from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
 from checked_backend.regions.eager_gradients import (
     InputsChangedError,
-    continued_gradients,
     eager_gradients,
     outputs_again,
 )
@@ -215,13 +214,6 @@ class CallComparison:
             Exception: Whatever eager raises.
         """
         return outputs_again(self._variants.reference, call)
-
-    def continued_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
-        """Eager's gradients for the program, which go on with the exchanges that the candidate did not make."""
-        try:
-            return continued_gradients(self._variants.reference, call, passed)
-        except Exception as error:
-            return error
 
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
         """Compare the exceptions of a call in which both raise.

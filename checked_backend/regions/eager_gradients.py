@@ -16,7 +16,7 @@ from checked_backend.regions.execution import execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["InputsChangedError", "continued_gradients", "eager_gradients", "outputs_again"]
+__all__ = ["InputsChangedError", "eager_gradients", "outputs_again"]
 
 _WHERE = "eager's backward pass"
 
@@ -44,7 +44,7 @@ def eager_gradients(
     """
     graph = call.graph
     if graph is None:
-        return memory.twice(lambda: _run_again(reference, call, passed, _paired_backward(call)), _WHERE)
+        return memory.twice(lambda: _run_again(reference, call, passed), _WHERE)
     if not passed.keeps_graph:
         call.graph = None  # its activations are freed as the backward pass goes
     try:
@@ -57,36 +57,9 @@ def eager_gradients(
     # only after the exception is gone, because its frames hold tensors
     call.graph = graph = None
     memory.release()
-    gradients = _run_again(reference, call, passed, _paired_backward(call))
+    gradients = _run_again(reference, call, passed)
     memory.went_on(_WHERE, told)
     return gradients
-
-
-def continued_gradients(
-    reference: Callable[..., Any], call: Call, passed: BackwardPass
-) -> dict[int, torch.Tensor | None]:
-    """The gradients that eager sends where the candidate's backward pass raised between two exchanges.
-
-    Eager gets what was exchanged already, and exchanges the rest with the other ranks, which wait for it. It is run
-    once only, because nothing may be exchanged twice.
-
-    Args:
-        reference: The region in eager.
-        call: The call. Its graph is used up, unless the pass may be repeated.
-        passed: The backward pass.
-
-    Raises:
-        InputsChangedError: There is no graph, and the inputs were written to.
-        Exception: Whatever eager raises.
-    """
-    graph = call.graph
-    exchanging = nullcontext() if call.exchanges is None else call.exchanges.continued(backward=True)
-    if graph is None:
-        return _run_again(reference, call, passed, exchanging)
-    if not passed.keeps_graph:
-        call.graph = None
-    with torch.no_grad(), exchanging:
-        return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
 
 
 def outputs_again(reference: Callable[..., Any], call: Call) -> Sequence[Any]:
@@ -109,16 +82,14 @@ def _refuse_changed(call: Call) -> None:
         raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
 
 
-def _run_again(
-    reference: Callable[..., Any], call: Call, passed: BackwardPass, exchanging: AbstractContextManager[Any]
-) -> dict[int, torch.Tensor | None]:
+def _run_again(reference: Callable[..., Any], call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
     _refuse_changed(call)
     arguments, leaves = call.inputs.fresh()
     with _rng_untouched(call.rng):
         call.rng.restore()
         with call.ambient.entered(), replaying(call.exchanges).forward():
             graph = execute(reference, arguments, leaves).graph(call.inputs.mutated)
-        with exchanging:
+        with _paired_backward(call):
             return graph.backward(passed.cotangents, retain_graph=False)
 
 

@@ -84,9 +84,9 @@ def eager_instead(
     call.inputs.undo(args)
     call.rng.restore()
     try:
-        with nullcontext() if call.exchanges is None else call.exchanges.continued():
+        with nullcontext() if call.exchanges is None else call.exchanges.for_the_user():
             return reference(*args)
-    except CollectiveReplayError as other:  # the other ranks do not exchange what eager would
+    except CollectiveReplayError as other:
         if error is None:
             raise
         note(f"{NOT_CONTINUED}: {other}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import permutations, product
 from typing import Any
 
 import torch
@@ -27,8 +25,7 @@ __all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying", "under_way"]
 
 _BACKWARD = "backward "
 
-MOST_ORDERS = 24
-"""Of so many orders of exchanges each is tried, one run of eager for each; of more none is."""
+_OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION)
 
 
 @dataclass(eq=False)
@@ -92,7 +89,6 @@ class Exchanges:
         self._forward = CollectiveTape()
         self._backward = CollectiveTape()
         self._paired: ReplayCollectives | None = None
-        self._order: Mapping[Exchange, Exchange] = {}
         self.in_step = True
 
     @property
@@ -109,7 +105,7 @@ class Exchanges:
     def recorded(self) -> Iterator[None]:
         """Record the exchanges of the candidate's forward pass.
 
-        Where it raises, what it has begun to exchange still arrives, and eager goes on from there.
+        Where it raises, what it has begun to exchange still arrives.
         """
         mode = RecordCollectives(self._forward)
         try:
@@ -136,8 +132,8 @@ class Exchanges:
 
     def replayed(self, *, backward: bool = False) -> ReplayedRun:
         """One more run of the region, or of its backward pass too."""
-        later = ReplayCollectives(self._backward, [self._forward], order=self._order) if backward else None
-        return ReplayedRun(ReplayCollectives(self._forward, order=self._order), later)
+        later = ReplayCollectives(self._backward, [self._forward]) if backward else None
+        return ReplayedRun(ReplayCollectives(self._forward), later)
 
     def paired(self, *, backward: bool = False) -> AbstractContextManager[Any]:
         """The run of the reference that decides which exchanges belong together."""
@@ -166,26 +162,19 @@ class Exchanges:
         """Whether the last paired run of the reference made more exchanges than the candidate, which raised."""
         return self._paired is not None and (self._paired.doubtful or self._paired.wants)
 
-    def raised(self) -> None:
-        """Note that the candidate raised, and that the last paired run shows what it would have exchanged before."""
-        self.in_step = self.in_step and self._paired is not None and self._paired.may_continue
-
-    def continued(self, *, backward: bool = False) -> AbstractContextManager[Any]:
-        """A run for the user: it gets what was exchanged already, and exchanges the rest.
+    def for_the_user(self) -> AbstractContextManager[Any]:
+        """A run of eager for the user: with the other ranks if nothing was exchanged yet, else with what they sent.
 
         Raises:
-            CollectiveReplayError: The rest is not certain, because eager has another order than the candidate.
+            CollectiveReplayError: The candidate made a part of eager's exchanges.
             Exception: A collective that is under way failed.
         """
-        if not self.in_step:
-            raise CollectiveReplayError(
-                "it exchanges tensors in another order than the compiled program, so that other ranks would not send "
-                "what it waits for"
-            )
-        if backward:
-            return ReplayCollectives(self._backward, [self._forward], continues=True)
+        if not self.begun:
+            return nullcontext()
+        if self.unfinished:
+            raise CollectiveReplayError("it had made a part of them, and nothing may be exchanged twice")
         self._forward.arrive()
-        return ReplayCollectives(self._forward, continues=True)
+        return ReplayCollectives(self._forward)
 
     def received(self) -> Mapping[str, torch.Tensor]:
         """The tensors received in the forward pass, by the names that the last paired run gave to the exchanges."""
@@ -225,33 +214,21 @@ class Exchanges:
             found.pairs.append(TensorPair(subject, subject, tensor, exchange.sent, source=self._line(exchange)))
         return found
 
-    @property
-    def mistakable(self) -> Sequence[Sequence[Exchange]]:
-        """Groups of exchanges that this rank alone cannot tell apart, except by their order."""
-        return [*mistakable(self._forward.exchanges), *mistakable(self._backward.exchanges)]
+    def proven(self, findings: Sequence[Finding]) -> tuple[Sequence[Finding], Sequence[Skip]]:
+        """The findings that stand however this rank's exchanges are paired, and a skip for others.
 
-    def other_orders(self) -> Generator[None, None, None] | None:
-        """Orders in which the candidate may have made the exchanges that are `mistakable`.
-
-        Returns:
-            A generator. Until its next step, `replayed` hands out what was received as that order has it. None where
-            there are too many orders to try.
+        A rank that sends the same in several exchanges, or only receives in them, sees no other order of them. Other
+        ranks tell whether it is wrong.
         """
-        groups = self.mistakable
-        count = math.prod(math.factorial(len(group)) for group in groups)
-        return self._each_order(groups) if count <= MOST_ORDERS else None
-
-    def _each_order(self, groups: Sequence[Sequence[Exchange]]) -> Generator[None, None, None]:
-        try:
-            for order in product(*(permutations(group) for group in groups)):
-                pairs = [
-                    pair for group, other in zip(groups, order, strict=True) for pair in zip(group, other, strict=True)
-                ]
-                if any(one is not other for one, other in pairs):
-                    self._order = dict(pairs)
-                    yield
-        finally:
-            self._order = {}
+        doubted = [finding for finding in findings if finding.kind in _OF_VALUES]
+        if not doubted or not (mistakable(self._forward.exchanges) or mistakable(self._backward.exchanges)):
+            return findings, ()
+        why = (
+            f"{doubted[0].message}; but this rank sent the same in several exchanges and received something else in "
+            "each, so that the compiled program may only have another order"
+        )
+        subjects = ", ".join(dict.fromkeys(finding.subject for finding in doubted))
+        return [one for one in findings if one.kind not in _OF_VALUES], [Skip(subjects, why, matters=True)]
 
     def _line(self, exchange: Exchange) -> str:
         family, _, number = exchange.name.removeprefix(_BACKWARD).rpartition("_")

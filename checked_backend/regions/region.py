@@ -108,7 +108,7 @@ class CheckedRegion:
         self._comparison = CallComparison(
             info, variants, self._reporter, thorough=thorough, memory=self._memory, draws=draws
         )
-        self._answer = RegionAnswer(self._reporter, investigate, self._comparison.controls)
+        self._answer = RegionAnswer(self._reporter, investigate)
         self._earlier = EarlierResults(info, self._reporter)
         self._limits = MachineLimits(needed, inductor=options.compiler == "inductor")
         self._health = RegionHealth(info.name, self._reporter.note, Health() if silent else health_of_run())
@@ -340,7 +340,6 @@ class CheckedRegion:
                 raise error  # a connection broke, or another rank did not come: no fault of the program's
             before.changed = ProcessState.capture()
             self._run_reference(before)
-            call.exchanges.raised()
             if before.not_replayed:
                 before.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(before.reference)
@@ -368,7 +367,7 @@ class CheckedRegion:
                 self._unsupported = short  # for good: other calls may find more memory, but no compiler
                 self._passed_by.look_at_all = True
             self._answer.to([short, *left], cause=error)
-            return self._eager_instead(args, call)
+            return self._eager_instead(args, call, error)
         if isinstance(reference, Exception):
             finding, returns = self._comparison.exceptions(call, reference, error)
             found = [*left] if finding is None else [finding, *left]

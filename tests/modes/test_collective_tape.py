@@ -180,42 +180,15 @@ def test_what_cannot_be_seen_from_outside_is_told_and_never_issued_again() -> No
     assert tape.opaque.startswith("c10d.allreduce_")
     with pytest.raises(CollectiveReplayError, match="cannot be replayed"), ReplayCollectives(tape):
         program()
-    with pytest.raises(CollectiveReplayError), ReplayCollectives(tape, continues=True):
-        program()
-    with ReplayCollectives(CollectiveTape(), continues=True):  # the candidate raised before it exchanged anything
-        assert torch.equal(program(), ONE)
 
 
-def test_a_run_for_the_user_goes_on_where_the_tape_ends() -> None:
-    tape, _ = recorded(lambda: reduced(ONE) * 1)
-    tape.exchanges[0].received = ONE + 100
-    run = ReplayCollectives(tape, continues=True)
-    with run:
-        first, second = reduced(ONE) * 1, reduced(TWO) * 1
-    assert torch.equal(first, ONE + 100)
-    assert torch.equal(second, TWO)  # really exchanged, with itself
-    assert run.continued
-
-
-def made_again(second: torch.Tensor, *, recorded_there: bool) -> ReplayCollectives:
-    """A backward pass in eager: two exchanges, of which the first was made in the forward pass too."""
-    forward, _ = recorded(lambda: reduced(ONE) * 1)
-    tape, _ = recorded(lambda: (reduced(ONE) if recorded_there else ONE) * reduced(TWO))
-    run = ReplayCollectives(tape, [forward], pairs=True)
-    with run:
-        reduced(ONE) * reduced(second) * 1
-    return run
-
-
-def test_a_run_goes_on_only_where_what_is_recorded_is_how_it_begins() -> None:
-    assert made_again(TWO, recorded_there=True).may_continue
-    assert not made_again(TWO, recorded_there=False).may_continue  # the candidate did not make the first one again
+def test_an_exchange_after_all_that_are_recorded_is_wanted() -> None:
     tape, _ = recorded(lambda: reduced(TWO) * 1)
-    run = ReplayCollectives(tape, pairs=True)
-    with run:
-        reduced(ONE) * reduced(TWO)  # only by its place is the first one that of the tape
-    assert run.wants
-    assert not run.may_continue
+    for second, wanted in ((TWO, False), (ONE, True)):
+        run = ReplayCollectives(tape, pairs=True)
+        with run:
+            reduced(TWO) * (reduced(second) if wanted else 1)
+        assert run.wants is wanted
 
 
 def test_exchanges_that_send_the_same_and_receive_otherwise_are_mistakable() -> None:

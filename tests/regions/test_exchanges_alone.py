@@ -49,10 +49,38 @@ def broken_between(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., 
 
 
 @pytest.mark.parametrize("policy", ["record", "fallback"])
-def test_what_was_begun_to_be_exchanged_arrives_also_if_the_compiled_program_raises(policy: str) -> None:
+def test_a_compiled_program_that_raises_between_two_exchanges_ends_the_call(policy: str) -> None:
+    """Nothing may be exchanged twice, and the other ranks may have ended."""
+
+    def run() -> None:
+        with pytest.raises(RuntimeError, match="the kernel could not be launched"):
+            checked(exchanged, broken_between, on_divergence=policy)(torch.ones(4))
+
+    report = gathered(run)
+    assert found(report) == {("crash.running", "candidate")}
+    assert any("eager could not go on with the exchanges" in note for note in report.coverage.notes)
+
+
+def raising_at(name: str) -> Callable[..., Any]:
+    """A compiler whose programs raise at an operator."""
+
+    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        class Raising(fx.Interpreter):
+            def run_node(self, node: fx.Node) -> Any:
+                if name in node.name:
+                    raise PlantedError("a kernel is missing")
+                return super().run_node(node)
+
+        return lambda *args: Raising(gm).run(*args)
+
+    return compiler
+
+
+@pytest.mark.parametrize("name", ["sin", "mul"])
+def test_eager_goes_on_where_the_compiled_program_raises_before_or_after_all_exchanges(name: str) -> None:
     x = torch.randn(4, generator=torch.Generator().manual_seed(0))
     kept: list[torch.Tensor] = []
-    report = gathered(lambda: kept.append(checked(exchanged, broken_between, on_divergence=policy)(x)))
+    report = gathered(lambda: kept.append(checked(exchanged, raising_at(name), on_divergence="fallback")(x)))
     assert found(report) == {("crash.running", "candidate")}
     assert torch.equal(kept[0], torch.tanh(x.sin()) * 2)
 

@@ -17,7 +17,7 @@ __all__ = ["cases"]
 Programs = Mapping[str, tuple[str, dict[str, Any]]]
 """By name: a function of ``tests.support.rank_programs``, or of another module of ``tests.support``; its arguments."""
 
-_CRASHING, _SAME = "rank_faults:crashing", "rank_faults:sending_the_same"
+_SAME = "rank_faults:sending_the_same"
 _LOCALIZED = {"localize": True, "steps": 1}
 
 PROGRAMS: Mapping[str, Programs] = MappingProxyType(
@@ -48,16 +48,9 @@ PROGRAMS: Mapping[str, Programs] = MappingProxyType(
             "gelu in float16": ("half_precision", {"fault": "aten.gelu.default"}),
             "gelu backward in float16": ("half_precision", {"fault": "aten.gelu_backward.default"}),
         },
-        "crashes and orders": {
-            "on one": (_CRASHING, {"at": "sigmoid_backward", "on": 1}),
-            "on both": (_CRASHING, {"at": "tanh_backward", "on": None}),
-            "recorded": (_CRASHING, {"at": "tanh_backward", "on": 0, "on_divergence": "record"}),
-            "recomputed": (_CRASHING, {"at": "tanh_backward", "on": 1, "reference": "recompute"}),
-            "between": (_CRASHING, {"at": "threshold_backward", "on": 0}),
-            "gathering again": (_CRASHING, {"at": "tanh_backward", "on": 1, "again": True}),
+        "orders": {
             "sends the same": (_SAME, {"fault": "after", "on": 0}),
             "receives the same": (_SAME, {"fault": "after", "on": 0, "receives": True}),
-            "sends the same five times": (_SAME, {"fault": "after", "on": 0, "times": 5}),
             "in another order": (_SAME, {}),
         },
         "localized": {
@@ -71,11 +64,12 @@ PROGRAMS: Mapping[str, Programs] = MappingProxyType(
 
 
 def cases() -> Iterator[Case]:
-    """The groups of programs, and two that end."""
+    """The groups of programs, and three that end."""
     for name, programs in PROGRAMS.items():
         yield Case(f"ranks/{name}", partial(_told, programs), seconds=600)
     before = {"fault": "before", "on_divergence": "raise"}
     yield Case("ranks/raises", partial(_ended, "tests.support.rank_programs:sharded", **before))
+    yield Case("ranks/crashing", partial(_ended, "tests.support.rank_faults:crashing", at="tanh_backward", on=1))
     yield Case("ranks/killed", partial(_ended, "tests.support.rank_programs:killed"))
 
 
