@@ -127,7 +127,6 @@ def outside_of_graphs(function: _Function, left_out: Callable[..., bool]) -> _Fu
     """A function that Dynamo leaves to Python, for which it breaks the graph that it is tracing.
 
     Args:
-        function: The function.
         left_out: Traced with the function's arguments before Dynamo breaks a graph. If it says so, the function is not
             called at all and gives None.
     """

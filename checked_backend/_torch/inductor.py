@@ -83,7 +83,6 @@ def inductor_front(
 
     Args:
         gm: A Dynamo graph; it may be changed.
-        example_inputs: Its inputs.
         inner: Gets each ATen graph and its inputs, with ``is_backward`` and ``is_inference`` by keyword.
         patches: Changes of Inductor's configuration.
     """
@@ -250,7 +249,6 @@ def inductor_compile_graph(
 
     Args:
         gm: The graph; Inductor changes it.
-        example_inputs: Its inputs.
         kind: ``forward``, ``backward`` or ``inference``.
         user_outputs: Places of the outputs whose strides must be as traced.
         patches: Inductor's config patches.

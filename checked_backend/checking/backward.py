@@ -44,7 +44,6 @@ def roots_of(outputs: Mapping[str, Any], *, refusing: bool = True) -> dict[str, 
     """The outputs at which a backward pass begins: those that require grad (and have a history, as not all views do).
 
     Args:
-        outputs: All outputs.
         refusing: If no output requires grad, take all that could. Eager then refuses to differentiate, and so must the
             compiled program.
     """

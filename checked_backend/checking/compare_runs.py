@@ -81,7 +81,6 @@ def compare_runs(
 
     Args:
         references: The outcome of each call in eager.
-        candidates: The outcome of each call of the compiled program.
         controls: Makes control runs, whose values are named by `in_step`.
         ledger: Receives counts and skips.
         again: Runs eager once more, to see whether it leaves the same random state.

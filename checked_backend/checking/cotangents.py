@@ -97,7 +97,6 @@ def full_mantissa(
     """Random numbers of either sign that are not near any number of a narrower dtype.
 
     Args:
-        shape: Their shape.
         dtype: The floating dtype whose mantissa they use in full.
         generator: Draws them.
         incoming: Whether their magnitudes are 1/2 to 2, or small, or large. Small and large ones span several powers

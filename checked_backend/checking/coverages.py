@@ -21,8 +21,6 @@ def told_once(
     in the program's own comparison.
 
     Args:
-        regions: The regions' coverage.
-        program: The whole program's coverage.
         names: The program's names of the regions' results; the order may differ.
     """
     if len(regions.regions) != 1:

@@ -73,7 +73,6 @@ def with_dynamo_cause(
 
     Args:
         findings: The findings of a check; those whose stage is ``eager`` are Dynamo's.
-        program: The program.
         options: Options, which name the folder of the script.
         dynamic: As for ``torch.compile``.
     """

@@ -21,7 +21,6 @@ class KeptFindings:
 
     Args:
         options: They name the folder, and whether operators are looked for at all.
-        title: The report's title.
     """
 
     def __init__(self, options: CheckOptions, title: str) -> None:

@@ -24,7 +24,6 @@ def late_writes(
     Args:
         calls: The calls that both have run, in order.
         reference: Eager's run, with the outcome of each call.
-        candidate: The compiled one.
 
     Returns:
         The findings, each with the number of the call that the argument was given to.

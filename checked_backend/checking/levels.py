@@ -37,8 +37,6 @@ def with_levels(
     """Tell for each finding at which level it arises first.
 
     Args:
-        findings: The findings of a check.
-        compiler: The candidate.
         failing: Runs the calls with another compiler, and returns its findings.
         numpy: Whether NumPy computes a part of the program in eager. Dynamo's graph then rounds otherwise.
         same_in_float64: Whether the tensor of the finding at this place agrees if eager and Dynamo's graph run in

@@ -82,7 +82,6 @@ def _follows(finding: Finding, beside: Sequence[Finding], searched: bool) -> boo
     """Whether a parameter, or an optimizer's state, is wrong because a gradient is.
 
     Args:
-        finding: The finding.
         beside: Other findings of the same step.
         searched: Whether the optimizer evaluated the loss several times in the step, as LBFGS does. After the first
             evaluation the parameters differ, so one wrong gradient makes everything wrong. Otherwise each parameter

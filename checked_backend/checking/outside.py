@@ -87,11 +87,7 @@ class Place:
 
 
 class Outside:
-    """Puts a run's copies into the places outside while the run is active.
-
-    Args:
-        copies: The copy for each place.
-    """
+    """Puts a run's copies into the places outside while the run is active."""
 
     def __init__(self, copies: Sequence[tuple[Place, Any]]) -> None:
         self._places = [place for place, _ in copies]

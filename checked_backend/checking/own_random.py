@@ -49,7 +49,6 @@ def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -
     """Compare a program that draws random numbers with the same program compiled to draw its own.
 
     Args:
-        program: The program.
         transform: Compiles a function so.
         ledger: Where counts and skips go.
 

@@ -142,7 +142,6 @@ class ProgramCopy:
     """One copy of a program, called again and again.
 
     Args:
-        program: The program.
         transform: Applied to the copy of the function, for example ``torch.compile``.
         wide: Run in float64.
         modes: Makes the modes that each evaluation runs under.
@@ -377,7 +376,6 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
     """Tell a call that fits no signature from a program that raises: both sides raise then, and would agree.
 
     Args:
-        program: The program.
         error: The exception that eager raised.
 
     Raises:

@@ -88,7 +88,6 @@ def run_program(
     """Run a program in eager and compiled, and compare every call.
 
     Args:
-        program: The program.
         options: The options of the check; they name the compiler.
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.

@@ -38,12 +38,7 @@ ROUNDOFFS = 32.0
 
 
 def relaid_calls(call: ProgramCall, outputs: Mapping[str, Any]) -> Iterator[ProgramCall]:
-    """The same call, once for each magnitude and layout that gradients of some of its outputs can have.
-
-    Args:
-        call: The call.
-        outputs: The outputs of the call.
-    """
+    """The same call, once for each magnitude and layout that gradients of some of its outputs can have."""
     for layout in layouts_of(list(roots_of(outputs).values())):
         label = f"with incoming gradients {layout.value}"
         yield ProgramCall(call.args, call.kwargs, label, cotangents=layout, dtypes=call.dtypes)
@@ -88,8 +83,6 @@ class ContiguousGradients:
         """The findings of a call with other incoming gradients that are errors. The ledger gets reasons for the others.
 
         Args:
-            findings: All findings of the call.
-            call: The call.
             ledger: Receives the reasons.
         """
         left = []
@@ -136,7 +129,6 @@ def note_relaid(ledger: Ledger, coverages: Iterable[tuple[ProgramCall, Coverage]
 
     Args:
         ledger: Receives the note.
-        coverages: The calls, each with its coverage.
     """
     tried = list(coverages)
     if not tried:

@@ -20,11 +20,7 @@ __all__ = ["Rounding"]
 
 
 class Rounding:
-    """Runs a program, and the graphs that Dynamo makes of it, in float64, when it is first asked.
-
-    Args:
-        program: The program.
-    """
+    """Runs a program, and the graphs that Dynamo makes of it, in float64, when it is first asked."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -206,7 +206,6 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int) -> 
     range, and below a size that shrinks.
 
     Args:
-        program: The program.
         shapes: The dynamic sizes.
         ledger: Receives what was left out.
         most: How many calls with other sizes there are at most. They are taken evenly from all.
@@ -232,7 +231,6 @@ def call_of_sizes(
     """The program's first call with other sizes and fresh data; None if none of its arguments has such a size.
 
     Args:
-        program: The program.
         shapes: The dynamic sizes.
         values: The new size of each symbol.
         number: A number for the data: another number makes other data.

@@ -82,7 +82,6 @@ def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int | Non
     """Calls with sizes around powers of two: for each dynamic dimension alone, and for all together.
 
     Args:
-        program: The program.
         shapes: The dynamic sizes.
         ledger: Receives the sizes that were tried, and those that were not.
         most: How many calls there are at most; None: as many as time allows. Programs of other sizes get others.

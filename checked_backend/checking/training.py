@@ -51,7 +51,6 @@ def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> N
     """Let an optimizer take a step. If its ``step`` takes no closure, the gradients are computed before.
 
     Args:
-        optimizer: The optimizer.
         closure: Evaluates the loss and leaves the gradients.
 
     Raises:

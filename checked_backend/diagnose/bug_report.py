@@ -51,9 +51,7 @@ def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str
     """Write a finding next to its script, as Markdown.
 
     Args:
-        finding: The finding, with its script.
         candidate: The result of `describe_candidate`.
-        output: The output of the script.
 
     Returns:
         The file; None if there is no script.

@@ -98,7 +98,6 @@ class Investigation:
 
         Args:
             failure: The failed call.
-            findings: The findings of its check.
 
         Returns:
             The findings. Those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,

@@ -39,7 +39,6 @@ def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | Non
     """Compile a case without caches and compare it with eager. Rounding noise is no finding.
 
     Args:
-        case: The case.
         timeout: Seconds after which the compiler counts as hung.
 
     Returns:
@@ -94,7 +93,6 @@ def gross_error_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] |
     verdict must be "rounding explains it", as when it divides by a count of equal elements.
 
     Args:
-        case: The case.
         timeout: Seconds, after which the compiler counts as hung.
 
     Returns:
@@ -121,7 +119,6 @@ def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | N
     """Find that eager raises and the compiled program does not: for a case without results in eager.
 
     Args:
-        case: The case.
         timeout: Seconds, after which the compiler counts as hung.
 
     Returns:

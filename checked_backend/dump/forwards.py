@@ -52,9 +52,6 @@ def out_problem(overload: OpOverload) -> str | None:
 
     Public operators resize ``out`` and check it. Some operators that only other operators call do not. No traced graph
     makes these write to ``out``.
-
-    Args:
-        overload: The operator.
     """
     name = overload.name().partition("::")[2].partition(".")[0]
     inner = name.startswith("_") or "_backward" in name or name in ("rrelu_with_noise", "nanmedian")

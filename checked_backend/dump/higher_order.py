@@ -20,13 +20,7 @@ _LARGEST = 2**30
 
 
 def higher_order_problem(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Why a higher-order operator would leave its memory; None if it does not, as far as is known.
-
-    Args:
-        name: Its name.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Why a higher-order operator would leave its memory; None if it does not, as far as is known."""
     if name not in ("flex_attention", "flex_attention_backward"):
         return None
     mask = kwargs.get("block_mask")

@@ -36,7 +36,6 @@ def own_function(module: str, name: str) -> Callable[..., Any] | str:
 
     Args:
         module: The module's name, which the user gave.
-        name: The function's name in it.
     """
     if provides_nothing(module):
         return f"of {module}, a dump may call what is on the list only"

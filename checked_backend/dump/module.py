@@ -172,8 +172,6 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
     """The text of ``module.py``: one class per graph, the outermost ``GraphModule``; subgraphs come before their users.
 
     Args:
-        gm: The graph.
-        encoded: The result of `encode_graph`.
         title: The first line of the module's docstring.
         torch_version: The version of torch, for the docstring.
     """

@@ -44,7 +44,6 @@ def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
     """Check names, targets, arguments and order, without resolving operators that may not be here.
 
     Args:
-        graph: The graph.
         runs: Whether the graph will be run. A graph that is only shown may call anything.
         depth: The number of graphs around it.
 

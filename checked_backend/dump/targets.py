@@ -73,7 +73,6 @@ def encode_target(op: str, target: Any) -> str:
 
     Args:
         op: The node's opcode.
-        target: The node's target.
 
     Returns:
         ``op:aten.add.Tensor``, ``packet:mylib.foo``, ``higher_order:cond``, ``function:torch:cat``, ``method:view``,
@@ -159,7 +158,6 @@ def resolve_target(text: str, trusted: Trusted | None = None) -> Any:
     """The target for a text of `encode_target`.
 
     Args:
-        text: The text.
         trusted: The targets allowed besides torch's own; by default every operator that this program registered.
 
     Raises:

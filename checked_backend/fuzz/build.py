@@ -55,7 +55,6 @@ def run_call(call: Statement, known: Sequence[Any]) -> Any:
     """Run one call in eager.
 
     Args:
-        call: The call.
         known: The values so far.
 
     Raises:
@@ -84,7 +83,6 @@ def run_statement(place: int, call: Statement, known: list[Any], inputs: int) ->
 
     Args:
         place: Its position.
-        call: It.
         known: The values, by number.
         inputs: How many inputs there are.
 

@@ -174,7 +174,6 @@ def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
     """Whether a script ends as it does while the bug is there, in a fresh process.
 
     Args:
-        path: The script.
         timeout: Seconds that it has.
         detail: The finer kind of the failure. A script of a bug that ends its process is ended by it.
         says: What it prints in other cases; an error of its own would end it, too.

@@ -177,7 +177,6 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
     """Run the statements of a program as often and in the order as its loops and branches say.
 
     Args:
-        program: The program.
         known: The inputs. It gets a value for each statement: a turn's number, a flag, and what ``do`` puts there. None
             where a statement did not run.
         do: Runs a call or a ``let``, given its position.
@@ -246,9 +245,7 @@ def straight_line(
     """The same program without loops and branches: the calls that it makes, in order.
 
     Args:
-        program: The program.
         run: Runs a call, given the values so far; the sizes of its result decide of loops and branches.
-        inputs: The inputs.
 
     Raises:
         Exception: Whatever a call raises.

@@ -117,7 +117,6 @@ class Corpus(SqliteFile):
     """A database of fuzzing.
 
     Args:
-        path: The file.
         write: Create it if it is missing, and lock it against others that write.
 
     Raises:

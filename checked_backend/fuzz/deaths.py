@@ -22,9 +22,6 @@ def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any
     """The finer kind of how a process ends that compiles a program and calls it as a check does, without any check.
 
     Args:
-        program: The program.
-        compiler: The candidate.
-        options: Its options.
         seconds: After which it hangs.
 
     Returns:

@@ -66,7 +66,6 @@ def run_fuzz(
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
     Args:
-        asked: What the user asked for.
         corpus: Where programs and results go. What waits there comes first.
         jobs: How many processes run at a time.
         seconds: The time; None for no limit.

@@ -122,8 +122,6 @@ def examine(
 
     Args:
         programs: All are differentiated or none, all are dynamic or none.
-        compiler: The candidate.
-        options: Its options.
         note: Called with what begins now: ``batch``, or ``program 3``.
 
     Yields:
@@ -271,9 +269,6 @@ def check_program(
     """Check one program alone.
 
     Args:
-        program: The program.
-        compiler: The candidate.
-        options: Its options.
         localize: Whether to find the operator, reduce it, and write a repro.
         isolate: Do it in a process of its own, whose death is what is looked for; it hangs after so many seconds.
         levels: Whether to find the stage of compilation in which a failure arises.

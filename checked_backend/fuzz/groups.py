@@ -112,7 +112,6 @@ def signature_of(program: FuzzProgram, result: Examined) -> Group:
 
     Args:
         program: The program, as small as it was made.
-        result: What came out for it.
     """
     detail = result.detail or result.kind
     if result.detail in DEATHS:

@@ -190,7 +190,6 @@ def map_refs(call: Statement, moved: Any) -> Statement:
     """The same call, with other numbers for values.
 
     Args:
-        call: The call.
         moved: Takes the number of a value, returns the new one.
     """
     return Statement(call.op, _mapped(call.args, moved), _mapped(dict(call.kwargs), moved))

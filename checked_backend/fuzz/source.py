@@ -87,7 +87,6 @@ class _Writer:
     """Writes one program.
 
     Args:
-        program: The program.
         prefix: Put in front of all names.
 
     Attributes:

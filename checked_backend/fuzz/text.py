@@ -56,7 +56,6 @@ def render_script(
     """A program as a script that compares eager and compiled. It needs torch alone.
 
     Args:
-        program: The program.
         compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
         about: Lines for its docstring.
         again: Whether to call it again, on other values and on the first ones, before the results are compared.

@@ -101,7 +101,6 @@ def try_faults(
 
     Args:
         names: The faults.
-        seed: The seed of the programs.
         most: How many programs there are for a fault, at most.
         control: How many random programs there are for the right compiler, after `PLAIN`.
         note: Called with what begins now.

@@ -77,7 +77,6 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tupl
     """The strides of a dense tensor.
 
     Args:
-        shape: Its shape.
         order: Its dimensions from the slowest to the fastest; default in order.
     """
     strides, step = [0] * len(shape), 1

@@ -20,7 +20,6 @@ def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None
 
     Args:
         home: The module whose graph the node is in.
-        node: The node.
     """
     if node.op != "get_attr":
         return None

@@ -150,9 +150,6 @@ def _kind(func: OpOverload, base: str) -> OperatorKind:
 def describe_operator(func: OpOverload) -> Operator:
     """Read an operator's schema and tags.
 
-    Args:
-        func: The operator overload.
-
     Returns:
         Its facts. This is slow (tens of microseconds), so callers keep the result per operator.
     """
@@ -213,8 +210,6 @@ def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping
 
     Args:
         operator: The operator's facts.
-        args: The call's positional arguments.
-        kwargs: The call's keyword arguments.
 
     Returns:
         The number of terms, at least 1; an estimate from shapes alone.

@@ -26,7 +26,6 @@ def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], 
     Args:
         node: The node that differs.
         mismatch: The difference.
-        inputs: The node's real arguments.
     """
     if mismatch.what == "nonfinite":
         return "the values: this operator is the first that leaves the finite numbers"
@@ -87,7 +86,6 @@ def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] |
 
     Args:
         node: The node; its inputs may differ from the recorded ones.
-        inputs: Its real arguments.
     """
     return _agrees(node.target, inputs) is False
 
@@ -96,9 +94,6 @@ def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     """Run an operator's fake kernel on fake copies of some inputs. Return the result and the fake copies.
 
     Args:
-        operator: The operator.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
         cached: Return the result from torch's cache of fake results. A trace gets it when it calls an operator again.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -75,7 +75,6 @@ def emit(gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node
     """Analyse a graph and compile its code.
 
     Args:
-        gm: The graph.
         settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """

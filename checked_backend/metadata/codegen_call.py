@@ -22,7 +22,6 @@ class CallWriter:
     """Writes the calls of a graph's nodes, and keeps the constants that they name.
 
     Args:
-        gm: The graph.
         settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """

@@ -23,7 +23,6 @@ class TensorCheckWriter(CallWriter):
     """Writes the comparisons of tensors, in graph order, and learns symbols from them on the way.
 
     Args:
-        gm: The graph.
         settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """

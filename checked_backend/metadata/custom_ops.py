@@ -43,8 +43,6 @@ def unwrap_call(
 
     Args:
         target: The node's target: an operator, ``with_effects`` or ``auto_functionalized``.
-        args: The node's real arguments.
-        kwargs: Its real keyword arguments.
 
     Returns:
         The operator and its arguments; None for any other target.

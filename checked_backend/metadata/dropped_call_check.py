@@ -26,7 +26,6 @@ class DroppedCallCheck:
     """Checks the calls of one region that no compiled graph makes. It makes each once, alone, and watches its operator.
 
     Args:
-        dynamo: Dynamo's graph.
         dropped: The calls in it that are missing from the compiled graphs.
         interpreter: Makes the interpreter that runs and checks a graph.
         reporter: Receives the findings.

@@ -60,7 +60,6 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
     """The calls in Dynamo's graph that are missing from AOT autograd's.
 
     Args:
-        dynamo: Dynamo's graph.
         compiled: The result of `operators_in` for AOT autograd's joint graph, or for its inference graph.
     """
     wanted = operators_in(dynamo)

@@ -149,7 +149,6 @@ def compare(want: Leaf, got: Any, index: int | None, value_of: ValueOf, checks: 
 
     Args:
         want: The recorded metadata.
-        got: The real value.
         index: Which of a node's outputs it is.
         value_of: The value of a symbolic size in this run, None if it is not known.
         checks: The names of the aspects to compare.

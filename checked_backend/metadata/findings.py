@@ -68,7 +68,6 @@ def subject_of(node: fx.Node, place: str) -> str:
     """The name of a node in findings.
 
     Args:
-        node: The node.
         place: The inner graph that it lies in, or "".
     """
     return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
@@ -125,7 +124,6 @@ def depended_on(finding: Finding, why: str) -> Finding:
     """A finding about a node's layout, marked as one that matters.
 
     Args:
-        finding: The finding.
         why: The user of the layout, as text.
     """
     return replace(finding, more_than_layout=why, evidence={**finding.evidence, EvidenceKey.DEPENDED_ON: why})

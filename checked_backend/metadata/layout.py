@@ -36,7 +36,6 @@ def dependent(node: fx.Node, index: int | None) -> str:
     If its own result lies elsewhere because of that, the result is a mismatch of its own.
 
     Args:
-        node: The node.
         index: Which of its results; None if it has a single one.
     """
     value = recorded(node)[1]

@@ -29,7 +29,6 @@ class MetadataReporter(Reporter):
     """Responds to the findings of one region's graphs.
 
     Args:
-        options: The user's options.
         region: The region's name and source lines.
     """
 
@@ -62,7 +61,6 @@ class MetadataReporter(Reporter):
         """Note that a graph ran.
 
         Args:
-            kind: The graph's kind.
             nodes: How many of its nodes were compared.
             asserts: How many assumptions about sizes that depend on data were checked.
             unchecked: How many nodes were not compared, or not wholly, by reason.

@@ -46,7 +46,6 @@ class GraphRun:
     When a fast check fails, generated code calls these methods with its variables, ``locals()``.
 
     Args:
-        owner: The interpreter of the graph.
         outer: The run of the graph that this graph lies in; None for an outermost graph.
 
     Attributes:

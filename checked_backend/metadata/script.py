@@ -154,7 +154,6 @@ def operator_script(
     """The script; None if the node is no operator or has an argument that cannot be written down.
 
     Args:
-        node: The node.
         inputs: Its real arguments: their metadata is used, and the values of small integer tensors.
         title: A comment that says what the script shows.
         nonfinite: Show that the operator makes a NaN or an infinity, from the values or the range of each input.

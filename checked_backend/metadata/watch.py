@@ -32,11 +32,8 @@ def call_watched(
     """Call an operator.
 
     Args:
-        node: The node that calls it.
         target: The operator; or ``auto_functionalized``, which runs it on copies of the arguments that it may write
             to; or ``with_effects``, which runs it in order.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
         checks: Names of checks. ``mutation``, ``alias`` and ``requires_grad`` count here.
         memory: The storages that such operators were given and returned before. This call's are added.
 

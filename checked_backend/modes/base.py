@@ -53,9 +53,7 @@ class OperatorMode(TorchDispatchMode):
         """Run one operator; the mode itself is not active meanwhile.
 
         Args:
-            func: The operator overload.
             operator: Its facts.
-            args: Its positional arguments.
             kwargs: Its keyword-only arguments.
 
         Returns:
@@ -63,11 +61,7 @@ class OperatorMode(TorchDispatchMode):
         """
 
     def opaque(self, name: str) -> None:
-        """Take note of a higher-order operator that has no eager implementation in Python to look into.
-
-        Args:
-            name: The operator's name.
-        """
+        """Take note of a higher-order operator that has no eager implementation in Python to look into."""
 
     def __torch_dispatch__(
         self,

@@ -53,7 +53,6 @@ def adds_integers(func: OpOverload, operator: Operator, args: Sequence[Any], kwa
         func: The operator. If all its inputs are integers, it is run again on their absolute values.
         operator: Its facts.
         args: Its positional arguments, before it ran.
-        kwargs: Its keyword arguments.
     """
     if operator.base not in _ADDING or "out" in kwargs or argument(operator, args, kwargs, "reduce") in _AVERAGES:
         return False
@@ -73,9 +72,6 @@ def unrounded(
     Args:
         func: The operator. It is run again in float64 where that shows whether it rounds.
         operator: Its facts.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        result: The result of the call.
 
     Returns:
         The mask; None if it would be false everywhere.

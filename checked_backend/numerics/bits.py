@@ -149,7 +149,6 @@ def max_ulp_distance(
     Args:
         reference: Bit patterns as ``float_format.bits``, finite numbers only.
         candidate: The same for the candidate.
-        float_format: The format of both.
         scratch: Two integer tensors of dtype ``float_format.bits`` and the same shape, which are overwritten.
         same_sign: Whether to look at elements of the same sign too.
 

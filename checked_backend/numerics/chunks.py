@@ -155,7 +155,6 @@ def require_plain(tensor: torch.Tensor, role: str) -> None:
     """Refuse a tensor whose elements cannot be read one by one.
 
     Args:
-        tensor: Any tensor.
         role: Its name in the message.
 
     Raises:

@@ -94,9 +94,6 @@ and distance known so far."""
 def fused_loop(dtype: torch.dtype) -> FusedLoop | None:
     """The loop for a dtype. The first call in a process compiles it, which takes a fifth of a second.
 
-    Args:
-        dtype: The dtype of both tensors.
-
     Returns:
         The loop; None for other dtypes than float32, bfloat16 and float16, or if nothing could be compiled.
     """

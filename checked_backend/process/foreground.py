@@ -26,7 +26,6 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
 
     Args:
         command: Its words.
-        environment: Its environment.
 
     Returns:
         Its exit code; negative: the number of the signal that killed it.

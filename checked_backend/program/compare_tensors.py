@@ -54,7 +54,6 @@ def noise_of(record: TensorRecord, spread: float | None, factor: float, products
     """The noise of a tensor, root mean square: that of the noise runs, at least a few roundings.
 
     Args:
-        record: The tensor.
         spread: The distance of two noise runs; None if there are no two.
         factor: By how much its arithmetic may be coarser than that of the noise runs.
         products: The roundoff of products by which it may be moved that no noise run moves.

@@ -32,9 +32,6 @@ _TWICE = "does not currently support double backward"
 def how_it_ended(error: BaseException | None) -> Finding | Skip | None:
     """What the exception that ended a program says of the compiled program.
 
-    Args:
-        error: The exception.
-
     Returns:
         A finding if eager does not raise it, a skip if nobody knows; None if it is the program's own, or a region has
         held it against eager already.

@@ -41,7 +41,6 @@ class Mark:
     """The mark and the report of one process in the folder.
 
     Args:
-        folder: The folder of the run.
         program: The program's command line, for people.
     """
 

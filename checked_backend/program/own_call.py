@@ -154,7 +154,6 @@ class OwnCall:
         """Have the call's first backward pass compared, whenever it comes.
 
         Args:
-            outcome: The call's outcome.
             then: Receives the call with the gradients that entered at what it made, and the gradients that it sent to
                 inputs and parameters as an outcome.
             fails: Receives the reason if these cannot be compared.

@@ -65,7 +65,6 @@ def perturbed_region(gm: fx.GraphModule, seed: int) -> Callable[..., Any]:
     """A region in eager, under Monte Carlo arithmetic.
 
     Args:
-        gm: Its graph.
         seed: Of the noise.
     """
     return under_mode(gm, MonteCarloMode(seed))

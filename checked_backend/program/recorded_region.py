@@ -35,10 +35,8 @@ class RecordedRegion:
 
     Args:
         recorder: Writes it down.
-        name: The region.
         gm: A copy of its graph, which no compiler has changed. It is kept until the first call.
         inputs: The names of its inputs.
-        run: The compiled region.
     """
 
     def __init__(

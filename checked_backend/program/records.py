@@ -86,7 +86,6 @@ class RecordFile:
     """Writes the file of this process.
 
     Args:
-        folder: The folder of the run.
         rank: The rank of the process, or "0".
         header: The facts about the process.
     """
@@ -141,9 +140,6 @@ def written_by(folder: Path) -> bool:
 
 def read_run(folder: Path) -> dict[str, ProcessRecord]:
     """Read the records of all processes of a run.
-
-    Args:
-        folder: The folder of the run.
 
     Returns:
         By the name of the process.

@@ -81,7 +81,6 @@ class CompileAgain(Protocol):
         """The compiled copy.
 
         Args:
-            copy: The copy.
             fresh: Compile it now, even if Dynamo has compiled the same code before.
         """
 
@@ -103,7 +102,6 @@ class Shadows:
     """The compiled functions and modules of a program, each compared as a whole.
 
     Args:
-        options: The options of the run.
         session: The session that records the findings.
         tell: Receives the name and the number of a call that differs.
 

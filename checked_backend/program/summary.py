@@ -162,7 +162,6 @@ def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: 
     """Read the reports that the processes of a run left.
 
     Args:
-        folder: The folder of the run.
         program: The words of its command line.
         status: The program's exit code; negative for a signal, None if it is not known.
         seconds: How long the program ran.
@@ -190,7 +189,6 @@ def tell(folder: str, program: Sequence[str], status: int | None, seconds: float
     """Print the page to stderr.
 
     Args:
-        folder: The folder of the run.
         program: The words of its command line.
         status: The program's exit code; None if it is not known.
         seconds: How long the program ran.

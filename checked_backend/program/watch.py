@@ -31,7 +31,6 @@ class ProgramWatch(CompileWatch):
     """Checks what a process compiles, from its first ``torch.compile`` to its end.
 
     Args:
-        folder: The folder of the run.
         began: The time by `time.perf_counter` when the process began.
         first: The id of that process. A process with another id is a fork of it.
         began_with: The options that the environment had when the process began.

@@ -56,7 +56,6 @@ class RegionAnswer:
         """Report findings as the user asked.
 
         Args:
-            findings: The findings of a check; may be empty.
             cause: The exception that a finding stands for.
             call: The call, if it can be run again to find out where the findings come from.
             cotangents: The gradients that had arrived, if its backward pass failed.

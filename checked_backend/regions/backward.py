@@ -390,10 +390,6 @@ def eager_uses(result: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool | No
 
     Compiled, no result of a region depends on another: the region is one node of autograd's graph.
 
-    Args:
-        result: A result of a region.
-        roots: Tensors.
-
     Returns:
         None if it is no result of a checked region, or if eager could not be asked.
     """

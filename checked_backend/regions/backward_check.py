@@ -99,9 +99,6 @@ class BackwardCheck:
         """Have a call's backward pass checked, whenever it comes.
 
         Args:
-            args: The call's arguments.
-            call: The call.
-            outputs: The candidate's outputs.
             edges: The places in the user's autograd graph where the gradients of the inputs arrive.
             since: The autograd sequence number before the candidate ran.
         """

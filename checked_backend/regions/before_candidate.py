@@ -88,7 +88,6 @@ class BeforeCandidate:
             random: The random state before the call.
             due: The parts of the call that are checked.
             meter: Measures the time that the check takes.
-            earlier: Results of earlier calls.
         """
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
         call = Call(

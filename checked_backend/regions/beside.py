@@ -131,8 +131,6 @@ class Beside:
         """The positions of inputs beside which a run on copies changes memory, or gradients; those are copies too.
 
         Args:
-            run: Runs a region.
-            inputs: The inputs of the call.
             other_memory: Whether to have other values in the memory around views, each bit turned.
         """
         given, _ = inputs.fresh()

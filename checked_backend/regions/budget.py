@@ -99,10 +99,8 @@ class Account:
         """Open the account of a region that was built just now.
 
         Args:
-            now: The time.
             compiling: Seconds that its candidate took to compile. Nothing is earned in these.
             building: Seconds that building it took beyond that.
-            nodes: Nodes of its graph.
             low_precision: Whether it computes in half precision somewhere.
         """
         with self._lock:
@@ -147,7 +145,6 @@ class Account:
         """Pay for the forward or the backward part of a check.
 
         Args:
-            turn: The region.
             step: The step; None for a check that was made whether it was earned or not.
             seconds: The time that it took beyond the candidate's own run.
             now: The time after it.
@@ -182,8 +179,6 @@ class Account:
         """Pay for a part of a check that is to be repeated when all that it takes is earned.
 
         Args:
-            turn: The region.
-            step: The step.
             seconds: The time that it took so far.
             now: The time after it.
             needed: Seconds that it will take when it is repeated.

@@ -77,7 +77,6 @@ def build_region(
     Args:
         gm: The Dynamo graph; or an AOT graph, for a compiler of such graphs.
         example_inputs: As Dynamo gave them.
-        options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
         silent: Write no report to disk.

@@ -70,7 +70,6 @@ class Candidate:
         """Run it for a check, and once more with an empty cache if the compiler's own cache may be at fault.
 
         Args:
-            args: The user's tensors.
             call: The call, to begin it again.
 
         Raises:

@@ -118,7 +118,6 @@ def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | N
 
     Args:
         options: The options of ``numcheck``.
-        gm: The region's Dynamo graph.
         mode: What the user passed as ``torch.compile(mode=...)``.
 
     Returns:
@@ -152,7 +151,6 @@ def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Se
 
     Args:
         compiler: The result of `resolve_compiler`.
-        gm: The region's Dynamo graph.
         example_inputs: As Dynamo gave them.
 
     Raises:

@@ -53,7 +53,6 @@ class DrawInputs:
     """A region's graph with the parameters of its draws, and what they draw, as further results.
 
     Args:
-        compiler: The candidate compiler.
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
 
@@ -151,7 +150,6 @@ def compare_draw_inputs(
 
     Args:
         draws: The graph that has them as results.
-        controls: Controls of the call.
         outputs: The names of the region's own results.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
@@ -202,7 +200,6 @@ def _draws_otherwise(draw: _Draw, reference: Values, candidate: Values, again: S
     """Whether eager and the candidate have the same parameters bit for bit, and draw differently.
 
     Args:
-        draw: The draw.
         reference: Eager's values.
         candidate: The candidate's, from the same random state.
         again: Earlier runs of both, which must have drawn the same: else another thread drew too.

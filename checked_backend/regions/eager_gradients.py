@@ -35,7 +35,6 @@ def eager_gradients(
     Args:
         reference: The region in eager.
         call: The call. Its graph is used up, unless the pass may be repeated.
-        passed: The backward pass.
         memory: Decides what to do if memory runs out.
 
     Raises:

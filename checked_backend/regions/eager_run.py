@@ -27,7 +27,6 @@ def run_eager(
 
     Args:
         reference: The region in eager.
-        call: The call.
         before: The settings of the process before the call.
         memory: Decides what to do if memory runs out.
 
@@ -77,7 +76,6 @@ def eager_instead(
     Args:
         reference: The region in eager.
         args: The user's inputs.
-        call: The call.
         note: Notes a remark that changes no verdict.
         error: The exception of the candidate. It is raised if eager cannot go on with the exchanges.
     """

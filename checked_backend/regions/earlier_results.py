@@ -59,7 +59,6 @@ class EarlierResults:
         """Remember the results of the latest call.
 
         Args:
-            args: Its arguments.
             subjects: Names of its outputs.
             returned: Its outputs.
         """

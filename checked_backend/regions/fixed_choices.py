@@ -26,7 +26,6 @@ class FixedChoices:
     """A region's graph, cut at its choices.
 
     Args:
-        compiler: The candidate compiler.
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
     """

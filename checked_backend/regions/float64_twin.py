@@ -188,8 +188,6 @@ def compile_twin(
     """Compile a region's float64 twin.
 
     Args:
-        compiler: The candidate compiler.
-        gm: The region's Dynamo graph.
         example_inputs: The fake values of its placeholders as Dynamo traced them; with symbolic sizes the twin is
             compiled for the same symbols.
         inputs64: Real float64 inputs.

@@ -16,7 +16,6 @@ def fold_other_random_numbers(findings: Sequence[Finding], known: Finding | None
     Only findings whose tensors agree with eager on its random numbers are folded. An error beside them stays a finding.
 
     Args:
-        findings: Findings of one call.
         known: The finding of the region's forward pass, if these are of its backward pass.
 
     Returns:

@@ -220,8 +220,6 @@ class Look:
 
         Args:
             call: The call that ran in between, to which these findings belong.
-            region: The call's region.
-            outputs: The call's outputs.
             reference: Eager's outputs.
             counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """

@@ -36,9 +36,7 @@ def investigate_alone(
 
     Args:
         local: The region without its exchanges.
-        call: The call.
         cotangents: The gradients that had arrived, if its backward pass failed.
-        findings: The findings of its check.
         keep: Keeps the findings so far.
         options: The user's options, and what the user passed as ``torch.compile(mode=...)``.
         investigator: Finds out where a failure comes from.

@@ -20,9 +20,6 @@ def writes_in_backward(gm: fx.GraphModule) -> bool:
 
     A call of a `torch.autograd.Function` may. A checkpointed body that writes to its inputs (a batch norm to its
     statistics) does so again when eager recomputes it. The compiled program mostly does not.
-
-    Args:
-        gm: A Dynamo graph.
     """
     for node in gm.graph.nodes:
         name = getattr(node.target, "__name__", "")

@@ -110,7 +110,6 @@ class MemoryPressure:
         """Run a function. If memory runs out, release the memory that the checks hold, and run it once more.
 
         Args:
-            run: The function.
             where: The function's name in reports.
 
         Raises:

@@ -43,7 +43,6 @@ class NotCompared:
 
         Args:
             where: What the check did: "comparing the results".
-            error: The exception.
             backward: Whether its backward pass is not compared.
 
         Raises:

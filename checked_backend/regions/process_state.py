@@ -290,7 +290,6 @@ def settings_changed(
 
     Args:
         names: Names of the settings.
-        before: The state before the call.
         expected: The state that eager left.
         actual: The state that the compiled program left.
         during: When it did so, if not in the call itself.

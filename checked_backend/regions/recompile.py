@@ -31,12 +31,10 @@ def compile_again(
     """Compile a copy of a region's graph.
 
     Args:
-        compiler: The candidate compiler.
         graph: The copy; the compiler may change it.
         example_inputs: The fake values of the region's placeholders as Dynamo traced them. With symbolic sizes the
             graph is compiled for the same symbols.
         inputs: Real inputs, which a graph without symbolic sizes is compiled for.
-        change: For a dtype in the region, the dtype in ``graph``.
 
     Raises:
         Exception: Whatever the compiler raises, also with an empty cache if its own one may be what failed.

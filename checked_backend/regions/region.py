@@ -63,7 +63,6 @@ class CheckedRegion:
     Args:
         info: The region's names and source lines.
         variants: The region in eager, compiled, and in other variants.
-        options: The user's options.
         schedule: Says which calls are checked.
         thorough: Compile the float64 twin for every difference.
         silent: Write no report to disk.

@@ -49,7 +49,6 @@ class RegionReporter(Reporter):
 
     Args:
         info: The region's names and source lines.
-        options: The user's options.
         silent: Write no report to disk.
 
     Attributes:
@@ -71,11 +70,7 @@ class RegionReporter(Reporter):
             last_words_of_run().prepare(options.report_dir)
 
     def begin_call(self, number: int) -> None:
-        """Note that a call is being checked.
-
-        Args:
-            number: The number of the region's call.
-        """
+        """Note that a call is being checked."""
         self.call = number
         self._compared[False] += 1
         self._add_calls(calls=1, checked=1)
@@ -169,7 +164,6 @@ class RegionReporter(Reporter):
         """Answer findings as the user asked.
 
         Args:
-            findings: The findings of a check; may be empty.
             cause: The exception that a finding stands for.
             raises: Whether to raise where the user asked for that; not where eager's own exception will be.
             investigate: Adds to findings where they come from; called if one that fails is new. Before that the

@@ -199,7 +199,6 @@ class Earned:
     """Checks a call when the account of the run has earned it.
 
     Args:
-        account: The account.
         clock: Gives the time in seconds.
         compiling: Seconds that the region's candidate took to compile.
         building: Seconds that building the region took beyond that.
@@ -326,7 +325,6 @@ def schedule_of(
     """The schedule of a region that was built just now.
 
     Args:
-        options: The user's options.
         compiling: Seconds that its candidate took to compile.
         building: Seconds that building it took beyond that.
         nodes: The number of nodes of its graph.

@@ -91,7 +91,6 @@ class Turn:
         Most calls of a run come here, so that this looks at nothing but the region.
 
         Args:
-            now: The time.
             events: How many events the account has had.
         """
         if now >= self._quiet_until or self._quiet_since != events:

@@ -130,7 +130,6 @@ def unsupported_here(
     """Find out whether a candidate's exception is caused by this machine.
 
     Args:
-        error: The exception.
         needed: Says how many bytes all of eager's tensors need together.
         inductor: Whether the candidate is Inductor itself. Others need not know of a C++ compiler.
         control: If a compiler failed, compile the smallest program, to see whether any can be compiled here.

@@ -79,11 +79,7 @@ class Waiting:
         self.compiles_slowly = compiling >= PATIENCE or (inductor and nodes >= SLOW_NODES)
 
     def control_run(self, name: str) -> Any:
-        """A context manager around a control run.
-
-        Args:
-            name: The name of its function.
-        """
+        """A context manager around a control run."""
         return self._at(CONTROL_RUNS[name], slow=False)
 
     def compiling(
@@ -93,7 +89,6 @@ class Waiting:
 
         Args:
             words: What the region is compiled for: ``in float64``.
-            compile_for: Compiles it.
         """
 
         def told(inputs: Sequence[Any]) -> Callable[..., Any]:

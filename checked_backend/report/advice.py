@@ -163,7 +163,6 @@ def advise(
 
     Args:
         findings: The findings to advise on.
-        verdict: The report's verdict.
         nothing_checked: Whether no comparison ran.
         nothing_compiled: Whether a whole program was compared of which no region was compiled.
         skipped: Whether something that matters was skipped.

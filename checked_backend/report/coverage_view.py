@@ -96,7 +96,6 @@ def skips(coverage: Coverage, *, all_of_them: bool = True) -> list[str]:
     """Each thing that was skipped once, those that matter first.
 
     Args:
-        coverage: The coverage.
         all_of_them: Whether to tell those too in which no error could hide.
     """
     regions: dict[tuple[bool, str, str], list[str]] = {}

@@ -56,7 +56,6 @@ def how_wrong(finding: Finding, *, briefly: bool = False) -> str:
     """The distance of the two sides in a few words; empty if it is not known.
 
     Args:
-        finding: The finding.
         briefly: Leave out how many elements differ where most do: one of many results has a line at most.
     """
     metrics, noise = finding.metrics, finding.noise
@@ -95,7 +94,6 @@ def side_by_side(finding: Finding, *, region: bool = False) -> tuple[str, str, s
     """The place of the greatest difference, both values there, and the difference; None if nothing is known.
 
     Args:
-        finding: The finding.
         region: Name its region too.
     """
     metrics = finding.metrics

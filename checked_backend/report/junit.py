@@ -26,7 +26,6 @@ def render_junit(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] =
     count ``skipped`` as success and neither is a pass.
 
     Args:
-        reports: The reports.
         broken: Files that could not be read, and why.
     """
     verdicts = [report.verdict for report in reports]

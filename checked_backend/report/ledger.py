@@ -171,7 +171,6 @@ class Ledger:
 
         Args:
             info: The counts.
-            region: The region.
         """
         with self._lock:
             self._compared[region, False] += info.checked_calls
@@ -223,7 +222,6 @@ class Ledger:
         Args:
             region: The region; others may have its name.
             subject: The part.
-            name: The region's name.
             or_else: Another reason that it may have.
         """
         if (region, subject) not in self._unearned:
@@ -303,7 +301,6 @@ class Ledger:
         """A report of everything so far. It asks the C++ compiler for its version: not for use at every call.
 
         Args:
-            title: Its title.
             only: Report these findings instead of all.
         """
         candidates = {"compiled by": ", ".join(self._compiled_by)} if self._compiled_by else {}
@@ -317,7 +314,6 @@ class PassedCalls:
     Args:
         info: The region's name and source lines, before any call.
         ledgers: They read the counter.
-        region: The region.
 
     Attributes:
         info: The region's name and source lines.
@@ -351,7 +347,6 @@ def split_ignored(
     """Part findings into those to report and those the user asked to ignore.
 
     Args:
-        findings: The findings.
         ignore: By kind, finer kind or subject.
         layout: With "ignore", those about layout alone too.
     """

@@ -72,7 +72,6 @@ def one_line(cause: Cause, *, remedies: bool = True) -> str:
     """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``.
 
     Args:
-        cause: The cause.
         remedies: Whether to name the repro and the workaround.
     """
     told = list(_remedies(cause.findings)) if remedies else []

@@ -67,7 +67,6 @@ class Peers:
         """Tell the other ranks of a report.
 
         Args:
-            report: The report.
             ends: Whether this rank ends its program with it.
         """
         text = report.to_json()

@@ -30,7 +30,6 @@ class Reporter:
 
     Args:
         region: The region's name and source lines.
-        options: The user's options.
     """
 
     def __init__(self, region: RegionInfo, options: CheckOptions | InterpreterOptions) -> None:

@@ -37,7 +37,6 @@ def render_text(report: Report, *, verbose: bool = False) -> str:
     out.
 
     Args:
-        report: The report.
         verbose: Tell all that is known of each finding, the coverage in full, and the environment.
     """
     parts = view(report)

@@ -189,7 +189,6 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     """The text after the verdict in the first line: the worst cause, or a sentence if there is none.
 
     Args:
-        report: The report.
         remedies: Whether to name the repro and the workaround.
     """
     verdict = report.verdict

@@ -108,7 +108,6 @@ class Database(SqliteFile):
     """A file of results.
 
     Args:
-        path: The file.
         write: Create the file if it is missing, and lock it against other sweeps.
 
     Raises:
@@ -224,7 +223,6 @@ class Database(SqliteFile):
         """Request another attempt at cases by how their last attempt ended. Requests are kept until they have a result.
 
         Args:
-            run: The run.
             jobs: The cases that may be run again, by key and state.
             which: Statuses of last attempts that ask for another. If earlier requests have no result yet, these
                 are returned and none is added.

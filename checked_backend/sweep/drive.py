@@ -98,7 +98,6 @@ def plan_sweep(asked: Sweep, forking: Forking | None = None) -> Plan:
     """Find out which cases a sweep has. The only code that runs is what lists a suite's models.
 
     Args:
-        asked: The sweep.
         forking: Forks the process that lists models; None for a fresh Python.
 
     Raises:
@@ -140,7 +139,6 @@ def run_sweep(
     """Run the cases that have no result yet, and summarize all the cases asked for.
 
     Args:
-        asked: The sweep.
         console: Where to print progress.
         plan: The plan of the sweep, if it has been made already.
         engine: Where jobs run, instead of the engine that the sweep names.

@@ -31,7 +31,6 @@ class Engine(Protocol):
         """Run each job once, and yield it with its outcome when it is done. Closing the generator ends running jobs.
 
         Args:
-            jobs: The jobs to run.
             begun: Called with each job when it starts, maybe in another thread.
         """
 
@@ -41,7 +40,6 @@ class LocalEngine:
 
     Args:
         jobs: How many jobs run at a time.
-        place: The resources of each job.
         gpus: The GPUs, as CUDA_VISIBLE_DEVICES names them; concurrent jobs get them in turn.
         runner: Runs one job.
     """

@@ -61,7 +61,6 @@ def examine(
 
     Args:
         spec: The suite.
-        case: The case.
         settings: How to run and check the case.
         note: Called with the name of each stage as it begins.
         answer: Called with the outcome.

@@ -52,7 +52,6 @@ def is_database(path: Path, application: int | None = None) -> bool:
     """Whether a file is an SQLite database.
 
     Args:
-        path: The file.
         application: The id that it must have in its header; None for any.
     """
     try:
@@ -69,7 +68,6 @@ class SqliteFile:
     """A file of an application.
 
     Args:
-        path: The file.
         form: The format that it must have.
         write: Create the file if it is missing, and lock it against others that write.
 

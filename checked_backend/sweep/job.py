@@ -124,8 +124,6 @@ def run_job(
     """Run a case in its own process. However that process ends, there is an outcome.
 
     Args:
-        job: The case.
-        place: Its resources.
         started: Called with the id of the process, which leads a process group.
         forking: Forks the process, if it can; None for a fresh Python.
     """

@@ -20,7 +20,6 @@ def override(report: Report, settings: Settings) -> Report:
     """Remove the findings that rules ignore. The coverage keeps each of them, with the rule's reason.
 
     Args:
-        report: The report of a check.
         settings: The settings of the case, with its rules.
     """
     kept: list[Finding] = []

@@ -73,7 +73,6 @@ def prepare(built: Built, mode: str, dtype: str, device: str) -> Prepared:
     """Bring a program to a mode, a dtype and a device.
 
     Args:
-        built: The program.
         mode: ``inference`` or ``training``.
         dtype: The case's dtype, or the one that a rule replaces it with.
         device: ``cpu`` or ``cuda``.
@@ -105,12 +104,7 @@ def _moved(leaf: object, device: str, dtype: torch.dtype | None) -> object:
 
 
 class Autocast(torch.nn.Module):
-    """A model whose forward pass runs under autocast. Its backward pass does not, as torch recommends.
-
-    Args:
-        model: The model.
-        device: The device that it runs on.
-    """
+    """A model whose forward pass runs under autocast. Its backward pass does not, as torch recommends."""
 
     def __init__(self, model: torch.nn.Module, device: str) -> None:
         super().__init__()

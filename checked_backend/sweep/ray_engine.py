@@ -30,7 +30,6 @@ class RayEngine:
 
     Args:
         address: The cluster's address; None for the one that Ray finds, or else a new one on this machine.
-        place: The resources of each job.
         runner: Runs one job, on a node.
 
     Raises:

@@ -61,7 +61,6 @@ class Rules:
         """Apply the rules to the settings of a case.
 
         Args:
-            case: The case.
             settings: Its settings without rules.
         """
         for rule in self.rules:

@@ -24,11 +24,7 @@ __all__ = ["work"]
 
 
 class AnswerFolder:
-    """The folder in which a worker leaves its answer and its current stage.
-
-    Args:
-        folder: The path.
-    """
+    """The folder in which a worker leaves its answer and its current stage."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +47,6 @@ def work(question: Mapping[str, Any], folder: Path, parent: int) -> NoReturn:
     """Answer one question, and end this process.
 
     Args:
-        question: The question.
         folder: The folder for the answer.
         parent: The id of this process's parent. This process ends with it.
     """

@@ -79,7 +79,6 @@ def local_error(
     """Measure an operator's error on its own inputs.
 
     Args:
-        candidate: The compiled program's result.
         reference: Eager's result from the same inputs.
         exact: Eager's result from them in float64.
         samples: Eager's results in float64, from inputs that were moved by a rounding.

@@ -235,7 +235,6 @@ def as_good_as_eager(
 
     Args:
         reference: Eager's tensor.
-        candidate: The compiled program's.
         high_precision: The reference in float64.
         up_to: Larger elements are left out: their rounding explains no error in smaller ones.
     """

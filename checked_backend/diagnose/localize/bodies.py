@@ -32,7 +32,6 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     Args:
         gm: The graph that has the operator; it is not changed.
         inputs: Its inputs; they are not changed.
-        node: The operator.
 
     Returns:
         The bodies that are called, each with its inputs, in the order of the operator's inputs.

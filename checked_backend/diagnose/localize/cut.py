@@ -66,7 +66,6 @@ def cut_out(
 
     Args:
         gm: A functional ATen graph.
-        inputs: Its inputs.
         node: The node whose compiled value is wrong.
         options: They name the candidate.
         oracle: Tries a case.
@@ -98,9 +97,7 @@ def cut_before(
     """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there.
 
     Args:
-        gm: A graph.
         inputs: Its inputs; they may be written to.
-        node: The node.
         options: Name the candidate.
         finding: The finding that it must show.
     """
@@ -127,8 +124,6 @@ def shortest_wrong_prefix(
     needs. The graph is not taken apart, so operators may write to tensors that others read.
 
     Args:
-        gm: A graph.
-        inputs: Its inputs.
         options: Name the candidate.
         oracle: Tries a case.
 

@@ -76,7 +76,6 @@ def error_flow(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, at
     Args:
         gm: An ATen graph.
         inputs: Its inputs; they are not changed.
-        compiler: The candidate.
         at_fault: The name of the node that errs.
 
     Returns:

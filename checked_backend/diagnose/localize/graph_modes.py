@@ -24,7 +24,6 @@ def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool =
     """Copy a Dynamo graph so that it computes the same wherever it is called, gradients aside.
 
     Args:
-        gm: The graph.
         ambient: The modes that it was called under. Autocast becomes part of the graph.
         gradients: Whether the copy will be differentiated. If not, it sets no grad mode.
     """

@@ -34,7 +34,6 @@ def generated_kernel(failure: Failure, graph: str, node: str) -> Kernel:
     Args:
         failure: The failed call; its candidate is Inductor.
         graph: The graph that has the operator: ``forward``, ``backward``, ``inference`` or ``dynamo``.
-        node: The operator's node in it.
 
     Raises:
         CheckedBackendError: The compiler died or hung, or its code does not say what computes the operator.

@@ -40,7 +40,6 @@ def locate(
 
     Args:
         failure: The failed call.
-        findings: The findings of its check.
         oracle: Tries a case, safely: the compiler may crash.
         tell: Called with each step as it begins.
         gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It

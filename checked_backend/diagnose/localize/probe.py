@@ -88,7 +88,6 @@ def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any])
     Args:
         compiler: The candidate, a Dynamo backend.
         gm: The graph; it is not changed.
-        inputs: Its real inputs.
     """
     traced = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = detect_fake_mode(traced)
@@ -106,7 +105,6 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     Args:
         gm: A functional ATen graph.
         inputs: Its inputs; they are not changed.
-        compiler: The candidate.
         limit: Bytes that the exposed tensors of one compilation may take. A graph with more is compiled in segments.
 
     Returns:

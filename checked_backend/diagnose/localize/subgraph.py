@@ -71,7 +71,6 @@ def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
     Args:
         gm: A functional ATen graph, which only writes to its inputs. For any other graph all inputs are copied.
-        inputs: Its inputs.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     writing = [node for node in calls_of(gm) if writes(node)]
@@ -143,10 +142,6 @@ def is_view_operator(target: OpOverload) -> bool:
 def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[int]]:
     """Copy a graph so that it returns further nodes too.
 
-    Args:
-        gm: The graph.
-        extra: Nodes of it.
-
     Returns:
         The graph, and for each further node its place among the graph's results.
     """
@@ -177,7 +172,6 @@ def part_of(
     """Make a graph of some nodes of another graph.
 
     Args:
-        gm: The graph.
         nodes: The calls of the graph that the part gets.
         returned: Those among them whose values the part returns.
         finish: Makes the node that is returned out of the part's own node.

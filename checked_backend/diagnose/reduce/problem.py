@@ -62,7 +62,6 @@ class Problem:
         kind: The kind of the finding that must stay.
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is checked.
-        oracle: Checks one case.
         screen: Tells in advance which cases cannot go wrong.
 
     Attributes:

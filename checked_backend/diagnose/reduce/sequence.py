@@ -87,10 +87,8 @@ def reduce(
     Args:
         case: The program that goes wrong. It is not changed.
         subject: The wrong result, as in its finding.
-        kind: The kind of that finding.
         deadline: A `time.monotonic` moment; the best until then is returned.
         progress: Called before each program that is tried; ``str(progress)`` is a line for people.
-        oracle: Checks one case, for tests.
 
     Returns:
         The smallest program found, also after the deadline and after Ctrl-C.

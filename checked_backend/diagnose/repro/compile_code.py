@@ -51,7 +51,6 @@ def write_compile(program: FailingCase, settings: Settings, *, random: bool | No
     """Write the compile call.
 
     Args:
-        program: The program.
         settings: Settings of the process that the script must have too, by module of torch.
         random: Whether the program is about random numbers; found out if not given.
     """

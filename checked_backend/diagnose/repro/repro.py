@@ -70,11 +70,9 @@ def write_repro(
         folder: The folder of the script; made if it does not exist.
         name: The topic of the script, for its file name: ``repro_<name>.py``.
         subject: The wrong result.
-        kind: The kind of its finding.
         source: The user's line in which the bug was found.
         about: Further lines for the script's docstring.
         timeout: Seconds for each run.
-        oracle: Checks one case.
         known: The finding, for a case that no oracle can check because it raises in eager.
 
     Returns:
@@ -135,8 +133,6 @@ def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     """Write a script, with the values that it reads, and run it from disk in a fresh process.
 
     Args:
-        path: The file of the script.
-        script: The script.
         timeout: Seconds for each run. A script that gave no result is run again, unless it took too long.
     """
     _write(path, path.with_suffix(".safetensors"), script)

@@ -202,9 +202,7 @@ def write_script(
     """Write a script that shows a finding.
 
     Args:
-        program: The program.
         finding: The finding that it shows.
-        compile_code: How it is compiled.
         plain: Prefer calls of ``torch`` to operators.
         values_file: Name of the file for values that are too many to be written.
         about: Lines for the docstring: the user's line, the steps that were tried.

@@ -63,7 +63,6 @@ def write_source_repro(
         function: A plain function. It may refer to what `Source.add` allows.
         args: Its arguments: tensors and numbers.
         kwargs: Must be empty.
-        folder: The folder of the script.
         name: The topic of the script, for its file name.
         title: What is wrong.
         source: The user's line.

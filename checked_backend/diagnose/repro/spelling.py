@@ -234,13 +234,7 @@ _SPECIAL: Mapping[str, Callable[[Sequence[Any]], Iterator[Spelling]]] = {
 
 
 def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Spelling]:
-    """Ways to write a call, the plainest first. The caller must find out whether they do the same.
-
-    Args:
-        target: The operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Ways to write a call, the plainest first. The caller must find out whether they do the same."""
     name = str(target)
     args, kwargs = _without_defaults(target, list(args), dict(kwargs))
     if name in _SIGNS and len(args) == 2 and not kwargs:

@@ -59,7 +59,6 @@ def write_program(program: FailingCase, *, plain: bool) -> Written:
     """Write a program.
 
     Args:
-        program: The program.
         plain: Write a call of ``torch`` wherever one gives the same results bit for bit. If False, only ``torch.ops``.
 
     Raises:
@@ -83,7 +82,6 @@ class _Writer:
     """Writes the calls of one graph.
 
     Args:
-        gm: The graph.
         values: The values of its nodes in eager, by name; empty to write operators only.
         taken: Names that an enclosing function uses.
     """

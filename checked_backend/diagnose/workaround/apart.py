@@ -21,7 +21,6 @@ def without_line(compiler: Compiler, source: str) -> Compiler:
     """Compile the calls before a line and the calls after it, each part by itself.
 
     Args:
-        compiler: The candidate.
         source: The line, in the form of `source_line`.
     """
 

@@ -123,7 +123,6 @@ class WorkaroundSearch:
         """Find a setting that helps the small program, and the region too.
 
         Args:
-            case: The small program.
             costly: Settings that slow the whole model down.
             cheap: Whether cheap settings are tried before these.
         """

@@ -78,7 +78,6 @@ def find_workaround(
         process: Settings of the whole process.
         costly: Settings that slow the whole model down.
         fallbacks: Whether eager's kernels for single operators are tried.
-        oracle: Checks one case.
 
     Returns:
         The first that helps; None if none does, if the time is over, or if the compiler is not Inductor.
@@ -118,10 +117,8 @@ def helps(setting: Setting, case: GraphCase, *, timeout: float, oracle: Oracle =
     """Whether a case is right under a setting: there is no failing finding.
 
     Args:
-        setting: The setting.
         case: A case that goes wrong without it.
         timeout: Seconds.
-        oracle: Checks one case.
     """
     findings = oracle(replace(case, options=setting.on(case.options)), timeout)
     return findings is not None and not any(found.kind.fails for found in findings)

@@ -63,7 +63,6 @@ def draw_program(
     Args:
         rng: The source of all choices; `checked_backend.fuzz.strategies` has Hypothesis's.
         choices: What the user asked for.
-        rules: The rules.
         wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
         turn: The operators whose turn it is, as of `due`.
 

@@ -60,7 +60,6 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
     """Whether torch leaves open what a call gives.
 
     Args:
-        call: The call.
         values: The values so far.
     """
     own = call.op.rpartition(".")[2]

@@ -25,7 +25,6 @@ def render_issue(group: Group, settings: Mapping[str, str]) -> str:
     """The issue: what differs, the program, the script, versions and hardware.
 
     Args:
-        group: The group.
         settings: What the results depend on.
     """
     compiler = settings.get("compiler", "?")

@@ -142,7 +142,6 @@ def standing(group: Group, known: set[str]) -> str:
     """``new``, ``known``, ``documented`` or ``unconfirmed``.
 
     Args:
-        group: The group.
         known: Signatures of groups that were known before.
     """
     if group.difference is not None:

@@ -86,7 +86,6 @@ class OperatorCheck:
     """Checks the operators of one region, each by itself. The region is compiled once more for that.
 
     Args:
-        compiler: The candidate compiler.
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
         gradients: Whether to check the operators' backward passes too.
@@ -116,7 +115,6 @@ class OperatorCheck:
         """Check the operators of one call.
 
         Args:
-            inputs: The region's inputs.
             ambient: Modes at the call.
             rng: Random state before it.
             subjects: Names.

@@ -30,7 +30,6 @@ def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) 
     """Findings for the operators that are wrong by themselves: one for each function, the first that it is called by.
 
     Args:
-        gm: The region's graph.
         wrong: The operators' errors.
         subjects: Names.
     """
@@ -93,9 +92,6 @@ def error_message(what: str, dtype: str, error: LocalError, count: int) -> str:
     """An error in words, with the number that shows that it is none of rounding.
 
     Args:
-        what: The tensor.
-        dtype: Its dtype.
-        error: Its error.
         count: Its elements.
     """
     if error.in_few:

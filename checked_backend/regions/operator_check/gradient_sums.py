@@ -59,7 +59,6 @@ class GradientSums:
         """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be checked.
 
         Args:
-            node: The node.
             sources: The nodes that it is made of.
             reason: The reason, unless it was noted already.
         """
@@ -83,7 +82,6 @@ class GradientSums:
         """Run a node's backward pass in each lane, and add the resulting gradients to the sums of its sources.
 
         Args:
-            node: The node.
             sources: The nodes that it is made of.
             arriving: The compiled program's gradient of the node's value; None if nothing depends on it.
             roundoff: How far the node's value may be off.
@@ -140,7 +138,6 @@ class GradientSums:
         """Check the gradient of a node's value once its sum is complete, and forget the sum.
 
         Args:
-            node: The node.
             sent: The compiled program's gradient.
         """
         total = self._sums.pop(node, None)

@@ -106,7 +106,6 @@ class Lane:
         """The gradients that a node's backward pass makes of the arriving gradient, by the leaf that they go to.
 
         Args:
-            node: The node.
             sources: The nodes that it is made of.
             arriving: The gradient of the node's value.
             largest: Receives the magnitude of the greatest part of each gradient, if this lane is the one in float64.

@@ -43,7 +43,6 @@ class Elsewhere:
     Args:
         probed: The probe's results and gradients.
         cotangents: The gradients that were sent in, by place among the results.
-        inputs: The inputs of the call.
         rng: The random state before the call.
     """
 
@@ -60,7 +59,6 @@ class Elsewhere:
 
         Args:
             region: The region as it was compiled.
-            eager: The region in eager.
         """
         own = self._ran(region, ())
         tape, choices = RandomTape(), ChoiceTape()

@@ -53,7 +53,6 @@ class Exposed:
 
         Args:
             example_inputs: The recorded values of the region's placeholders.
-            inputs: The call's.
 
         Raises:
             KeyError: A size follows from no input.

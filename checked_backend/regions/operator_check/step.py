@@ -46,7 +46,6 @@ class OperatorStep:
     """Adds what the operator check finds to the decisions of a region's calls.
 
     Args:
-        check: The operator check.
         local: A call as the check gets it: without exchanges with other ranks.
     """
 
@@ -66,8 +65,6 @@ class OperatorStep:
         Findings about their gradients are kept until the region's backward pass is compared.
 
         Args:
-            call: The call.
-            outputs: The candidate's outputs.
             decisions: The decisions on its results; findings, skips and notes are added.
             scales: The noise of the results in earlier calls.
 

@@ -87,7 +87,6 @@ class TensorChecks:
         Args:
             node: The node whose value it is.
             error: How far it is off, and how far it may be.
-            found: The compiled program's tensor.
             exact: The right tensor, in float64.
             gradient: Whether it is the gradient of the node's value.
             output: As in `Wrong`.
@@ -111,7 +110,6 @@ def own_error(
     """The error of an operator by itself; the arguments are those of `local_error`.
 
     Args:
-        found: The compiled program's tensor.
         made: The tensor of each lane: eager's, that in float64, and the perturbed ones.
         roundoff: How far eager may be off.
         narrows: Whether an input is wider than the result.

@@ -84,7 +84,6 @@ class Units:
     """The units of a graph.
 
     Args:
-        gm: The graph.
         exposed: Names of the nodes that are handed out.
 
     Attributes:

@@ -78,7 +78,6 @@ class Walk:
     Args:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
         exposed: The tensors that the probe hands out.
-        probed: The probe's results.
 
     Attributes:
         checks: The results of the walk.

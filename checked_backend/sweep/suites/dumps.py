@@ -19,11 +19,7 @@ _GRAPH = "graph.json"
 
 
 class Dumps:
-    """A folder of dumped graphs, at any depth.
-
-    Args:
-        folder: The folder.
-    """
+    """A folder of dumped graphs, at any depth."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

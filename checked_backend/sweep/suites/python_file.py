@@ -23,9 +23,6 @@ class PythonFile:
     """A file of factories, which return ``(fn_or_module, args, kwargs)``: its public functions, or those in ``MODELS``.
 
     A factory may take ``batch_size``, ``device`` and ``training`` by keyword. The file is run: trust it.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: str) -> None:

@@ -85,7 +85,6 @@ def spread_in_float64(
     Args:
         cases: Tensors with a float64 reference; without any, nothing is run.
         runs: Makes the runs.
-        seeds: One for each run.
         replay_choices: Let no rounding flip a choice.
         further: Use larger roundings, to find elements that jump. Their envelope is kept apart.
     """

@@ -45,7 +45,6 @@ def perturb(
     Args:
         cases: The tensors whose envelopes are widened.
         runs: Makes the runs.
-        seeds: One for each run.
         magnitude: Size of the roundings, in unit roundoffs.
         replay_choices: Let no rounding flip a choice (an index, a comparison).
     """

@@ -112,12 +112,7 @@ def _near(program: FailingCase, depth: int) -> set[str]:
 
 
 def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
-    """Replace calls by the values that they have in eager.
-
-    Args:
-        program: The program.
-        names: The calls' nodes.
-    """
+    """Replace calls by the values that they have in eager."""
     graph = program.case.graph.graph
     returned = set(outputs_of(graph))
     wanted: set[str] = set()

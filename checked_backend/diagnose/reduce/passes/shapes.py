@@ -111,7 +111,6 @@ def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | N
     the view's input. Indices into a changed dimension are wrapped.
 
     Args:
-        program: The program.
         changes: New sizes by old size.
 
     Returns:
