@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import fx
 
 from checked_backend._torch.dynamo import dynamo_control_flow, dynamo_disable
 from checked_backend._torch.fake_tensors import FakeTensor
+from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.collectives import awaited_inputs, collective_lines, communicates, hands_over
@@ -29,6 +31,7 @@ from checked_backend.regions.compile import (
     compile_candidate,
     copy_graph,
     eager_graph,
+    inductor_front_compiler,
     keep_accumulating,
     own_random_compiler,
     resolve_compiler,
@@ -45,6 +48,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.investigate_alone import investigate_alone, not_investigated, time_to_search
 from checked_backend.regions.local_region import LocalRegion
 from checked_backend.regions.operator_check.check import OperatorCheck
+from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
@@ -103,13 +107,18 @@ def build_region(
         begin_compiling()
     settings = ProcessState.capture()
     before_compiling = clock()
-    candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
+    modules: list[GeneratedModule] | None = None
+    with ExitStack() as stack:
+        if options.compiler == "inductor" and computes_in_low_precision(pristine):
+            modules = []
+            stack.enter_context(generated_modules_noted(modules))
+        candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
     source.waiting.expect(compiling, info.nodes, inductor=options.compiler == "inductor")
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
-    variants = _variants(source, candidate, local, options, mode, compiling)
+    variants = _variants(source, candidate, local, options, mode, compiling, modules)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -194,6 +203,7 @@ def _variants(
     options: CheckOptions,
     mode: str | None,
     compiling: float,
+    modules: list[GeneratedModule] | None,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
@@ -202,7 +212,7 @@ def _variants(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        operators = _operator_step(source, candidate, local, options)
+        operators = _operator_step(source, candidate, local, options, mode, modules)
     return Variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
@@ -223,24 +233,32 @@ def _variants(
 
 
 def _operator_step(
-    source: _Source, candidate: Callable[..., Any], local: LocalRegion | None, options: CheckOptions
+    source: _Source,
+    candidate: Callable[..., Any],
+    local: LocalRegion | None,
+    options: CheckOptions,
+    mode: str | None,
+    modules: list[GeneratedModule] | None,
 ) -> OperatorStep:
-    if local is None:
-        check = OperatorCheck(
-            source.compiler, source.graph, source.traced, gradients=options.gradients, candidate=candidate
-        )
-        return OperatorStep(check)
-    alone = _Source(source.compiler, local.graph, local.traced, source.waiting).compiled_by(
-        source.compiler, "without its collectives"
-    )
+    if local is not None:
+        source = _Source(source.compiler, local.graph, local.traced, source.waiting)
+        alone = source.compiled_by(source.compiler, "without its collectives")
+        candidate = lambda *args: alone(args)(*args)  # noqa: E731  the region itself would exchange something
+    kernels = front = None
+    if modules is not None:
+        lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
+        kernels = KernelCheck(candidate, modules if local is None else (), lower)
+        front = inductor_front_compiler(options, mode)
     check = OperatorCheck(
         source.compiler,
-        local.graph,
-        local.traced,
+        source.graph,
+        source.traced,
         gradients=options.gradients,
-        candidate=lambda *args: alone(args)(*args),  # the compiled region itself would exchange something
+        candidate=candidate,
+        kernels=kernels,
+        front=front,
     )
-    return OperatorStep(check, local.call)
+    return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
 
 def _investigation(

@@ -14,8 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from checked_backend._torch.autograd import is_accumulate_grad
 from checked_backend._torch.dynamo import InvalidBackend, dynamo_disable, list_backends, lookup_backend
-from checked_backend._torch.inductor import inductor_mode_options, inductor_setting_names
+from checked_backend._torch.inductor import (
+    inductor_front,
+    inductor_mode_options,
+    inductor_passed,
+    inductor_setting_names,
+)
 from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
+from checked_backend.aot.boxed import boxed_module
 from checked_backend.errors import CandidateError, OptionError
 from checked_backend.graphs.workarounds import powers_called
 from checked_backend.options import CheckOptions, did_you_mean
@@ -26,6 +32,7 @@ __all__ = [
     "compile_candidate",
     "copy_graph",
     "eager_graph",
+    "inductor_front_compiler",
     "inductor_patches",
     "keep_accumulating",
     "own_random_compiler",
@@ -98,6 +105,21 @@ def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str
     """The changes to Inductor's configuration while it compiles the candidate."""
     by_mode = inductor_mode_options(mode) if mode else {}
     return {**by_mode, "fallback_random": True, **options.compiler_options}
+
+
+def inductor_front_compiler(options: CheckOptions, mode: str | None = None) -> Compiler:
+    """Inductor up to code generation: its graphs run in eager.
+
+    Args:
+        options: The options of ``numcheck``.
+        mode: What the user passed as ``torch.compile(mode=...)``.
+    """
+    patches = inductor_patches(options, mode)
+
+    def inner(gm: fx.GraphModule, _example_inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
+        return boxed_module(inductor_passed(gm, inference=bool(how.get("is_inference")), patches=patches) or gm)
+
+    return lambda gm, example_inputs: inductor_front(gm, example_inputs, inner, patches)
 
 
 def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:

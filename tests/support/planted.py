@@ -51,18 +51,18 @@ class Fault:
         return frozenset({self.operator, *self.also})
 
 
-def scaled(right: Spoil, *args: Any, **kwargs: Any) -> Any:
+def scaled(right: Spoil, *args: Any, by: float = 1.5, **kwargs: Any) -> Any:
     """The (first) result is half as large again; one more for integers."""
     result = right(*args, **kwargs)
     if not isinstance(result, (tuple, list)):
-        return _scaled(result)
+        return _scaled(result, by)
     first = next(place for place, one in enumerate(result) if one is not None)
-    return tuple(_scaled(one) if place == first else one for place, one in enumerate(result))
+    return tuple(_scaled(one, by) if place == first else one for place, one in enumerate(result))
 
 
-def _scaled(result: Any) -> Any:
+def _scaled(result: Any, by: float = 1.5) -> Any:
     if isinstance(result, torch.Tensor):
-        return result * 1.5 if result.dtype.is_floating_point else result + 1
+        return result * by if result.dtype.is_floating_point else result + 1
     from torch._inductor import ir
     from torch._inductor.virtualized import ops
 
@@ -72,7 +72,7 @@ def _scaled(result: Any) -> Any:
         value = load(index)
         if dtype is torch.bool:
             return ops.logical_not(value)
-        return ops.mul(value, ops.constant(1.5, dtype)) if dtype.is_floating_point else ops.add(value, one(dtype))
+        return ops.mul(value, ops.constant(by, dtype)) if dtype.is_floating_point else ops.add(value, one(dtype))
 
     def one(dtype: torch.dtype) -> Any:
         return ops.constant(1, dtype)
@@ -275,15 +275,15 @@ FAULTS: Mapping[str, Fault] = dict(
 
 
 @contextmanager
-def planted(name: str) -> Iterator[Fault]:
+def planted(name: str | Fault) -> Iterator[Fault]:
     """Plant a fault; everything is as before afterwards.
 
     Args:
-        name: A key of `FAULTS`.
+        name: A fault, or a key of `FAULTS`.
     """
     from torch._inductor import config, decomposition, lowering
 
-    fault = FAULTS[name]
+    fault = name if isinstance(name, Fault) else FAULTS[name]
     if fault.table == "config":
         with config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
             yield fault

@@ -16,7 +16,7 @@ from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["aten_name", "origin_of"]
+__all__ = ["aten_name"]
 
 _HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
 """Operators that functions call as helpers, besides their main one."""
@@ -60,15 +60,6 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
         return str(single[0])
     whole, _ = _called(gm, inputs, node, lambda: torch.inference_mode())
     return str(whole[0]) if len(set(whole)) == 1 else called_name(node)
-
-
-def origin_of(node: fx.Node, dynamo: fx.GraphModule) -> fx.Node | None:
-    """The node of Dynamo's graph that a node of an ATen forward graph was made from; None if that is not known."""
-    stack = node.meta.get("source_fn_stack")
-    if not stack:
-        return None
-    found: fx.Node | None = next((one for one in dynamo.graph.nodes if one.name == stack[-1][0]), None)
-    return found
 
 
 def _called(

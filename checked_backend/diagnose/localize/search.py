@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from checked_backend.diagnose.localize.aten_name import aten_name, origin_of
+from checked_backend.diagnose.localize.aten_name import aten_name
 from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
 from checked_backend.diagnose.localize.cut import (
     CallOracle,
@@ -32,6 +32,7 @@ from checked_backend.diagnose.localize.subgraph import called_name, calls_of, ca
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of, recorded_value
+from checked_backend.graphs.origin import origin_of
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler
 from checked_backend.regions.graph_case import GraphCase

@@ -23,6 +23,7 @@ from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
+from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError
 from checked_backend.regions.operator_check.other_program import Elsewhere, Place, errors_of_probe
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, expose
@@ -64,7 +65,7 @@ class OperatorDecisions:
         skips: The parts that were not checked.
         checked: Number of tensors that were checked.
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
-            operators were checked.
+            operators were checked, None if none was.
         outputs: The region's own results, as the probe computed them.
         reason: Why no operator, or no operator's gradient, was checked; "" if they were.
     """
@@ -73,7 +74,7 @@ class OperatorDecisions:
     backward: list[Finding] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     checked: int = 0
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] | None = None
     outputs: Sequence[Any] = ()
     reason: str = ""
 
@@ -83,13 +84,18 @@ class ProbeError(CheckedBackendError):
 
 
 class OperatorCheck:
-    """Checks the operators of one region, each by itself. The region is compiled once more for that.
+    """Checks the operators of one region, each by itself.
+
+    The kernels of a region that Inductor compiled are checked as they run. What comes before code generation is checked
+    by a probe that is not compiled. For another compiler, the region is compiled once more as a probe.
 
     Args:
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
         gradients: Whether to check the operators' backward passes too.
         candidate: The compiled region, whose results say whether the probe is the same program.
+        kernels: Checks the kernels; None if the compiler is not Inductor.
+        front: The compiler up to code generation, if there are ``kernels``.
     """
 
     def __init__(
@@ -100,12 +106,16 @@ class OperatorCheck:
         *,
         gradients: bool = True,
         candidate: Callable[..., Any],
+        kernels: KernelCheck | None = None,
+        front: Compiler | None = None,
     ) -> None:
         self._compiler = compiler
         self._graph = gm
         self._example_inputs = list(example_inputs)
         self._gradients = gradients
         self._candidate = candidate
+        self._kernels = kernels
+        self._front = front
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._failed: str | None = None
@@ -129,6 +139,33 @@ class OperatorCheck:
         return decisions
 
     def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
+        if self._kernels is not None:
+            try:
+                self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
+            except NotInPlaceError:
+                self._kernels = None
+                self._make_anew()
+        if not decisions.forward and not decisions.backward:
+            self._check_with_probe(inputs, rng, subjects, decisions)
+
+    def _check_kernels(
+        self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
+    ) -> None:
+        """Check the kernels of the compiled region as they run.
+
+        Raises:
+            NotInPlaceError: They cannot be seen.
+        """
+        given, _ = inputs.fresh()
+        gm = eager_graph(self._graph)
+        sent = _cotangents if self._gradients else lambda _results: {}
+        with self._lock:
+            results, checks = kernels.run(gm, inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
+        self._conclude(gm, checks, results, subjects, decisions)
+
+    def _check_with_probe(
+        self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
+    ) -> None:
         try:
             doubtful = self._check_probe(inputs, rng, subjects, decisions)
         except Exception as error:
@@ -147,6 +184,30 @@ class OperatorCheck:
         if self._hidden:
             decisions.skips.append(Skip(SUBJECT, _INSIDE.format(_names(self._hidden))))
 
+    def _conclude(
+        self,
+        gm: fx.GraphModule,
+        checks: TensorChecks,
+        outputs: Sequence[Any],
+        subjects: Subjects,
+        decisions: OperatorDecisions,
+        doubtful: Sequence[Wrong] = (),
+    ) -> None:
+        wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
+        decisions.outputs = decisions.outputs or outputs
+        decisions.checked += sum(map(len, checks.limits))
+        decisions.forward += findings_of(gm, [one for one in wrong if not one.gradient], subjects)
+        decisions.backward += findings_of(gm, [one for one in wrong if one.gradient], subjects)
+        limits: Mapping[str, float] = {}
+        if checks.unchecked:
+            decisions.skips.append(Skip(SUBJECT, _told(checks.unchecked)))
+        elif not doubtful:
+            limits = _limits(gm, subjects, len(outputs), *checks.limits)
+        known = decisions.limits
+        decisions.limits = (
+            limits if known is None else {name: max(limits[name], known[name]) for name in limits.keys() & known.keys()}
+        )
+
     def _check_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
     ) -> Sequence[Wrong]:
@@ -158,22 +219,15 @@ class OperatorCheck:
         with self._lock:
             graph, exposed, compiled = self._probe(inputs)
         probed = self._run(exposed, compiled, inputs, rng)
-        decisions.outputs = probed.results[: exposed.outputs]
+        outputs = probed.results[: exposed.outputs]
         gm = eager_graph(graph)
         checks = _walk(gm, exposed, probed, inputs, rng)
-        decisions.checked = sum(map(len, checks.limits))
         doubtful: Sequence[Wrong] = ()
         if checks.wrong:
-            doubtful = errors_of_probe(gm, checks.wrong, self._elsewhere(probed, decisions.outputs, inputs, rng))
+            doubtful = errors_of_probe(gm, checks.wrong, self._elsewhere(probed, outputs, inputs, rng))
             if len(doubtful) == len(checks.wrong):
                 return doubtful
-        wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
-        decisions.forward = findings_of(gm, [one for one in wrong if not one.gradient], subjects)
-        decisions.backward = findings_of(gm, [one for one in wrong if one.gradient], subjects)
-        if checks.unchecked:
-            decisions.skips.append(Skip(SUBJECT, _told(checks.unchecked)))
-        elif not doubtful:
-            decisions.limits = _limits(gm, subjects, exposed.outputs, *checks.limits)
+        self._conclude(gm, checks, outputs, subjects, decisions, doubtful)
         return ()
 
     def _elsewhere(self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState) -> set[Place]:
@@ -208,7 +262,8 @@ class OperatorCheck:
                     )
                 taps = exposed.make_taps(self._example_inputs, given)
                 examples = [*self._example_inputs, *exposed.taps.values()]
-                compiled = compile_again(self._compiler, exposed.graph, examples, [*given, *taps])
+                compiler = self._compiler if self._kernels is None else self._front or self._compiler
+                compiled = compile_again(compiler, exposed.graph, examples, [*given, *taps])
             except Exception as error:
                 self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise

@@ -40,7 +40,7 @@ def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) 
 
 
 def _function(wrong: Wrong) -> str:
-    readers = _readers(wrong.node) if wrong.gradient else [wrong.node]
+    readers = _readers(wrong.node) if wrong.gradient and wrong.operator is None else [wrong.operator or wrong.node]
     return ", ".join(sorted({operator_name(node) for node in readers}))
 
 
@@ -56,7 +56,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     evidence: dict[str, object] = {
         EvidenceKey.CHECKED: "by itself, on the compiled program's own inputs"
         + (" and gradients" if first.gradient else "")
-        + ", with its intermediate tensors handed out",
+        + (", with its intermediate tensors handed out" if first.operator is None else ", by the kernel that ran"),
         EvidenceKey.OPERATOR_ERROR: error.relative,
         EvidenceKey.OPERATOR_BIAS: 1 + error.bias,
         EvidenceKey.OPERATOR_LIMIT: error.limit,
@@ -124,8 +124,8 @@ def _size(tensor: torch.Tensor) -> float:
 
 def _faulty(wrong: Wrong) -> fx.Node | None:
     """The faulty operator. For a gradient it is the one that reads the tensor, if there is only one."""
-    if not wrong.gradient:
-        return wrong.node
+    if wrong.operator is not None or not wrong.gradient:
+        return wrong.operator or wrong.node
     readers = _readers(wrong.node)
     return readers[0] if len(readers) == 1 else wrong.node if wrong.node.op in CALLS else None
 

@@ -75,7 +75,7 @@ class OperatorStep:
         if decisions.recheck and not _fails(decisions):
             found = self._checked(call)
             with self._lock:
-                self._limits, self._backward, self._reason = found.limits, found.backward, found.reason
+                self._limits, self._backward, self._reason = found.limits or {}, found.backward, found.reason
             decisions.findings += found.forward
             decisions.skips += found.skips
             decisions.notes += _changed(call.subjects, outputs, found, {**scales, **decisions.scales})

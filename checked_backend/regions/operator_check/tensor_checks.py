@@ -48,6 +48,7 @@ class Wrong:
         right: The right tensor, at the same precision.
         gradient: Whether the gradient is wrong: one of the node's readers passes on a wrong one.
         output: The place of the region's result that is wrong, if it is not the tensor inside that it is made of.
+        operator: The node of the faulty operator, where the kernel that ran tells it.
     """
 
     node: fx.Node
@@ -56,6 +57,7 @@ class Wrong:
     right: torch.Tensor
     gradient: bool = False
     output: int | None = None
+    operator: fx.Node | None = None
 
 
 @dataclass(slots=True)

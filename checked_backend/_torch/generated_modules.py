@@ -1,0 +1,121 @@
+"""The Python modules that Inductor generates, and which nodes of its graph their buffers hold."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch.operators import OpOverload
+
+__all__ = ["GeneratedModule", "generated_modules_noted"]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedModule:
+    """One module, which calls the kernels of one graph.
+
+    Attributes:
+        kind: Which graph of the region it is: ``forward``, ``backward`` or ``inference``.
+        graph: The graph as it was lowered, with recorded values.
+        held: By the name of a buffer in the module: the nodes whose values it holds one after the other, in the order
+            of its writes. None stands for a value that is no node's.
+        functions: The functions that call kernels, each with its definition in the module's text.
+    """
+
+    kind: str
+    graph: fx.GraphModule
+    held: Mapping[str, Sequence[fx.Node | None]]
+    functions: Sequence[tuple[FunctionType, ast.FunctionDef]]
+
+
+@contextmanager
+def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
+    """Note the module of each graph that Inductor lowers in this block, in this process.
+
+    A graph that comes from one of torch's caches is not lowered. A module in C++ is not noted.
+
+    Args:
+        found: Gets the modules, in the order in which they are generated.
+    """
+    from torch._inductor.graph import GraphLowering  # noqa: PLC0415  Inductor is slow to import
+
+    lowering: Any = GraphLowering
+    compile_to_module, save_output_code = lowering.compile_to_module, lowering.save_output_code
+    texts: list[str] = []
+
+    def save(text: str) -> None:
+        texts.append(text)
+        if save_output_code is not None:
+            save_output_code(text)
+
+    def compiled(graph: Any) -> Any:
+        texts.clear()
+        module = compile_to_module(graph)
+        if texts and isinstance(module, ModuleType) and not graph.cpp_wrapper:
+            kind = "backward" if graph.is_backward else "inference" if graph.is_inference else "forward"
+            found.append(GeneratedModule(kind, graph.module, _held(graph), _functions(module, texts[-1])))
+        return module
+
+    lowering.compile_to_module, lowering.save_output_code = compiled, staticmethod(save)
+    try:
+        yield
+    finally:
+        lowering.compile_to_module, lowering.save_output_code = compile_to_module, save_output_code
+
+
+def _functions(module: ModuleType, text: str) -> list[tuple[FunctionType, ast.FunctionDef]]:
+    found = []
+    tree = ast.parse(text)
+    for owner, body in [(module, tree.body), *((vars(module).get(node.name), node.body) for node in _classes(tree))]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and (node.name == "call" or node.name.startswith("partition_")):
+                function = vars(owner).get(node.name)
+                if isinstance(function, FunctionType):
+                    found.append((function, node))
+    return found
+
+
+def _classes(tree: ast.Module) -> list[ast.ClassDef]:
+    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+def _held(lowering: Any) -> dict[str, list[fx.Node | None]]:
+    held: dict[str, list[fx.Node | None]] = {}
+    order = {node: place for place, node in enumerate(lowering.module.graph.nodes)}
+    for operation in lowering.operations:
+        outputs = operation.get_outputs()
+        for buffer in outputs:
+            targets = list(buffer.get_mutation_names()) or [buffer.get_name()]
+            for name in targets:
+                held.setdefault(name, []).append(_node_of(buffer, operation, order))
+    return held
+
+
+def _node_of(buffer: Any, operation: Any, order: Mapping[fx.Node, int]) -> fx.Node | None:
+    """The node whose value an operation makes.
+
+    Torch does not say it of every buffer that a later operator made it compute (``ir.assign_origin_node``): then it is
+    the last of the buffer's origins that makes one tensor like it.
+    """
+    node: fx.Node | None = operation.get_origin_node()
+    if node in order:
+        return node
+    alike = [origin for origin in operation.get_origins() if origin in order and _is_alike(origin, buffer)]
+    return max(alike, key=order.__getitem__, default=None)
+
+
+def _is_alike(node: fx.Node, buffer: Any) -> bool:
+    value, layout = node.meta.get("val"), buffer.layout
+    return (
+        isinstance(node.target, OpOverload)
+        and isinstance(value, torch.Tensor)
+        and value.dtype == getattr(layout, "dtype", None)
+        and list(value.shape) == list(getattr(layout, "size", ()))
+    )

@@ -1,0 +1,164 @@
+"""Check the kernels of a region that Inductor compiled, as they ran: each on the inputs that it got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend.errors import CheckedBackendError
+from checked_backend.graphs.origin import origin_of
+from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.probe import Exposed, value_of
+from checked_backend.regions.operator_check.recorder import Recording, recorded
+from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
+from checked_backend.regions.operator_check.walk import Probed, Walk
+from checked_backend.regions.torch_state import RngState
+
+__all__ = ["KernelCheck", "NotInPlaceError"]
+
+MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
+"""Makes the gradients that are sent in, by place among the results."""
+
+
+class NotInPlaceError(CheckedBackendError):
+    """Raised if the kernels of a region cannot be seen as they run."""
+
+
+class KernelCheck:
+    """Checks the kernels of one region that Inductor compiled.
+
+    Args:
+        region: The region as it was compiled.
+        modules: What was generated for it, as far as that is known.
+        lower: Compiles it once more for given inputs, past torch's caches of graphs.
+    """
+
+    def __init__(
+        self,
+        region: Callable[..., Any],
+        modules: Iterable[GeneratedModule],
+        lower: Callable[[Sequence[Any]], Callable[..., Any]],
+    ) -> None:
+        self._region = region
+        self._modules = list(modules)
+        self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
+
+    def run(
+        self, gm: fx.GraphModule, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
+    ) -> tuple[Sequence[Any], TensorChecks]:
+        """Run the region on copies of its inputs, and check what its kernels wrote.
+
+        Args:
+            gm: The region's Dynamo graph, for eager.
+            inputs: The inputs of the call.
+            rng: The random state before it.
+            cotangents: Makes the gradients that are sent in, by place among the results.
+            room: The most bytes that a module's tensors may take.
+
+        Returns:
+            The results of the region; and the checks, with errors at the nodes of Dynamo's graph where these are known.
+
+        Raises:
+            NotInPlaceError: No kernel was seen, or there is no room.
+        """
+        results, called = self._recorded(inputs, rng, cotangents, room)
+        if not called and self._lower is not None:  # it comes from a cache, its kernels are compiled already
+            lower, self._lower = self._lower, None
+            given, _ = inputs.fresh()
+            with without_compile_caches(), generated_modules_noted(self._modules):
+                self._region = lower(given)
+            results, called = self._recorded(inputs, rng, cotangents, room)
+        if not called:
+            raise NotInPlaceError("the kernels of the compiled region cannot be seen")
+        if not all(recording.is_complete for _, recording in called):
+            raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
+        return results, _of_region(gm, [(module, _checks(module, recording, rng)) for module, recording in called])
+
+    def _recorded(
+        self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
+    ) -> tuple[Sequence[Any], Sequence[tuple[GeneratedModule, Recording]]]:
+        """The results, and what was recorded of each module; nothing if that is not the whole region."""
+        known = -1
+        while known < len(self._modules):  # a backward pass may be compiled when it is first run
+            known = len(self._modules)
+            with generated_modules_noted(self._modules), recorded(self._modules, room) as recordings:
+                results, sent = _ran(self._region, inputs, rng, cotangents)
+        called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
+        kinds = {module.kind for module, _ in called}
+        complete = kinds and (not sent or kinds == {"forward", "backward"})
+        return results, called if complete else ()
+
+
+def _ran(
+    region: Callable[..., Any],
+    inputs: Inputs,
+    rng: RngState,
+    cotangents: MakeCotangents,
+) -> tuple[Sequence[Any], bool]:
+    """The results of a region, and whether gradients were sent in."""
+    arguments, leaves = inputs.fresh()
+    rng.restore()
+    results = list(region(*arguments))
+    sent = cotangents(results) if leaves else {}
+    if sent:
+        wanted = list(leaves.values())
+        torch.autograd.grad([results[place] for place in sent], wanted, list(sent.values()), allow_unused=True)
+    return [value.detach() if isinstance(value, torch.Tensor) else value for value in results], bool(sent)
+
+
+def _checks(module: GeneratedModule, recording: Recording, rng: RngState) -> TensorChecks:
+    """Walk through a module's graph on the tensors that its kernels wrote."""
+    arguments = recording.arguments or ()
+    if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
+        raise NotInPlaceError("the compiled region is called with other inputs than its graph has")
+    results = list(recording.results)
+    places: dict[str, int] = {}
+    for node, value in _written(module, recording):
+        places[node.name] = len(results)
+        results.append(value)
+    exposed = Exposed(module.graph, len(recording.results), places, {}, {}, recording.kept)
+    walk = Walk(module.graph, exposed, Probed(arguments, frozenset(), results, {}, {}, {}))
+    rng.restore()
+    walk.run()
+    return walk.checks
+
+
+def _written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """The nodes whose values are known. A buffer that holds a value of no node is checked with what reads it."""
+    for name, nodes in module.held.items():
+        versions = recording.values.get(name, ())
+        if len(versions) == len(nodes):
+            for node, value in zip(nodes, versions, strict=True):
+                if node is not None and _is_alike(value_of(node), value):
+                    yield node, value
+
+
+def _is_alike(traced: Any, value: torch.Tensor) -> bool:
+    """Whether a tensor may be what was traced. Symbolic sizes are not compared: that would add guards."""
+    if not isinstance(traced, torch.Tensor) or traced.dtype != value.dtype or traced.dim() != value.dim():
+        return False
+    return all(size == own for size, own in zip(traced.shape, value.shape, strict=True) if isinstance(size, int))
+
+
+def _of_region(gm: fx.GraphModule, checked: Iterable[tuple[GeneratedModule, TensorChecks]]) -> TensorChecks:
+    """The checks of all modules, with errors at the nodes of Dynamo's graph where these are known."""
+    checks = TensorChecks()
+    for module, own in checked:
+        backward = module.kind == "backward"
+        if backward:
+            common = max((limit for limit in own.limits[False].values() if limit < 1), default=0.0)
+            checks.limits[True].update({node.name: common for node in gm.graph.find_nodes(op="placeholder")})
+        else:
+            checks.limits[False].update(own.limits[False])
+        checks.unchecked.update(own.unchecked)
+        for wrong in own.wrong:
+            origin = origin_of(wrong.node, gm)
+            checks.wrong.append(
+                Wrong(origin or wrong.node, wrong.error, wrong.found, wrong.right, gradient=backward, operator=origin)
+            )
+    return checks

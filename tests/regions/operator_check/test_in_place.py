@@ -1,0 +1,76 @@
+"""The kernels that Inductor generated for a region, checked as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import checked_backend as cb
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend.graphs.origin import origin_of
+from tests.support.planted import Fault, planted, scaled
+
+pytestmark = [pytest.mark.inductor]
+
+
+def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.tanh(x @ w)
+    return torch.softmax(y, -1) * y.sum(1, keepdim=True)
+
+
+def inputs() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24)))
+
+
+def in_half_precision(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wrong by 5 % in bfloat16 alone, which the noise of a whole program hides."""
+    result = right(*args, **kwargs)
+    dtype = result.dtype if isinstance(result, torch.Tensor) else result.get_dtype()
+    return scaled(lambda: result, by=1.05) if dtype is torch.bfloat16 else result
+
+
+def test_a_clean_program_passes_and_its_kernels_are_checked() -> None:
+    for _ in range(2):  # the second comes from the caches of torch, so it is lowered once more
+        torch._dynamo.reset()
+        report = cb.check(program, inputs(), compiler="inductor", localize=False)
+        assert report.verdict is cb.Verdict.PASS, report.to_text()
+        assert report.coverage.checked["operators"] > 12
+        assert not report.coverage.skipped
+
+
+@pytest.mark.parametrize("operator", ["tanh", "tanh_backward"])
+def test_what_is_wrong_in_its_own_precision_alone_is_named(operator: str) -> None:
+    """A kernel that is generated wrong, and a decomposition, of which right kernels are generated."""
+    backward = operator.endswith("backward")
+    fault = Fault(operator, "pointwise", "decomposition" if backward else "lowering", in_half_precision)
+    with planted(fault), without_compile_caches():
+        report = cb.check(program, inputs(), compiler="inductor", localize=False)
+    finding = next(finding for finding in report.findings if finding.detail == "logic.this_dtype")
+    assert finding.op == "torch.tanh"
+    assert finding.subject == ("grad[x]" if backward else "output[0]")
+    assert "torch.tanh(x @ w)" in (finding.source or "")
+    assert ("by the kernel that ran" in report.to_text(verbose=True)) is not backward
+
+
+def test_what_a_buffer_holds_is_known() -> None:
+    found: list[GeneratedModule] = []
+    graphs: list[fx.GraphModule] = []
+
+    def compile_(gm: fx.GraphModule, given: Any) -> Any:
+        graphs.append(fx.GraphModule(gm, gm.graph))
+        return torch._dynamo.lookup_backend("inductor")(gm, given)
+
+    with generated_modules_noted(found), without_compile_caches():
+        torch.compile(program, backend=compile_)(*inputs()).sum().backward()
+    kinds = [module.kind for module in found]
+    assert kinds == ["forward", "backward"]
+    for module in found:
+        nodes = [node for held in module.held.values() for node in held if node is not None]
+        assert len(nodes) >= 0.9 * len(module.held)
+        origins = {origin.name for node in nodes if (origin := origin_of(node, graphs[0])) is not None}
+        assert origins & {"y", "tanh"}
