@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,12 +27,14 @@ class GeneratedModule:
         held: By the name of a buffer in the module: the nodes whose values it holds one after the other, in the order
             of its writes. None stands for a value that is no node's.
         functions: The functions that call kernels, each with its definition in the module's text.
+        written: The graph's inputs that are written to.
     """
 
     kind: str
     graph: fx.GraphModule
     held: Mapping[str, Sequence[fx.Node | None]]
     functions: Sequence[tuple[FunctionType, ast.FunctionDef]]
+    written: Collection[str]
 
 
 @contextmanager
@@ -59,8 +61,8 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
         texts.clear()
         module = compile_to_module(graph)
         if texts and isinstance(module, ModuleType) and not graph.cpp_wrapper:
-            kind = "backward" if graph.is_backward else "inference" if graph.is_inference else "forward"
-            found.append(GeneratedModule(kind, graph.module, _held(graph), _functions(module, texts[-1])))
+            with suppress(Exception):  # a release of torch that names these otherwise: the module is not noted
+                found.append(_noted(graph, module, texts[-1]))
         return module
 
     lowering.compile_to_module, lowering.save_output_code = compiled, staticmethod(save)
@@ -68,6 +70,13 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
         yield
     finally:
         lowering.compile_to_module, lowering.save_output_code = compile_to_module, save_output_code
+
+
+def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
+    kind = "backward" if lowering.is_backward else "inference" if lowering.is_inference else "forward"
+    return GeneratedModule(
+        kind, lowering.module, _held(lowering), _functions(module, text), frozenset(lowering.mutated_inputs)
+    )
 
 
 def _functions(module: ModuleType, text: str) -> list[tuple[FunctionType, ast.FunctionDef]]:
@@ -113,9 +122,8 @@ def _node_of(buffer: Any, operation: Any, order: Mapping[fx.Node, int]) -> fx.No
 
 def _is_alike(node: fx.Node, buffer: Any) -> bool:
     value, layout = node.meta.get("val"), buffer.layout
-    return (
-        isinstance(node.target, OpOverload)
-        and isinstance(value, torch.Tensor)
-        and value.dtype == getattr(layout, "dtype", None)
-        and list(value.shape) == list(getattr(layout, "size", ()))
-    )
+    if not isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor):
+        return False
+    shape: Sequence[Any] = value.shape
+    sizes = [size.node.expr if isinstance(size, torch.SymInt) else size for size in shape]
+    return value.dtype == getattr(layout, "dtype", None) and sizes == list(layout.size)

@@ -90,7 +90,8 @@ class KernelCheck:
                 results, sent = _ran(self._region, inputs, rng, cotangents)
         called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
         kinds = {module.kind for module, _ in called}
-        complete = kinds and (not sent or kinds == {"forward", "backward"})
+        mixed = any(recording.is_mixed for _, recording in called)
+        complete = kinds and not mixed and (not sent or kinds == {"forward", "backward"})
         return results, called if complete else ()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -35,6 +36,7 @@ class Recording:
     """
 
     def __init__(self, room: float) -> None:
+        self._calls = 0
         self.arguments: Sequence[Any] | None = None
         self.values: dict[str, list[torch.Tensor]] = {}
         self.results: Sequence[Any] = ()
@@ -43,14 +45,25 @@ class Recording:
         self._depth = 0
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether more calls than one were recorded: another thread runs the region at the same time."""
+        return self._calls > 1
+
+    @property
     def is_complete(self) -> bool:
         """Whether there was room for everything."""
         return self.kept <= self._room
 
-    def begin(self, arguments: Sequence[Any]) -> None:
-        """A function of the module is called: the first is the module's own, others are parts of it."""
+    def begin(self, arguments: Sequence[Any], written: Collection[int]) -> None:
+        """A function of the module is called: the first is the module's own, others are parts of it.
+
+        Args:
+            arguments: Its arguments.
+            written: Places of those whose memory is written to.
+        """
         if self._depth == 0:
-            self.arguments = [self._kept(value) for value in arguments]  # some are written to, or their memory is used
+            self._calls += 1
+            self.arguments = [self._kept(value) if place in written else value for place, value in enumerate(arguments)]
         self._depth += 1
 
     def wrote(self, buffers: Mapping[str, Any]) -> None:
@@ -78,29 +91,48 @@ class Recording:
 
 @contextmanager
 def recorded(modules: Iterable[GeneratedModule], room: float) -> Iterator[list[tuple[GeneratedModule, Recording]]]:
-    """Record each call of some modules in this block. One function's code is exchanged, no kernel is."""
+    """Record one call of each module in this block. The code that calls kernels is exchanged, no kernel is.
+
+    Another thread that calls a module waits for none of this, but only one thread at a time may record it.
+    """
     recordings = [(module, Recording(room)) for module in modules]
+    functions = [(function, *rest) for (module, *rest) in recordings for function, _ in module.functions]
     with ExitStack() as stack:
+        for function, *_ in sorted(functions, key=lambda entry: id(entry[0])):
+            stack.enter_context(vars(function).setdefault(_NAME, threading.RLock()))
         for module, recording in recordings:
+            name = f"{_NAME}_{id(recording)}"
             for function, definition in module.functions:
-                stack.callback(_restore, function, function.__code__)
-                function.__globals__[f"{_NAME}_{id(recording)}"] = recording
-                stack.callback(function.__globals__.pop, f"{_NAME}_{id(recording)}", None)
-                function.__code__ = _instrumented(definition, f"{_NAME}_{id(recording)}", function.__code__.co_filename)
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__globals__[name] = recording
+                stack.callback(function.__globals__.pop, name, None)
+                function.__code__ = _instrumented(definition, name, module.written, function.__code__.co_filename)
         yield recordings
 
 
-def _restore(function: Any, code: Any) -> None:
-    function.__code__ = code
-
-
-def _instrumented(definition: ast.FunctionDef, name: str, filename: str) -> Any:
+def _instrumented(definition: ast.FunctionDef, name: str, written: Collection[str], filename: str) -> Any:
     changed = _Instrument(name).visit(ast.parse(ast.unparse(definition)).body[0])
     arguments = [argument.arg for argument in definition.args.args if argument.arg != "self"]
-    changed.body.insert(0, ast.parse(f"{name}.begin({arguments[0]})").body[0])
+    places = _places_written(definition, written)
+    changed.body.insert(0, ast.parse(f"{name}.begin({arguments[0]}, {places!r})").body[0])
     module = ast.fix_missing_locations(ast.Module([changed], []))
     [code] = [one for one in compile(module, filename, "exec").co_consts if hasattr(one, "co_code")]
     return code
+
+
+def _places_written(definition: ast.FunctionDef, written: Collection[str]) -> set[int]:
+    """The places of the arguments that are written to, or whose memory is used for a buffer."""
+    names: list[str] = []
+    taken = set(written)
+    for node in ast.walk(definition):
+        if not isinstance(node, ast.Assign):
+            continue
+        [target], value = node.targets, node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and not names:
+            names = [ast.unparse(element) for element in target.elts]
+        elif ast.unparse(target).startswith("buf") and ast.unparse(value).startswith((*names, "reinterpret_tensor")):
+            taken |= {one.id for one in ast.walk(value) if isinstance(one, ast.Name)}
+    return {place for place, name in enumerate(names) if name in taken}
 
 
 class _Instrument(ast.NodeTransformer):
@@ -131,4 +163,4 @@ class _Instrument(ast.NodeTransformer):
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one, other) or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())

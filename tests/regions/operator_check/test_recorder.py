@@ -54,7 +54,7 @@ def module() -> tuple[GeneratedModule, Any]:
     assert isinstance(function, FunctionType)
     definition = ast.parse(TEXT).body[0].body[0]  # type: ignore[attr-defined]
     graph = fx.GraphModule({}, fx.Graph())
-    return GeneratedModule("forward", graph, {}, [(function, definition)]), home["Runner"]().call
+    return GeneratedModule("forward", graph, {}, [(function, definition)], {"primals_1"}), home["Runner"]().call
 
 
 def test_each_write_is_kept_also_where_memory_is_used_again() -> None:
@@ -93,3 +93,36 @@ def test_what_finds_no_room_is_not_kept() -> None:
     assert not recording.is_complete
     assert results[0].tolist() == [4.0] * 3
     assert recording.kept < 100
+
+
+def test_calls_of_two_threads_are_told_apart_from_one() -> None:
+    generated, call = module()
+    with recorded([generated], 1e9) as [(_, recording)]:
+        call([torch.ones(3)])
+        assert not recording.is_mixed
+        call([torch.ones(3)])
+    assert recording.is_mixed
+
+
+def test_only_arguments_that_are_written_to_are_copied() -> None:
+    text = """
+def call(args):
+    primals_1, primals_2, tangents_1, = args
+    buf0 = primals_2; del primals_2  # reuse
+    buf1 = reinterpret_tensor(tangents_1, (3, ), (1, ), 0); del tangents_1  # reuse
+    kernel(primals_1, buf0, buf1)
+    return (buf0, )
+"""
+    home: dict[str, Any] = {"reinterpret_tensor": torch.as_strided, "kernel": lambda a, b, c: b.copy_(a)}
+    exec(text, home)
+    definition = ast.parse(text).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    generated = GeneratedModule(
+        "backward", fx.GraphModule({}, fx.Graph()), {}, [(home["call"], definition)], frozenset()
+    )
+    given = [torch.full((3,), float(number)) for number in range(3)]
+    with recorded([generated], 1e9) as [(_, recording)]:
+        home["call"](list(given))
+    kept = recording.arguments or ()
+    assert [one is other for one, other in zip(kept, given, strict=True)] == [True, False, False]
+    assert [value[0].item() for value in kept] == [0.0, 1.0, 2.0]
