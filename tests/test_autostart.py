@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.started_programs import PACKAGE, VERB, finished
+from tests.support.warm_process import WarmPython
 
 BY_ENVIRONMENT = {
     "CHECKED_BACKEND": "1",
@@ -48,7 +49,7 @@ print(torch.compile(lambda x: x.sin() * 4, backend=wrong)(torch.arange(4.0)).tol
 
 
 @pytest.mark.process
-def test_a_program_may_close_redirect_clear_and_copy_what_it_likes(tmp_path: Path) -> None:
+def test_a_program_may_close_redirect_clear_and_copy_what_it_likes(tmp_path: Path, warm_python: WarmPython) -> None:
     plain, checked = tmp_path / "plain", tmp_path / "checked"
     for folder in (plain, checked):
         folder.mkdir()
@@ -60,8 +61,10 @@ def test_a_program_may_close_redirect_clear_and_copy_what_it_likes(tmp_path: Pat
     assert "4 that fail" in err
     assert "repro" not in os.listdir(checked / "checked_backend_reports")  # --no-localize holds
     assert not list((checked / "elsewhere").iterdir())
-    loads = "import torch; print(torch.load('net.pt', weights_only=False)(torch.ones(1, 2)).shape)"
-    assert finished((sys.executable, "-c", loads), checked)[1] == "torch.Size([1, 2])\n"
+    (checked / "loads.py").write_text(
+        "import torch; print(torch.load('net.pt', weights_only=False)(torch.ones(1, 2)).shape)"
+    )
+    assert warm_python.run(checked / "loads.py", cwd=checked).stdout == "torch.Size([1, 2])\n"
 
 
 REPLACES_ITSELF = f"""

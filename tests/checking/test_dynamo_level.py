@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import checked_backend as cb
 from checked_backend.diagnose.repro import Untranslatable, write_source_repro
 from checked_backend.report.write import read_reports
+from tests.support.warm_process import WarmPython
 
 SCALE = 2
 
@@ -47,7 +48,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.process
-def test_a_call_that_dynamo_makes_otherwise(reports: Path) -> None:
+def test_a_call_that_dynamo_makes_otherwise(reports: Path, warm_python: WarmPython) -> None:
     x, before = torch.arange(4.0), torch.get_rng_state()
     report = cb.check(differs_in_dynamo, (x,), compiler="eager", gradients=False, localize=True)
     assert torch.equal(torch.get_rng_state(), before)
@@ -64,10 +65,10 @@ def test_a_call_that_dynamo_makes_otherwise(reports: Path) -> None:
     assert "SCALE = 2" in text
     assert "def grown(" in text
     assert "checked_backend" not in text
-    done = subprocess.run([sys.executable, str(finding.repro)], capture_output=True, text=True, check=False)
+    done = warm_python.run(str(finding.repro))
     assert done.returncode == 1, done.stdout + done.stderr
     Path(str(finding.repro)).write_text(text.replace("3 if", "2 if"), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(finding.repro)], capture_output=True, text=True, check=False)
+    done = warm_python.run(str(finding.repro))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def warm(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("process") is not None:
+    if any(map(request.node.get_closest_marker, ("process", "slow"))):
         request.getfixturevalue("warm_repros")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.strategies import make_program
 from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
 from tests.support.fuzz_tools import program_of
+from tests.support.warm_process import WarmPython
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -77,9 +78,24 @@ def test_inputs_are_described_with_layout_and_memory() -> None:
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
+Ended = Callable[[str], "CompletedProcess[str]"]
+
+
+@pytest.fixture
+def ended(tmp_path: Path, warm_python: WarmPython) -> Ended:
+    """Runs a script to its end."""
+
+    def run(script: str) -> CompletedProcess[str]:
+        path = tmp_path / "repro.py"
+        path.write_text(script)
+        return warm_python.run(path, cwd=tmp_path, timeout=300)
+
+    return run
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("wrong_in_the_small", 1)])
-def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str, status: int) -> None:
+def test_a_script_ends_by_whether_the_bug_is_there(ended: Ended, compiler: str, status: int) -> None:
     small = Input("float32", (4,), (1,), fill="range", low=1e-9, high=2e-9)
     program = FuzzProgram((small,), (Statement("torch.sin", (Ref(0),)),), (1,))
     source = render_script(program, compiler)
@@ -87,42 +103,34 @@ def test_a_script_ends_by_whether_the_bug_is_there(tmp_path: Path, compiler: str
     source = source.replace(
         "import torch\n", f"import torch\n{wrong}    return lambda *a: [r * 0 for r in gm(*a)]\n", 1
     )
-    path = tmp_path / "repro.py"
-    path.write_text(source)
-    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == status, ended.stderr
-    assert ("value 0" in ended.stdout) == bool(status)
+    done = ended(source)
+    assert done.returncode == status, done.stderr
+    assert ("value 0" in done.stdout) == bool(status)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("without_signs_of_zero", 1)])
-def test_what_a_plain_script_does_not_show_one_that_checks_does(tmp_path: Path, compiler: str, status: int) -> None:
+def test_what_a_plain_script_does_not_show_one_that_checks_does(ended: Ended, compiler: str, status: int) -> None:
     many = Input("float32", (70,), (1,), fill="range", low=-2.0, high=2.0)
     program = FuzzProgram((many,), (Statement("torch.trunc", (Ref(0),)),), (1,))
     wrong = "from torch._dynamo import register_backend\n\n\n@register_backend\ndef without_signs_of_zero(gm, _):\n"
     wrong += "    return lambda *a: [r + 0.0 for r in gm(*a)]\n"
     plain, checked = render_script(program, compiler), render_check(program, compiler, {}, ["another sign"])
     for source, expected in ((plain, 0), (checked, status)):
-        path = tmp_path / "repro.py"
-        path.write_text(source.replace("import torch\n", f"import torch\n{wrong}", 1))
-        ended = subprocess.run(
-            [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
-        )
-        assert ended.returncode == expected, ended.stdout + ended.stderr
-    assert ("FAIL: " in ended.stdout) == bool(status)
+        done = ended(source.replace("import torch\n", f"import torch\n{wrong}", 1))
+        assert done.returncode == expected, done.stdout + done.stderr
+    assert ("FAIL: " in done.stdout) == bool(status)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("gradients", [False, True])
-def test_a_script_of_a_right_program_with_random_numbers_shows_nothing(tmp_path: Path, gradients: bool) -> None:
+def test_a_script_of_a_right_program_with_random_numbers_shows_nothing(ended: Ended, gradients: bool) -> None:
     x = Input("float32", (40, 3), (3, 1), requires_grad=gradients)
     z = Input("complex64", (100,), (1,))
     drawn = Statement("F.dropout", (Ref(0), 0.5)), Statement("torch.rand_like", (Ref(0),))
     program = FuzzProgram((x, z), (*drawn, Statement("torch.neg", (Ref(1),))), (2, 3, 4), gradients)
-    path = tmp_path / "script.py"
-    path.write_text(render_script(program, "eager"))
-    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout
+    done = ended(render_script(program, "eager"))
+    assert done.returncode == 0, done.stdout
 
 
 WRONG_LATER = """
@@ -152,24 +160,18 @@ def raises(gm, _):
 """
 
 
-def _ended(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = folder / "repro.py"
-    path.write_text(script)
-    return subprocess.run([sys.executable, str(path)], cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("fault", ["second", "overwrites"])
-def test_a_script_that_calls_again_shows_what_one_call_does_not(tmp_path: Path, fault: str) -> None:
+def test_a_script_that_calls_again_shows_what_one_call_does_not(ended: Ended, tmp_path: Path, fault: str) -> None:
     (tmp_path / "mine.py").write_text(WRONG_LATER)
     program, compiler = program_of("torch.exp"), f"{tmp_path / 'mine.py'}:{fault}"
-    assert _ended(render_script(program, compiler), tmp_path).returncode == 0
-    ended = _ended(render_script(program, compiler, again=True), tmp_path)
-    assert ended.returncode == 1, ended.stderr
-    assert ended.stdout.endswith("eager and compiled differ\n")
-    right = _ended(render_script(program, "eager", again=True), tmp_path)
+    assert ended(render_script(program, compiler)).returncode == 0
+    done = ended(render_script(program, compiler, again=True))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.endswith("eager and compiled differ\n")
+    right = ended(render_script(program, "eager", again=True))
     assert (right.returncode, right.stdout) == (0, "eager and compiled agree\n")
-    checked = _ended(render_check(program, compiler, {}, again=True), tmp_path)
+    checked = ended(render_check(program, compiler, {}, again=True))
     assert "FAIL: " in checked.stdout
 
 
@@ -199,37 +201,36 @@ def far_off(gm, _):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(("again", "gradients"), [(False, True), (True, False)])
 def test_a_script_does_not_accuse_rounding_where_large_numbers_cancel(
-    tmp_path: Path, again: bool, gradients: bool
+    ended: Ended, tmp_path: Path, again: bool, gradients: bool
 ) -> None:
     (tmp_path / "mine.py").write_text(ROUNDS_OTHERWISE)
     x = Input("float32", (4,), (1,), requires_grad=gradients)
     calls = Statement("torch.add", (Ref(0), 1000.0)), Statement("torch.sub", (Ref(1), 1000.0))
     program = FuzzProgram((x,), (*calls, Statement("torch.mul", (Ref(2), Ref(2)))), (3,), gradients)
     for compiler, status in (("rounds", 0), ("far_off", 1)):
-        ended = _ended(render_script(program, f"{tmp_path / 'mine.py'}:{compiler}", again=again), tmp_path)
-        assert ended.returncode == status, ended.stdout + ended.stderr
+        done = ended(render_script(program, f"{tmp_path / 'mine.py'}:{compiler}", again=again))
+        assert done.returncode == status, done.stdout + done.stderr
 
 
 @pytest.mark.process
-def test_a_script_names_a_planted_fault(tmp_path: Path) -> None:
-    ended = _ended(render_script(program_of("torch.exp"), "planted:later", again=True), tmp_path)
-    assert ended.returncode == 1, ended.stderr
-    assert ended.stdout.endswith("eager and compiled differ\n")
+def test_a_script_names_a_planted_fault(ended: Ended) -> None:
+    done = ended(render_script(program_of("torch.exp"), "planted:later", again=True))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.endswith("eager and compiled differ\n")
 
 
 @pytest.mark.process
-def test_a_script_shows_an_exception_that_only_one_side_raises(tmp_path: Path) -> None:
+def test_a_script_shows_an_exception_that_only_one_side_raises(ended: Ended, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG_LATER)
-    ended = _ended(render_script(program_of("torch.exp"), f"{tmp_path / 'mine.py'}:raises"), tmp_path)
-    assert ended.returncode == 1
-    assert "eager: no exception" in ended.stdout
-    assert "no lowering" in ended.stdout
+    done = ended(render_script(program_of("torch.exp"), f"{tmp_path / 'mine.py'}:raises"))
+    assert done.returncode == 1
+    assert "eager: no exception" in done.stdout
+    assert "no lowering" in done.stdout
     refused = FuzzProgram((Input("float32", (2,), (1,)),), (Statement("torch.mm", (Ref(0), Ref(0))),), (1,))
-    ended = _ended(render_script(refused, "eager"), tmp_path)
-    assert ended.returncode == 0, ended.stdout  # both raise
+    done = ended(render_script(refused, "eager"))
+    assert done.returncode == 0, done.stdout  # both raise
 
 
 def test_a_script_gives_inductor_the_random_numbers_of_eager() -> None:

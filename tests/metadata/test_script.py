@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from checked_backend import Verdict
 from checked_backend.findings import Finding
 from checked_backend.metadata.script import operator_script
 from tests.support.lying_operators import NAME, define, library_of_lies, record, run_alone
+from tests.support.warm_process import WarmPython
 
 DEFINITION = """
 import torch
@@ -39,7 +38,9 @@ torch.library.register_fake("scripted::as_float", lambda x: torch.empty_like(x),
     ],
     ids=lambda x: f"{x.dtype}-{x.numel()}",
 )
-def test_a_mismatch_is_reported_and_its_script_runs(argument: torch.Tensor, tmp_path: Path) -> None:
+def test_a_mismatch_is_reported_and_its_script_runs(
+    argument: torch.Tensor, tmp_path: Path, warm_python: WarmPython
+) -> None:
     names: dict[str, object] = {}
     exec(DEFINITION, names)
     try:
@@ -57,7 +58,7 @@ def test_a_mismatch_is_reported_and_its_script_runs(argument: torch.Tensor, tmp_
     assert finding.detail == "structure.dtype"
     script = tmp_path / "with_definition.py"
     script.write_text(DEFINITION + Path(finding.repro).read_text().replace("from __future__ import annotations", ""))
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    ran = warm_python.run(script, timeout=120)
     assert "THEY DIFFER" in ran.stdout + ran.stderr, ran.stderr
 
 

@@ -21,6 +21,7 @@ from checked_backend.program.compare_records import compare_recordings
 from checked_backend.program.described import described as describe
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
 from tests.support.started_programs import finished
+from tests.support.warm_process import WarmPython
 
 VERB = (sys.executable, "-m", "checked_backend")
 
@@ -57,12 +58,12 @@ print(loss.item(), torch.rand(1).item())
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Path:
     folder = tmp_path_factory.mktemp("program")
     (folder / "train.py").write_text(PROGRAM)
     code, out, err = finished((*VERB, "record", "--out", "first", "--", "train.py"), folder)
     assert code == 0, err
-    plain = finished((sys.executable, "train.py"), folder)[1]
+    plain = warm_python.run(folder / "train.py", env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
     assert out.splitlines()[0] == plain.strip()  # a recorded run is as it is alone
     assert len(set(out.splitlines())) > 1  # and the noise runs are not
     return folder

@@ -6,9 +6,6 @@ their patches behind for every later test.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +19,7 @@ from torch import nn
 import checked_backend as cb
 from tests.support import faults
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
+from tests.support.warm_process import WarmPython
 
 
 def in_threads(work: Callable[[int], Any], count: int = 4) -> list[Any]:
@@ -145,23 +143,18 @@ PROGRAMS = (
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", [program.__name__ for program in PROGRAMS])
-def test_threads(name: str, tmp_path: Path) -> None:
-    here = Path(__file__)
-    paths = [str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", str(here), name],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        cwd=tmp_path,
-        env=environment,
-    )
+def test_threads(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(f"""
+import sys, warnings
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+warnings.simplefilter("error", RuntimeWarning)
+import torch
+torch.set_num_threads(1)
+from tests.regions import test_threads
+test_threads.{name}()
+print("done")
+""")
+    done = warm_python.run(script, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == f"{name}: done\n"
-
-
-if __name__ == "__main__":
-    {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()
-    print(f"{sys.argv[1]}: done")
+    assert done.stdout == "done\n"
