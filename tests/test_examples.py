@@ -74,24 +74,14 @@ def test_accelerate_launches_the_example_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "ranks", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.ci_sample])], ids=["one rank", "two ranks"]
-)
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch has no distributed")
-def test_the_loop_with_fsdp2_trains_checked(tmp_path: Path, ranks: int) -> None:
-    run = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+def test_the_loop_with_fsdp2_trains_checked(tmp_path: Path) -> None:
+    run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
     words = (*run, EXAMPLES / "fsdp2_train.py", "--training.steps", "2", "--compile.backend")
     code, out, err = finished((*words, "numcheck"), tmp_path, {"CHECKED_BACKEND_COMPILER": "aot_eager"})
     assert code == 0, err
-    assert out.count("PASS: the compiled program agrees with eager") == ranks
-    plain = finished((*words, "aot_eager"), tmp_path)[1]
-    assert losses(plain) == losses(out)
-
-
-def losses(printed: str) -> list[str]:
-    found = sorted(re.findall(r"rank \d+, step \d+: loss \d+\.\d{6}", printed))  # ranks may share a line
-    assert found
-    return found
+    assert "PASS: the compiled program agrees with eager" in out
+    assert len(re.findall(r"rank 0, step \d+: loss \d+\.\d{6}", out)) == 2
 
 
 def test_a_lying_fake_kernel_is_found() -> None:
@@ -119,7 +109,9 @@ def test_the_tests_of_a_library(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_random_programs_in_a_test(tmp_path: Path) -> None:
-    suite = (EXAMPLES / "fuzz_in_a_test.py", "-p", "no:cacheprovider", "--rootdir", tmp_path)
+    few = (EXAMPLES / "fuzz_in_a_test.py").read_text().replace("max_examples=25", "max_examples=4")
+    (tmp_path / "fuzz_in_a_test.py").write_text(few)
+    suite = ("fuzz_in_a_test.py", "-p", "no:cacheprovider", "--rootdir", tmp_path)
     code, out, err = finished((sys.executable, "-m", "pytest", *suite), tmp_path)
     assert code == 0, out + err
     assert "1 passed" in out

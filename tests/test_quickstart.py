@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.py"
 @pytest.mark.process
 @pytest.mark.parametrize(
     "compiler",
-    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow, pytest.mark.ci_sample])],
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])],
 )
 def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(compiler: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHECKED_BACKEND_")}
@@ -61,7 +61,7 @@ def load_example() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("broken", ["nothing", "the planted bug is none", "a clean model fails"])
+@pytest.mark.parametrize("broken", ["the planted bug is none", "a clean model fails"])
 @pytest.mark.slow
 @pytest.mark.ci_sample
 def test_the_quickstart_exits_with_0_only_if_all_is_as_it_should_be(
@@ -78,6 +78,6 @@ def test_the_quickstart_exits_with_0_only_if_all_is_as_it_should_be(
         )
     code = example.main()
     printed = capsys.readouterr().out
-    assert code == (0 if broken == "nothing" else 1)
-    assert ("NOT as it should be" in printed) == (broken != "nothing")
+    assert code == 1
+    assert "NOT as it should be" in printed
     assert printed.count("went unnoticed") == (2 if broken == "the planted bug is none" else 0)

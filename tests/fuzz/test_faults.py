@@ -225,7 +225,7 @@ def test_each_fault_is_planted_or_left_out_for_a_reason() -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["wrong_value, aot", "zeroed_gradient, python", "lost_alias", "reseeded, aot"])
+@pytest.mark.parametrize("name", ["wrong_value, aot", "zeroed_gradient, python", "reseeded, aot"])
 def test_a_fault_is_found_soon(name: str) -> None:
     assert _found_after(PLANTED[name], 30) is not None
 

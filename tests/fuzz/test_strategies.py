@@ -26,7 +26,6 @@ from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.make import matches, rules_for
-from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.strategies import _Drawn, assert_passes, make_program, programs
 from checked_backend.sweep.status import Status
@@ -34,6 +33,7 @@ from tests.support.started_programs import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
+ADD = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
 QUICK = settings(
     deadline=None,
     database=None,
@@ -106,7 +106,7 @@ def test_a_wrong_compiler_fails_a_users_test_with_a_small_program() -> None:
     seen: list[FuzzProgram] = []
 
     @settings(QUICK, max_examples=100, phases=[Phase.generate])
-    @given(programs(training=False, dynamic=False))
+    @given(programs(training=False, dynamic=False, longest=3))
     def test_my_compiler(program: FuzzProgram) -> None:
         seen.append(program)
         assert_passes(program, compiler_of("planted:alias"))
@@ -122,7 +122,7 @@ def test_a_wrong_compiler_fails_a_users_test_with_a_small_program() -> None:
 
 @pytest.mark.more
 def test_a_right_compiler_fails_no_users_test() -> None:
-    @settings(QUICK, max_examples=20, phases=[Phase.generate])
+    @settings(QUICK, max_examples=6, phases=[Phase.generate])
     @given(programs())
     def test_my_compiler(program: FuzzProgram) -> None:
         assert_passes(program, compiler_of("planted:none"))
@@ -131,22 +131,20 @@ def test_a_right_compiler_fails_no_users_test() -> None:
 
 
 def test_a_documented_difference_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
     wrong = Examined(Status.FAIL, "an output is another object", kind="alias", detail="alias.identity")
     monkeypatch.setattr(strategies, "check_program", lambda *_: wrong)
     with pytest.raises(AssertionError, match="an output is another object"):
-        assert_passes(add, "eager", seconds=0)
+        assert_passes(ADD, "eager", seconds=0)
     monkeypatch.setattr(strategies, "documented", lambda _: DOCUMENTED["alias.identity"])
-    assert_passes(add, "eager", seconds=0)
+    assert_passes(ADD, "eager", seconds=0)
 
 
-@pytest.mark.more
 def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     undecided = Examined(Status.INCONCLUSIVE, "the check itself failed")
     monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
 
     @settings(QUICK, max_examples=3, phases=[Phase.generate])
-    @given(programs(longest=1, training=False))
+    @given(st.just(ADD))
     def test_my_compiler(program: FuzzProgram) -> None:
         assert_passes(program, "eager")
 
@@ -157,24 +155,21 @@ def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPa
 def test_outside_of_hypothesis_the_reason_of_no_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     undecided = Examined(Status.INCONCLUSIVE, "no C++ compiler")
     monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
-    add = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
     with pytest.raises(FuzzError, match=r"says nothing about the compiler: without a verdict: no C\+\+ compiler"):
-        assert_passes(add, "eager")
+        assert_passes(ADD, "eager")
 
 
 def test_a_misspelt_backend_is_refused_at_once() -> None:
-    add = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
     with pytest.raises(OptionError, match="inductr"):
-        assert_passes(add, "inductr")
+        assert_passes(ADD, "inductr")
 
 
-@pytest.mark.more
 def test_what_dynamo_alone_gets_wrong_is_not_the_compilers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Examined(Status.FAIL, "only the compiled program raises", kind="crash", detail="crash.running")
     right = Examined(Status.PASS)
 
     @settings(QUICK, max_examples=3, phases=[Phase.generate])
-    @given(programs(longest=1, training=False))
+    @given(st.just(ADD))
     def test_my_compiler(program: FuzzProgram) -> None:
         assert_passes(program, "inductor", seconds=0)
 
@@ -219,10 +214,10 @@ def test_making_a_program_disturbs_no_stream() -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
-@pytest.mark.more
-def test_no_program_is_told_as_such() -> None:
+def test_no_program_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, "draw_program", lambda *_: None)
     with pytest.raises(LookupError, match="Hypothesis found no program of seed 0, number 0"):
-        make_program(0, 0, Choices(longest=2), [Rule("makes nothing", 1, ("torch.add",), lambda draft, op: None)])
+        make_program(0, 0, Choices(), rules_for(()))
 
 
 @pytest.mark.parametrize("verb", ["fuzz", "selftest"])

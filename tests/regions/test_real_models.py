@@ -210,7 +210,7 @@ TEXT_MODELS = [
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     "make",
-    [*TEXT_MODELS, pytest.param(vit_classifier, id="vit", marks=pytest.mark.ci_sample)],
+    [*TEXT_MODELS, pytest.param(vit_classifier, id="vit")],
 )
 def test_transformers_train(make: Callable[..., Case], attention: str) -> None:
     check_training(partial(make, attention=attention), steps=3)
@@ -263,7 +263,7 @@ def test_bfloat16_is_no_false_alarm(make: Make) -> None:
     "make",
     [
         pytest.param(partial(bert_classifier, layers=1), id="bert"),
-        pytest.param(resnet, id="resnet", marks=pytest.mark.ci_sample),
+        pytest.param(resnet, id="resnet"),
     ],
 )
 def test_autocast_is_no_false_alarm(make: Make) -> None:
