@@ -13,7 +13,7 @@ from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
 
-SAMPLES = 6
+SAMPLES = 3
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Torch's own code asks whether a dispatch mode is active, and then computes otherwise (``isTensorSubclassLike``). So a
 # check runs eager once more without any mode where a control run differs.

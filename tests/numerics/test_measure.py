@@ -26,14 +26,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 
 
 @pytest.mark.more
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pairs(), st.sampled_from([1, 2, 3, 7, 100, None]))
 def test_any_bits(tensors, block_size):
     check(*tensors, block_size)
 
 
 @pytest.mark.more
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int32]),
     st.integers(0, 2**32 - 1),
@@ -82,14 +82,13 @@ def test_layouts(dtype, block_size):
     candidate = reference.clone()
     candidate[2, 3, 4] += 7
     candidate[1, 5, 0] -= 3
-    for left in views(reference).values():
-        for right in views(candidate).values():
-            assert check(left, right, block_size).index == (2, 3, 4)
+    lefts, rights = [*views(reference).values()], [*views(candidate).values()]
+    for left, right in [*zip(lefts, rights, strict=True), *zip(lefts, rights[1:], strict=False)]:
+        assert check(left, right, block_size).index == (2, 3, 4)
     if dtype.is_floating_point:
         candidate[3, 0, 1] = math.nan
-        for left in views(reference).values():
-            for right in views(candidate).values():
-                assert check(left, right, block_size).index == (3, 0, 1)
+        for left, right in zip(lefts, reversed(views(candidate).values()), strict=True):
+            assert check(left, right, block_size).index == (3, 0, 1)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, None])

@@ -286,12 +286,7 @@ def test_summary(suite: Result) -> None:
     assert totals["calls"] >= 12
 
 
-def test_marker_and_fixture_without_the_option(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        {
-            "test_it.py": HEAD
-            + """
+MARKED = """
 @pytest.mark.numcheck(compiler=wrong)
 def test_wrong():
     torch.compile(f)(x)
@@ -339,13 +334,23 @@ def test_report(numcheck):
     assert len(numcheck.report.coverage.regions) == 1
     with pytest.raises(cb.OptionError, match="on_divergence"), numcheck.collect(on_divergence="warn"):
         pass
+
+def test_of_the_backend():
+    torch.compile(f, backend="numcheck", options={"compiler": wrong, "localize": False})(x)
 """
-        },
-        "--strict-markers",
-    )
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(tmp_path_factory.mktemp("marked"), {"test_it.py": HEAD + MARKED}, "--strict-markers")
+
+
+def test_marker_and_fixture_without_the_option(marked: Result) -> None:
+    result = marked
     wrong = {"test_wrong", "test_misuse", "test_misuse_by_place", "test_of_class", "test_check_wrong"}
+    wrong |= {"test_of_the_backend"}
     assert {name for name, outcome in result.outcomes.items() if outcome != "passed"} == wrong, result.output
-    assert len(result.outcomes) == 11
+    assert len(result.outcomes) == 12
     assert "no option 'bogus'" in result.of("test_misuse")
     assert "got ('eager',); it takes enabled=" in result.of("test_misuse_by_place")
     assert "DivergenceError: FAIL: " in result.of("test_check_wrong")
@@ -384,11 +389,8 @@ def test():
     assert result.section() == []
 
 
-def test_an_error_of_a_check_is_not_buried_by_frames_of_torch(tmp_path: Path) -> None:
-    body = (
-        "def test_it():\n    torch.compile(f, backend='numcheck', options={'compiler': wrong, 'localize': False})(x)\n"
-    )
-    told = run(tmp_path, {"test_it.py": HEAD + body}).of("test_it")
+def test_an_error_of_a_check_is_not_buried_by_frames_of_torch(marked: Result) -> None:
+    told = marked.of("test_of_the_backend")
     assert "_dynamo" not in told
     assert "FAIL: f: output[0] is wrong" in told
     assert len(told.partition("FAIL: ")[0].splitlines()) < 20
