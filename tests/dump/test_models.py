@@ -63,7 +63,7 @@ TRACED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("make", [bert, pytest.param(gpt2, marks=pytest.mark.slow), resnet])
+@pytest.mark.parametrize("make", [resnet, *(pytest.param(make, marks=pytest.mark.slow) for make in (bert, gpt2))])
 def test_training_with_dynamic_shapes_replays_bit_for_bit(
     make: Callable[[], tuple[nn.Module, tuple[Any, ...]]], tmp_path: Path
 ) -> None:
