@@ -105,8 +105,8 @@ def agree(streams: dict[str, list[str]]) -> None:
 @pytest.mark.parametrize(
     "ways",
     [
-        ("debug_interpreter", "numcheck", "check"),
-        pytest.param(("nop", "graph_dumper", "a report"), marks=pytest.mark.slow),
+        ("numcheck", "check"),
+        pytest.param(("nop", "debug_interpreter", "graph_dumper", "a report"), marks=pytest.mark.slow),
         pytest.param(("dumping", "localizing", "isolated"), marks=pytest.mark.slow),
     ],
     ids=["checks", "others", "with other processes"],

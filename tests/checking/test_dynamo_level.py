@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +46,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_repros")
 def test_a_call_that_dynamo_makes_otherwise(reports: Path, warm_python: WarmPython) -> None:
     x, before = torch.arange(4.0), torch.get_rng_state()
     report = cb.check(differs_in_dynamo, (x,), compiler="eager", gradients=False, localize=True)
@@ -73,6 +72,7 @@ def test_a_call_that_dynamo_makes_otherwise(reports: Path, warm_python: WarmPyth
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_repros")
 def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> None:
     def function(x: Tensor) -> Tensor:
         y = doubled(torch.sin(x))
@@ -104,10 +104,12 @@ if __name__ == "__main__":
 
 @pytest.mark.process
 @pytest.mark.parametrize("killed_in", ["with_levels", "with_dynamo_cause"])
-def test_a_kill_before_the_operator_is_known_loses_no_finding(killed_in: str, reports: Path, tmp_path: Path) -> None:
+def test_a_kill_before_the_operator_is_known_loses_no_finding(
+    killed_in: str, reports: Path, tmp_path: Path, warm_python: WarmPython
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    done = subprocess.run([sys.executable, str(program), killed_in], check=False)
+    done = warm_python.run(program, killed_in)
     assert done.returncode == -signal.SIGKILL
     [report] = read_reports(reports).reports
     assert report.verdict is cb.Verdict.FAIL
@@ -117,6 +119,7 @@ def test_a_kill_before_the_operator_is_known_loses_no_finding(killed_in: str, re
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_repros")
 def test_the_report_of_what_dynamo_did_is_completed_once_the_operator_is_known(reports: Path) -> None:
     report = cb.check(differs_in_dynamo, (torch.arange(4.0),), compiler="eager", gradients=False, localize=True)
     [written] = read_reports(reports).reports
@@ -140,6 +143,7 @@ def refused(x: Tensor) -> Tensor:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_repros")
 @pytest.mark.parametrize(("function", "words"), [(sized, "calls aten.mul.Tensor"), (refused, "cannot trace aten.add")])
 def test_a_shape_changed_in_place_that_dynamo_forgets(function: Callable[[Tensor], Tensor], words: str) -> None:
     stale = torch.compile(function, backend="eager")

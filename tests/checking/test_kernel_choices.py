@@ -156,7 +156,7 @@ def hangs(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
 @pytest.mark.parametrize(("fault", "detail"), [(dies, "crash.signal"), (hangs, "crash.hang")])
 def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -> None:
     compiler = tuned(right, fault)
-    report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, timeout=15, gradients=False)
+    report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, timeout=6, gradients=False)
     finding = only(report)
     assert (finding.kind, finding.detail) == (cb.Kind.CRASH, detail)
     assert finding.message.endswith("; only with kernel choice 2 of 2, the slowest kernels")

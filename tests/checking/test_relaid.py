@@ -149,7 +149,7 @@ def test_a_backward_pass_that_is_wrong_where_an_output_gets_no_gradient_is_found
 @pytest.mark.more
 def test_it_is_found_beside_training_and_beside_other_variants() -> None:
     wrong = faults.spoiled_tangents(lambda gradient: gradient * 1.01 if strided_otherwise(gradient) else gradient)
-    for how in ({"iterations": 2}, {"optimizer": torch.optim.SGD}, {"vary_layout": True}):
+    for how in ({"optimizer": torch.optim.SGD, "iterations": 2}, {"vary_layout": True}):
         report = cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong, **how)  # type: ignore[arg-type]
         assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}, how
         assert all("incoming gradients" in finding.evidence["failing_calls"] for finding in report.findings)
@@ -179,9 +179,7 @@ def test_a_backward_pass_that_is_wrong_for_one_magnitude_is_found_and_the_magnit
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("flushed", torch.bfloat16), ("saturating", torch.float16), ("clamped", torch.bfloat16)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("flushed", torch.bfloat16), ("saturating", torch.float16)])
 def test_it_is_found_in_half_precision_alone(name: str, dtype: torch.dtype) -> None:
     fault = MAGNITUDES[name][0]
     wrong = faults.spoiled_tangents(lambda g: fault(g) if g.dtype is dtype else g)
@@ -236,12 +234,9 @@ CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "mlp": lambda: (mlp(), (batch(),)),
     "mlp in bfloat16": lambda: (mlp().bfloat16(), (batch().bfloat16(),)),
     "batch norm": lambda: (Net(0.0), (batch(),)),
-    "conv": lambda: (conv_net(), (batch(2, 3, 8, 8),)),
     "layer norm": lambda: (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), (batch(2, 3, 8),)),
-    "softmax": lambda: (nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), (batch(),)),
-    "conv in float16": lambda: (conv_net().half(), (batch(2, 3, 8, 8).half(),)),
+    "conv in float16": lambda: (conv_net().half(), (batch(2, 3, 6, 6).half(),)),
     "softmax in float16": lambda: (nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).half(), (batch(64, 8).half(),)),
-    "tagger": lambda: (Tagger(), (torch.randint(11, (2, 6)), torch.randint(5, (2, 6)))),
     "tagger in bfloat16": lambda: (Tagger().bfloat16(), (torch.randint(11, (2, 6)), torch.randint(5, (2, 6)))),
 }
 

@@ -24,7 +24,7 @@ KNOWN: dict[tuple[str, str], str] = {
         "Segformer); the kernel returns a contiguous gradient. The operator alone shows it."
     ),
 }
-DEFAULT = ("bert", "gpt2", "resnet_channels_last", "recurrent")
+DEFAULT = ("bert", "resnet_channels_last", "recurrent")
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

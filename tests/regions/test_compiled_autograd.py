@@ -42,8 +42,7 @@ def training(model: nn.Module) -> Callable[[torch.Tensor], None]:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("in_backward", [True, False])
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("compiler", "in_backward"), [("eager", False), ("aot_eager", True)])
 def test_compiled_autograd_agrees_and_accumulates_once(compiler: str, in_backward: bool) -> None:
     bare, model = net(), net()
     expected = gradients(bare, torch.compile(training(bare), backend=compiler))

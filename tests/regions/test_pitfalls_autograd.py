@@ -65,11 +65,10 @@ def test_one_output_feeds_another(name: str, reference: str) -> None:
     for report in clean_reports(program, reference=reference):
         assert backwards(report) == passes
         assert report.coverage.checked["gradients"] == 4 * passes
-    for how in BOTH:
-        report = audit(program, faults.scaled_gradient("hidden.weight", how), reference=reference)
-        assert found(report) == {("logic", "grad[hidden.weight]")}
-        report = audit(program, faults.zeroed_gradient("head.bias", how), reference=reference)
-        assert found(report) == {("logic", "grad[head.bias]")}
+    report = audit(program, faults.scaled_gradient("hidden.weight", "python"), reference=reference)
+    assert found(report) == {("logic", "grad[hidden.weight]")}
+    report = audit(program, faults.zeroed_gradient("head.bias", "aot"), reference=reference)
+    assert found(report) == {("logic", "grad[head.bias]")}
 
 
 def test_gradient_of_some_inputs_only() -> None:

