@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from traceback import FrameSummary
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ __all__ = [
     "TracingContext",
     "ahead_of_time",
     "asked_while_tracing",
+    "causes",
     "compile_id",
     "compile_lock",
     "compiling",
@@ -60,6 +62,7 @@ __all__ = [
     "must_stay_one_graph",
     "outside_of_graphs",
     "registered_here",
+    "traced_stack",
     "tracing",
     "uses_numpy",
 ]
@@ -225,6 +228,24 @@ def inner_exception(error: BaseException) -> BaseException | None:
     """The compiler's exception inside an exception of Dynamo's; None if Dynamo wrapped nothing."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, BaseException) else None
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and its causes, the outermost first."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        cause = pending.pop(0)
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        pending += [inner_exception(cause), cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
+
+
+def traced_stack(error: BaseException) -> Sequence[FrameSummary]:
+    """Where Dynamo was in the user's code when it raised an exception; empty for other exceptions."""
+    return getattr(error, "real_stack", None) or ()
 
 
 def element_source(source: Any, index: int) -> Any:

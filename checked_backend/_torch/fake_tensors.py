@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "UnsupportedOperatorException",
     "detect_fake_mode",
     "disable_fake_tensor_cache",
     "fake_errors_unlogged",

@@ -91,7 +91,7 @@ def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
     """The Python function that computes an operator's metadata, and the kind of that function.
 
     Returns:
-        The function, or None if it is written in C++; and ``register_fake``, ``meta``, ``decomposition`` or ``C++``.
+        The function, or None if it is written in C++; and what it is called, for people.
     """
     find = getattr(_library_registry, "get", None) or _library_registry._data.get  # no ``get`` before torch 2.12
     entry = find(op.name())
@@ -102,11 +102,11 @@ def fake_kernel(op: OpOverload) -> tuple[Callable[..., Any] | None, str]:
     if not callable(function):
         function = torch._decomp.meta_table.get(op)
     if callable(function):
-        return function, "meta"
+        return function, "Python meta function"
     function = torch._decomp.decomposition_table.get(op)
     if callable(function):
-        return function, "decomposition"
-    return None, "C++"
+        return function, "decomposition, which computes its metadata,"
+    return None, "meta kernel"
 
 
 def _registered(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from checked_backend.regions.call_findings import (
 )
 from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
+from checked_backend.regions.fake_errors import FakeError
 from checked_backend.regions.process_state import FILTERS, settings_changed
 from checked_backend.regions.unsupported import unsupported_here
 from checked_backend.report.advice import PROGRAM_RUNS
@@ -299,7 +300,7 @@ def compare_errors(
         return
     only_compiled = reference is None
     where = _where(during)
-    yield Finding(
+    differs = Finding(
         kind=Kind.CRASH if only_compiled else Kind.EXCEPTION,
         detail=_crash_detail(candidate, during)
         if only_compiled
@@ -317,6 +318,8 @@ def compare_errors(
         expected=described_exception(reference),
         actual=described_exception(candidate),
     )
+    fake = FakeError.inside(candidate) if only_compiled and candidate is not None else None
+    yield differs if fake is None else fake.added_to(differs)
 
 
 def _bytes_of(outcome: Outcome) -> int:

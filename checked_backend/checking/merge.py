@@ -60,7 +60,7 @@ def _is_eagers_own(finding: Finding, reference: Outcome) -> bool:
 
     The coverage says that eager has no gradients, and the check is then inconclusive.
     """
-    if finding.detail != "crash.compiling" or reference.backward_error is None:
+    if finding.detail not in ("crash.compiling", "crash.fake") or reference.backward_error is None:
         return False
     said = str(reference.backward_error).partition("\n")[0].partition(":")[0]
     return bool(said) and said in finding.message

@@ -45,6 +45,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
             "device",
             "differentiating",
             "exit",
+            "fake",
             "hang",
             "memory",
             "running",

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from checked_backend._torch.operators import HigherOrderOperator, OpOverload
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
     "arguments",
@@ -81,12 +81,12 @@ def is_custom(node: fx.Node) -> bool:
     if auto_functionalized(node) is not None:
         return True
     operator = effectful(node.target, node.args) or node.target
-    return isinstance(operator, OpOverload) and not is_built_in(operator)
+    return isinstance(operator, (OpOverload, OpOverloadPacket)) and not is_built_in(operator)
 
 
-def is_built_in(operator: OpOverload) -> bool:
+def is_built_in(operator: OpOverload | OpOverloadPacket) -> bool:
     """Whether an operator comes with torch."""
-    return operator.namespace in _BUILT_IN
+    return str(operator).partition(".")[0] in _BUILT_IN
 
 
 def operator_name(node: fx.Node) -> str:

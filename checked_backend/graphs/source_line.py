@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from traceback import FrameSummary
 
 import torch
 from torch import fx
 
-__all__ = ["module_path", "source_line"]
+__all__ = ["module_path", "source_line", "users_frame"]
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*$')
 _MODULE = re.compile(r"_modules\['([^']+)'\]")
 _ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_HERE = str(Path(__file__).parent.parent) + os.sep
 
 
 def source_line(node: fx.Node) -> str | None:
@@ -39,6 +41,14 @@ def source_line(node: fx.Node) -> str | None:
         code = "" if not following or _FRAME.match(following) else f": {following}"
         best = f"{os.path.basename(frame['file'])}:{frame['line']} in {frame['function']}{code}"
     return best
+
+
+def users_frame(frame: FrameSummary) -> str | None:
+    """A frame as `source_line` writes it; None for one of torch, of this package or of a graph."""
+    if frame.filename.startswith((_TORCH, _HERE, "<")):
+        return None
+    place = f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
+    return f"{place}: {frame.line}" if frame.line else place
 
 
 def module_path(node: fx.Node) -> str | None:

@@ -54,13 +54,7 @@ def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], 
 
 def _kernel(operator: OpOverload, custom: bool, node: fx.Node, inputs: Any) -> str:
     function, kind = fake_kernel(operator)
-    described = {
-        "register_fake": "register_fake",
-        "meta": "Python meta function",
-        "decomposition": "decomposition, which computes its metadata,",
-        "C++": "meta kernel",
-    }[kind]
-    side = f"the {described} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
+    side = f"the {kind} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
     agrees = _agrees(node.target, inputs)
     if agrees is True and _agrees(node.target, inputs, cached=True) is False:
         return (

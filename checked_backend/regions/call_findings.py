@@ -9,6 +9,7 @@ from typing import Any
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend.errors import is_device_lost, is_out_of_memory
 from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.regions.fake_errors import FakeError
 
 __all__ = [
     "DEVICE_LOST",
@@ -41,11 +42,11 @@ _DURING = {"compiling": "compiling", "running": "running", "backward": "running 
 def candidate_crashed(error: BaseException, *, during: str) -> Finding:
     """Only the candidate raises, while ``compiling``, ``running`` or in its ``backward``.
 
-    Running out of memory and losing the device have details of their own.
+    Running out of memory, losing the device and a fake kernel that raises have details of their own.
     """
     lost = is_device_lost(error)
     told = f"{type(error).__name__}: {_without_warnings(str(error))}"
-    return Finding(
+    crash = Finding(
         kind=Kind.CRASH,
         detail="crash.device" if lost else "crash.memory" if is_out_of_memory(error) else f"crash.{during}",
         subject="candidate",
@@ -53,6 +54,8 @@ def candidate_crashed(error: BaseException, *, during: str) -> Finding:
         expected="no exception",
         actual=type(error).__name__,
     )
+    fake = FakeError.inside(error)
+    return crash if fake is None else fake.added_to(crash)
 
 
 def _without_warnings(text: str) -> str:

@@ -196,7 +196,7 @@ class RegionReporter(Reporter):
         ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
         report = self._own.report(self._region.name, only=reported)
-        if investigate is not None and news:
+        if investigate is not None and news and not all(finding.at_fault for finding in failing):
             report = self._localized(report, reported, investigate, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)

@@ -14,19 +14,20 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from zipfile import BadZipFile
 
 import torch
 
-from checked_backend._torch.dynamo import inner_exception
+from checked_backend._torch.dynamo import causes
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.call_findings import described_exception
+from checked_backend.regions.fake_errors import FakeError
 from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
@@ -137,11 +138,15 @@ def unsupported_here(
     Returns:
         A finding of kind ``unsupported``; None if the candidate is to answer for it.
     """
-    for cause in _causes(error):
+    for cause in causes(error):
         what = _limit(cause, needed)
         if what:
             return _finding(what, cause)
-    if control and (inductor or any(_is_about_compiling(cause) for cause in _causes(error))):
+    if (
+        control
+        and FakeError.inside(error) is None
+        and (inductor or any(_is_about_compiling(cause) for cause in causes(error)))
+    ):
         return nothing_compiles()
     return None
 
@@ -192,15 +197,15 @@ def nothing_compiles() -> Finding | None:
         with FreshCache().used():
             compile_trifle()
     except Exception as error:
-        for cause in _causes(error):
+        for cause in causes(error):
             what = _limit(cause, lambda: 0)
             if what:
                 return _finding(what, cause)
-        causes = list(_causes(error))
-        missing = next((found for cause in causes if (found := _MISSING.search(_said(cause)))), None)
+        inside = list(causes(error))
+        missing = next((found for cause in inside if (found := _MISSING.search(_said(cause)))), None)
         if missing is not None:
             return _of_missing(missing)
-        told = next((cause for cause in causes if _is_about_compiling(cause)), error)
+        told = next((cause for cause in inside if _is_about_compiling(cause)), error)
         return _finding("compiler", told, f"{compiler_command()} compiles nothing here")
     return None
 
@@ -230,19 +235,6 @@ def _message(why: str, what: str, packages: str = "") -> str:
         f"nothing can be said of the compiled program: {why}. The program without a check would fail here too. "
         f"{_ADVICE[what].replace('PACKAGES', packages)}."
     )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and its causes, the outermost first."""
-    pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while pending:
-        cause = pending.pop(0)
-        if cause is None or id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        yield cause
-        pending += [inner_exception(cause), cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
 
 
 def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
@@ -316,10 +308,10 @@ def out_of_memory(told: str) -> Finding:
 
 def may_be_the_cache(error: BaseException) -> bool:
     """Whether a file that a process left half-written, or a folder that cannot be used, may have raised this."""
-    causes = list(_causes(error))
-    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes):
+    inside = list(causes(error))
+    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in inside):
         return False
-    return any(_is_about_compiling(cause) for cause in causes)
+    return any(_is_about_compiling(cause) for cause in inside)
 
 
 def cache_remark(error: BaseException) -> str:

@@ -113,6 +113,12 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "crash.differentiating: torch.compile has no gradient there, eager has. Take the gradient inside of the "
             "compiled function and return it, or keep this part out of the compiler with torch.compiler.disable."
         ),
+        "crash.fake": (
+            "register_fake: a program is traced with tensors that have no data, for which an operator's register_fake "
+            "says what its kernel returns; without one nothing is compiled. Write it with torch.library.register_fake, "
+            "from shapes, strides and dtypes of the arguments alone. A size that depends on data is "
+            "torch.library.get_ctx().new_dynamic_size(), and the result is the same whatever it is."
+        ),
         "nondeterministic": (
             "nondeterministic: the program does not repeat its own results, so they cannot be compared. Call "
             "torch.use_deterministic_algorithms(True), fix the seeds, and check again."
@@ -249,7 +255,7 @@ def _is_low(finding: Finding) -> bool:
 
 
 def _key(finding: Finding) -> str:
-    if finding.at_fault and not finding.of_node:
+    if finding.at_fault and not finding.of_node and finding.detail != "crash.fake":
         return "node"
     if finding.of_node and finding.kind is not Kind.NONFINITE:
         return "node.layout" if finding.is_layout else "node"

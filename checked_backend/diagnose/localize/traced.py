@@ -1,4 +1,4 @@
-"""A crash that says that a tensor is not what was traced: the traced metadata tells which operator made it."""
+"""A tensor that is not what was traced: the traced metadata tells which operator made it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import fx
 from checked_backend.aot.backend import compile_with
 from checked_backend.aot.boxed import AotCompiler, boxed
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.schema import is_custom
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.options import AotOptions
 from checked_backend.regions.failure import Failure
@@ -25,13 +26,16 @@ _NAMED = re.compile(r"Error in op: torch\.ops\.(\S+)")
 
 
 def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | None:
-    """The operator that a crash names, if its result is really not what was traced.
+    """The operator that a crash names, if its result is really not what was traced; or a custom one of another dtype.
 
+    Compiled code reads wrong values from a tensor of another dtype, or what it calls refuses that.
     The region is traced and run once more, in eager, which takes a second; nothing is compiled.
     """
     failing = [finding for finding in findings if finding.kind.fails]
-    named = {op for one in failing if one.kind is Kind.CRASH for op in _NAMED.findall(one.message)}
-    if not named:
+    crashes = [finding.message for finding in failing if finding.kind is Kind.CRASH]
+    named = {op for message in crashes for op in _NAMED.findall(message)}
+    dtypes = all("dtype" in message for message in crashes) and any(map(is_custom, failure.graph.graph.nodes))
+    if not named and not dtypes:
         return None
     found: list[Finding] = []
 
@@ -50,4 +54,8 @@ def wrong_metadata(failure: Failure, findings: Sequence[Finding]) -> Finding | N
 
     with suppress(Exception):  # the operator is looked for as usual then
         rerun_failure(failure, compiler)
-    return next((one for one in found if one.op in named and one.at_fault and not one.inherited), None)
+
+    def explains(one: Finding) -> bool:
+        return one.op in named or (dtypes and one.detail == "structure.dtype" and "custom operator" in one.at_fault)
+
+    return next((one for one in found if one.at_fault and not one.inherited and explains(one)), None)

@@ -28,11 +28,32 @@ def _rows(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("test_traced::widened", mutates_args=())
+def widened(x: Tensor) -> Tensor:
+    """Returns float64."""
+    return x.double()
+
+
+@widened.register_fake
+def _as_given(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 def function(x: Tensor, *, right: bool) -> Tensor:
     return (x * 2 if right else turned(x)).sin() + 1
 
 
-def _failed(message: str, monkeypatch: pytest.MonkeyPatch, *, right: bool = False) -> tuple[Failure, Sequence[Finding]]:
+def wide(x: Tensor, *, right: bool) -> Tensor:
+    return (x.double() if right else torch.ops.test_traced.widened(x)).sin() + 1
+
+
+def _failed(
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    right: bool = False,
+    function: Callable[..., Tensor] = function,
+) -> tuple[Failure, Sequence[Finding]]:
     calls: list[tuple[Failure, Sequence[Finding]]] = []
 
     def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -40,8 +61,10 @@ def _failed(message: str, monkeypatch: pytest.MonkeyPatch, *, right: bool = Fals
         return findings
 
     def compiler(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*_args: Any) -> Any:
-            raise AssertionError(message)
+        def run(*args: Any) -> Any:
+            if message:
+                raise AssertionError(message)
+            return (torch.zeros(4, 8, dtype=torch.float64),)
 
         return run
 
@@ -76,3 +99,23 @@ def test_another_crash_and_one_without_wrong_metadata_are_looked_into_as_usual(
     message: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert wrong_metadata(*_failed(message, monkeypatch, right=right)) is None
+
+
+DTYPE = "Expected out tensor to have dtype double, but got float instead"
+
+
+@pytest.mark.parametrize("message", [DTYPE, ""])
+def test_wrong_values_and_a_refused_dtype_come_from_a_register_fake_that_says_another_dtype(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = wrong_metadata(*_failed(message, monkeypatch, function=wide))
+    assert traced is not None
+    assert (traced.op, traced.detail) == ("test_traced.widened.default", "structure.dtype")
+    assert f"test_traced.py:{_as_given.__code__.co_firstlineno})" in traced.at_fault
+
+
+@pytest.mark.parametrize(("message", "right"), [(DTYPE, True), ("", True), ("out of memory", False)])
+def test_a_right_dtype_explains_nothing_and_no_other_crash_comes_from_a_wrong_one(
+    message: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wrong_metadata(*_failed(message, monkeypatch, function=wide, right=right)) is None
