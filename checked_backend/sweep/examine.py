@@ -7,6 +7,7 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
+from checked_backend.report.session import Session
 from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.job import IMPORTING
 from checked_backend.sweep.overrides import override
@@ -94,7 +96,8 @@ def examine(
     try:
         noted("checking the compiled program")
         _seed(_SEED_OF_CHECK)
-        report = override(_checked(built, program, case, settings), settings)
+        with _told_at_once(settings, answer):
+            report = override(_checked(built, program, case, settings), settings)
         outcome = replace(_outcome_of(report, settings), peak=_peak_of_process())
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -103,6 +106,20 @@ def examine(
     if empty and outcome.status is Status.PASS:
         outcome = replace(outcome, status=Status.INCONCLUSIVE, message=_EMPTY)
     answer(outcome)
+
+
+@contextmanager
+def _told_at_once(settings: Settings, answer: Callable[[CaseResult], None]) -> Iterator[None]:
+    """Answer as soon as a region is wrong: this process may end while the operator is looked for."""
+
+    def tell() -> None:
+        known = _outcome_of(override(session.report, settings), settings)
+        if known.status is Status.FAIL:
+            answer(replace(known, peak=_peak_of_process()))
+
+    session = Session(tell)
+    with session.entered():
+        yield
 
 
 def _seed(seed: int = _SEED) -> None:

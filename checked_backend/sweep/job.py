@@ -146,6 +146,9 @@ def _outcome(answer: Answer) -> CaseResult:
         log = "" if told.status is Status.PASS else answer.log
         return replace(told, seconds=answer.seconds, log=log)
     words = f"the process {answer.ended.words} while {answer.ended.stage}"
+    if told is not None and told.status is Status.FAIL:
+        words = f"{told.message}; {words}, so it looked no further"
+        return replace(told, message=words, stage=answer.ended.stage, seconds=answer.seconds, log=answer.log)
     status = Status.CRASH
     if answer.ended.overdue is not None:
         status = Status.HANG

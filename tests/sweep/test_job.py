@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from checked_backend.process.child import Ended
+from checked_backend.report import Report
 from checked_backend.sweep.case import Case, CaseResult, Settings
 from checked_backend.sweep.job import Answer, Job, JobResources, run_job
 from checked_backend.sweep.job import _outcome as outcome_of
 from checked_backend.sweep.status import Status
+from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.sweep_tools import outcome
 
 MODELS = """
@@ -25,6 +27,21 @@ def aborts():
 
 def hungry():
     return torch.nn.Identity(), (torch.zeros(3 << 28),)
+"""
+
+SEARCHED = f"""
+import os, signal, time, torch
+from checked_backend.checking import program_run
+
+{COMPILER_WITH_COSINE_FOR_SINE}
+END = os.environ["END"]
+program_run.investigate = lambda *_: time.sleep(600) if END == "hang" else os.kill(os.getpid(), signal.SIGKILL)
+
+def sine():
+    return torch.sin, (torch.ones(3),)
+
+def clean():
+    return torch.tanh, (torch.ones(3),)
 """
 
 
@@ -57,6 +74,31 @@ def test_a_process_that_does_not_end_is_a_hang() -> None:
     found = run_job(Job("huggingface", Case("huggingface", "x"), Settings(timeout=0.2)), JobResources())
     assert found.status is Status.HANG
     assert found.message.startswith("the process had not ended after 0.2 s while ")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("end", "words"), [("kill", "was killed by SIGKILL (out of memory?)"), ("hang", "had not ended after 40 s")]
+)
+def test_a_process_that_ends_while_the_operator_is_looked_for_leaves_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, words: str
+) -> None:
+    monkeypatch.setenv("END", end)
+    path = tmp_path / "zoo_of_searches.py"
+    path.write_text(SEARCHED)
+
+    def found(model: str) -> CaseResult:
+        case = Case("python:zoo_of_searches.py", model, compiler=f"{path}:wrong")
+        place = JobResources(threads=1, speed=False, folder=str(tmp_path))
+        return run_job(Job(f"python:{path}", case, Settings(timeout=40.0, localize=True)), place)
+
+    wrong = found("sine")
+    assert (wrong.status, wrong.stage) == (Status.FAIL, "checking the compiled program")
+    assert wrong.message.startswith("logic: output[0]: ")
+    assert f"; the process {words} while checking the compiled program, so it looked no further" in wrong.message
+    [finding] = Report.from_json(wrong.report).findings
+    assert "not yet: this was written while the operator was looked for" in str(finding.evidence)
+    assert found("clean").status is Status.PASS
 
 
 @pytest.mark.process
