@@ -198,6 +198,41 @@ def test_what_was_found_is_told_of_a_program_that_ends_while_the_operator_is_loo
     assert 'failures="1"' in (tmp_path / "out.xml").read_text()
 
 
+RANKS = f"""
+import os, signal, torch
+from checked_backend import backends
+
+{COMPILER_WITH_COSINE_FOR_SINE}
+backends.investigate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+torch.distributed.init_process_group("gloo")
+
+@torch.compile(backend=wrong)
+def f(x):
+    return x.sin() + 1 if os.environ["RANK"] == os.environ["WRONG"] else x.tanh() + 1
+
+torch.distributed.all_reduce(f(torch.arange(4.0)))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("wrong", ["1", ""])
+def test_what_one_rank_of_two_found_is_told_when_it_is_killed_while_the_operator_is_looked_for(
+    tmp_path: Path, wrong: str
+) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = (*VERB, "--localize", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ranks.py")
+    code, _, err = finished(words, tmp_path, {"WRONG": wrong})
+    if not wrong:
+        assert code == 0, err
+        assert "checked-backend: PASS" in err
+        return
+    assert code == 1
+    assert "checked-backend: FAIL: f: output[0] is wrong" in err
+    assert "in f: return x.sin() + 1 if" in " ".join(err.split())
+    assert "missing   a process that compiled left no complete report" in err
+    assert "ranks.py (rank 1): 1 finding" in err
+
+
 def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
     code, out, err = finished(
