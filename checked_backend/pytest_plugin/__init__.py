@@ -7,6 +7,7 @@ and is loaded when the option, the marker or the fixture is used.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Generator
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checked_backend.errors import DivergenceError, OptionError
-from checked_backend.pytest_plugin.summary import REPORT, Summary
+from checked_backend.pytest_plugin.summary import FOLDER, REPORT, Summary, kept_file
 from checked_backend.random_state import random_untouched
 
 if TYPE_CHECKING:
@@ -129,7 +130,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if marker is None and item.config.option.numcheck is None and not has_fixture:
         return (yield)
     marked = None if marker is None else (marker.args, marker.kwargs)
-    with _watch(item.config).test(marked, has_fixture=has_fixture) as check:
+    folder = getattr(item.config, "workerinput", {}).get(FOLDER)
+
+    def keep(check: TestCheck) -> None:
+        if folder is not None and check.failed:
+            known = [check.properties(), check.text]
+            kept_file(folder, item.nodeid).write_text(json.dumps(known), "utf-8")
+
+    with _watch(item.config).test(marked, has_fixture=has_fixture, on_news=keep) as check:
         item.stash[_CHECK] = check
         return (yield)
 

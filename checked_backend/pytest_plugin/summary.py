@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-__all__ = ["COUNTS", "REPORT", "SENTENCE", "VERDICT", "Summary"]
+__all__ = ["COUNTS", "FOLDER", "REPORT", "SENTENCE", "VERDICT", "Summary", "kept_file"]
 
 REPORT = "numcheck"
 """Title of the section of a test's report."""
@@ -18,7 +23,15 @@ SENTENCE = "numcheck.report"
 COUNTS = "numcheck."
 """Names of properties: the verdict, the report's first line, and prefix of the counts."""
 
+FOLDER = "numcheck_folder"
+"""What a worker of pytest-xdist is told: the folder in which it keeps what is known of the test that runs."""
+
 _COUNTED = ("regions", "calls", "backwards")
+
+
+def kept_file(folder: str, test: str) -> Path:
+    """The file for what is known of a test."""
+    return Path(folder) / f"{hashlib.sha256(test.encode()).hexdigest()}.json"
 
 
 @dataclass(slots=True, eq=False)
@@ -34,12 +47,33 @@ class Summary:
     verdicts: Counter[str] = field(default_factory=Counter)
     lines: list[tuple[str, str, str]] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of pytest-xdist where to keep what it knows: it may die."""
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="checked_backend_")
+        node.workerinput[FOLDER] = self._folder.name
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """Tell what was found by a worker that died."""
+        file = kept_file("" if self._folder is None else self._folder.name, crashitem)
+        if file.exists():
+            properties, text = json.loads(file.read_text("utf-8"))
+            report.user_properties += [(name, value) for name, value in properties]
+            report.longrepr = f"{text}\n\nIt looked no further: {report.longrepr}"
+
+    def pytest_unconfigure(self) -> None:
+        """Remove the workers' folder."""
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the verdict of a test that is over."""
         properties = {str(name): str(value) for name, value in report.user_properties}
         verdict = properties.get(VERDICT)
-        if report.when != "teardown" or verdict is None:
+        if verdict is None:  # only the last report of a test has it
             return
         self.verdicts[verdict] += 1
         for name in _COUNTED:

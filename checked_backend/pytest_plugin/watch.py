@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
-from checked_backend.report.session import Session, active_sessions, collect
+from checked_backend.report.session import Session, active_sessions
 
 __all__ = ["TestCheck", "Watch"]
 
@@ -102,21 +102,27 @@ class Watch(CompileWatch):
 
     @contextmanager
     def test(
-        self, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, *, has_fixture: bool = False
+        self,
+        marker: tuple[Sequence[Any], Mapping[str, Any]] | None,
+        *,
+        has_fixture: bool = False,
+        on_news: Callable[[TestCheck], None] = lambda _check: None,
     ) -> Iterator[TestCheck]:
         """Gather the findings while one test runs.
 
         Args:
             marker: The marker's arguments; if None, ``torch.compile`` is checked only if everything is.
             has_fixture: Whether the test has the fixture, and so examines its reports itself.
+            on_news: Called when a finding that fails is new: the process may not outlive the test.
         """
         misuse, settings = "", self._now()
         try:
             settings = self._marked(*marker) if marker else settings
         except OptionError as error:
             misuse = str(error)
-        with collect(closing=False) as session:
-            check = TestCheck(session, settings, misuse=misuse, asked=marker is not None and not has_fixture)
+        session = Session(lambda: on_news(check))
+        check = TestCheck(session, settings, misuse=misuse, asked=marker is not None and not has_fixture)
+        with session.entered():
             self._checks.append(check)
             try:
                 if marker and not misuse:
@@ -126,6 +132,7 @@ class Watch(CompileWatch):
                     yield check
             finally:
                 self._checks.remove(check)
+                session.close()
 
     def derived(self, settings: Settings, options: Mapping[str, Any]) -> Settings:
         """Settings with other options.

@@ -402,3 +402,29 @@ def test_a_report_that_the_failure_shows_already_is_not_told_again() -> None:
     for said, shown in ((text, True), (raised, True), ("E   FAIL: Net: output[0] is wrong", False), (None, False)):
         given: Any = types.SimpleNamespace(longrepr=said)
         assert pytest_plugin._shown(given, text) is shown
+
+
+DYING = """
+import os
+from checked_backend import backends
+
+backends.investigate = lambda *_: os.abort()
+
+@pytest.mark.numcheck(localize=True)
+def test_sine():
+    torch.compile(f, backend=wrong)(x)
+
+@pytest.mark.numcheck(localize=True)
+def test_right():
+    torch.compile(torch.tanh, backend=wrong)(x)
+"""
+
+
+def test_what_was_found_is_told_of_a_worker_that_dies_while_the_operator_is_looked_for(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    found = run(tmp_path, {"test_suite.py": HEAD + DYING}, "--numcheck", "-n1")
+    assert "FAILED test_suite.py::test_sine - FAIL: f: output[0] is wrong" in found.output
+    assert "It looked no further: worker 'gw0' crashed while running 'test_suite.py::test_sine'" in found.output
+    assert found.outcomes["test_right"] == "passed"
+    assert "FAIL test_suite.py::test_sine" in found.section()
+    assert "2 tests ran compiled code: 1 pass, 1 fail (2 regions, 2 calls, 0 backwards checked)" in found.section()
