@@ -15,10 +15,14 @@ from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function
 from checked_backend.diagnose.localize.subgraph import unshared
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, copy_graph, inductor_patches
 
 __all__ = ["Capture", "GraphKind", "Recorded", "Stage", "stages_of"]
+
+_STATEFUL_DRAWS = {"run_and_save_rng_state": 0, "run_with_rng_state": 1, "graphsafe_run_with_rng_state": 0}
+"""Higher-order operators that draw, each with the place of the random operator among its arguments."""
 
 GraphKind = Literal["dynamo", "forward", "backward", "inference"]
 
@@ -58,7 +62,7 @@ class Capture:
         run = boxed_module(gm)
         if self.full or any(one.kind == kind for one in self.recorded):
             return run  # a float64 twin, or another attempt
-        record = Recorded(kind, copy_graph(gm))
+        record = Recorded(kind, _traceable(gm))
         self.recorded.append(record)
 
         def recorded(args: list[Any]) -> Any:
@@ -117,6 +121,36 @@ def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
         ),
         Stage("compiled", "Inductor's code generation", None),
     )
+
+
+def _traceable(gm: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph without what activation checkpointing left in it, which AOT autograd refuses to trace again.
+
+    Random operators that keep or restore the generator's state become plain ones: what is drawn is not searched for.
+    """
+    copied = copy_graph(gm)
+    for node in copied.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if name in _STATEFUL_DRAWS:
+            if name == "run_and_save_rng_state":
+                _drop_state(copied.graph, node)
+            operator, *given = node.args[_STATEFUL_DRAWS[name] :]
+            node.target, node.args = operator, tuple(given)
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
+        node.meta.pop("recompute", None)
+    copied.recompile()
+    return copied
+
+
+def _drop_state(graph: fx.Graph, node: fx.Node) -> None:
+    """Return a drawn value only, in place of the generator's state and the value."""
+    for item in list(node.users):
+        if item.args[1]:
+            node.meta = dict(item.meta)
+            item.replace_all_uses_with(node)
+        else:
+            graph.output_node().args = (tuple(None if one is item else one for one in outputs_of(graph)),)
+        graph.erase_node(item)
 
 
 def _aot(

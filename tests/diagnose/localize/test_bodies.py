@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
+import checked_backend as cb
 from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
 from checked_backend.diagnose.localize.subgraph import calls_of
 from tests.diagnose.localize.test_locate import calls, located, operator_of
-from tests.support import planting
+from tests.support import faults, planting
 
 
 def chosen(x: Tensor) -> Tensor:
@@ -41,6 +43,20 @@ def nested(x: Tensor) -> Tensor:
     return _region(_region(torch.sin(x))) + 1
 
 
+def checkpointed(x: Tensor) -> Tensor:
+    def block(y: Tensor) -> Tensor:
+        return torch.exp(torch.nn.functional.dropout(y, 0.1)) * 2
+
+    found: Tensor = checkpoint(block, torch.sin(x), use_reentrant=False)
+    return found + 1
+
+
+def train(compiled: Callable[..., Any]) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        result = compiled(torch.rand(4, 5, requires_grad=True))
+    result.sum().backward()
+
+
 def wrong_everywhere(name: str) -> Any:
     """A compiler that spoils an operator in a graph, and in all that the graph calls."""
 
@@ -59,7 +75,8 @@ def wrong_everywhere(name: str) -> Any:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("function", "caller"), [(chosen, "cond"), (looped, "while_loop"), (nested, "invoke_subgraph")]
+    ("function", "caller"),
+    [(chosen, "cond"), (looped, "while_loop"), (nested, "invoke_subgraph")],
 )
 def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], caller: str) -> None:
     def program(compiled: Callable[..., Any]) -> None:
@@ -71,6 +88,19 @@ def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], call
     assert location.cut is not None
     assert calls(location.cut.case) == ["aten.exp.default"]
     assert any(f"({'torch.ops.higher_order.' + caller}) calls" in note for note in location.notes)
+
+
+@pytest.mark.process
+def test_the_operator_inside_of_a_checkpoint_that_draws_is_named() -> None:
+    with cb.collect() as session:
+        train(torch.compile(checkpointed, backend="numcheck", options={"compiler": faults.clean("aot")}))
+    assert session.report.verdict is cb.Verdict.PASS
+    torch._dynamo.reset()
+    location = located(train, checkpointed, faults.wrong_operator("aten.exp.default", how="aot"))
+    assert (location.graph, operator_of(location)) == ("forward", "aten.exp.default")
+    assert location.cut is not None
+    assert calls(location.cut.case) == ["aten.exp.default"]
+    assert not location.notes
 
 
 @pytest.mark.process
