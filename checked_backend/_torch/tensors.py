@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_get_bdim
 from torch._prims_common import clone_preserve_strides
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import (
@@ -26,6 +26,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "is_zero_tensor",
+    "middle_lane",
     "negative_view",
     "norms_of",
     "rewrapped",
@@ -60,6 +61,15 @@ def rewrapped(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tenso
 
     changed: torch.Tensor = transform_subclass(tensor, changed_part)
     return changed
+
+
+def middle_lane(value: Any) -> Any:
+    """What vmap computes for one of its elements, the middle one of each level; anything but its tensors as it is."""
+    while isinstance(value, torch.Tensor) and is_batchedtensor(value):
+        dim = maybe_get_bdim(value)
+        value = get_unwrapped(value)
+        value = value.select(dim, value.shape[dim] // 2)
+    return value
 
 
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:

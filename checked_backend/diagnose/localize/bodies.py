@@ -9,10 +9,11 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
+from checked_backend._torch.tensors import middle_lane
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import unshared
 from checked_backend.graphs.nodes import graph_fetched
-from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
 
 __all__ = ["called_bodies", "is_higher_order"]
@@ -29,6 +30,8 @@ def is_higher_order(node: fx.Node) -> bool:
 def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> list[BodyCall]:
     """The bodies that a higher-order operator calls in eager, with the inputs of the first and the last call of each.
 
+    A body that is called under vmap, as ``flex_attention`` calls it, gets the values of one element.
+
     Args:
         gm: The graph that has the operator; it is not changed.
         inputs: Its inputs; they are not changed.
@@ -39,7 +42,7 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     Raises:
         Exception: Whatever the graph raises.
     """
-    own = copy_graph(gm)
+    own = eager_graph(gm)  # there a checkpoint calls its body as Python
     follower = fx.Interpreter(own)
     follower.extra_traceback = False
     given = iter(unshared(gm, inputs))
@@ -65,7 +68,7 @@ def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, ca
 def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[BodyCall]) -> Callable[..., Any]:
     def forward(*args: Any) -> Any:
         del calls[1:]  # loops may be long: only the first and the last call are kept
-        calls.append((body, tuple(copy_values(args))))
+        calls.append((body, tuple(copy_values([middle_lane(arg) for arg in args]))))
         return run(*args)
 
     return forward

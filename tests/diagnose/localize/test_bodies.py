@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
@@ -41,6 +42,11 @@ def _region(x: Tensor) -> Tensor:
 
 def nested(x: Tensor) -> Tensor:
     return _region(_region(torch.sin(x))) + 1
+
+
+def attended(x: Tensor) -> Tensor:
+    query = torch.sin(x).expand(1, 2, 4, 5).contiguous()
+    return flex_attention(query, query, query, score_mod=lambda score, _b, _h, i, j: score + torch.exp(0.1 * (i - j)))
 
 
 def checkpointed(x: Tensor) -> Tensor:
@@ -76,7 +82,7 @@ def wrong_everywhere(name: str) -> Any:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("function", "caller"),
-    [(chosen, "cond"), (looped, "while_loop"), (nested, "invoke_subgraph")],
+    [(chosen, "cond"), (looped, "while_loop"), (nested, "invoke_subgraph"), (attended, "flex_attention")],
 )
 def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], caller: str) -> None:
     def program(compiled: Callable[..., Any]) -> None:
@@ -101,6 +107,21 @@ def test_the_operator_inside_of_a_checkpoint_that_draws_is_named() -> None:
     assert location.cut is not None
     assert calls(location.cut.case) == ["aten.exp.default"]
     assert not location.notes
+
+
+@pytest.mark.process
+def test_the_operator_inside_of_a_checkpoint_is_named_by_its_name_for_the_user() -> None:
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for body in gm.modules():
+            if isinstance(body, fx.GraphModule):
+                for node in body.graph.find_nodes(op="call_function", target=torch.exp):
+                    node.target = torch.exp2
+                body.recompile()
+        return gm.forward
+
+    location = located(train, checkpointed, compiler)
+    assert (location.graph, operator_of(location)) == ("dynamo", "torch.exp")
+    assert any("tag_activation_checkpoint) calls" in note for note in location.notes)
 
 
 @pytest.mark.process
