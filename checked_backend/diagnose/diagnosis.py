@@ -156,5 +156,6 @@ class Checkpoint:
         if not self.path.exists():
             raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
         found = Diagnosis.from_json(self.path.read_text("utf-8"))
-        found.add_evidence(EvidenceKey.STOPPED, f"the process that looked further died: {death.words}")
+        words = death.words if death.hung else f"the process that looked further died: {death.words}"
+        found.add_evidence(EvidenceKey.STOPPED, words)
         return found

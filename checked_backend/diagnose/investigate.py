@@ -53,6 +53,9 @@ REDUCTION_LIMIT = 60.0
 PATIENCE = 45.0
 """Seconds that an interrupted investigation has to tell what it has found."""
 
+TELLING = 5.0
+"""Seconds that are left for that at the end."""
+
 LEAST_SCRIPT_LIMIT = 30.0
 """Seconds that a script may always take."""
 
@@ -69,7 +72,7 @@ class _Context:
         tell: Called with each step as it begins. It adds the time left, and raises a Ctrl-C that was lost.
         say: Like `tell`, without the time.
         stop: Remembers Ctrl-C.
-        deadline: A `time.monotonic` moment.
+        deadline: A `time.monotonic` moment after which nothing more is begun.
         suspects: As for `locate`.
     """
 
@@ -156,6 +159,8 @@ def _work(
 ) -> str:
     limit, patience = _limits(failure)
     deadline = time.monotonic() + limit - patience
+    seconds = limit - min(TELLING, patience / 2)
+    end = time.monotonic() + seconds
     stop = Interruption()
 
     def say(text: str) -> None:
@@ -163,11 +168,11 @@ def _work(
         how.tell(text)
 
     def tell(text: str) -> None:
-        say(f"{text}, at most {max(0.0, deadline - time.monotonic()):.0f} s left")
+        say(f"{text}, at most {max(0.0, end - time.monotonic()):.0f} s left")
 
     before = RngState.capture(tuple(failure.rng.cuda))  # if no process can be forked, this is the user's state
     try:
-        with without_compile_caches(), stop.awaited():
+        with without_compile_caches(), stop.awaited(seconds):
             context = _Context(checkpoint, tell, say, stop, deadline, suspects)
             return _investigated(failure, findings, context).to_json()
     finally:
@@ -178,26 +183,34 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
     traced = wrong_metadata(failure, findings)
     if traced is not None:
         return Diagnosis.of_traced(traced)
-    last = [Location("compiled")]
+    last = Diagnosis(evidence={EvidenceKey.LOCALIZATION: "no stage was found to be wrong yet"})
 
     def known(location: Location) -> None:
-        last[:] = [location]
-        context.checkpoint.note(Diagnosis.of(location))
+        nonlocal last
+        last = Diagnosis.of(location)
+        context.checkpoint.note(last)
+
+    def oracle(case: GraphCase) -> Sequence[Finding]:
+        context.stop.check()
+        return [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
+
+    def gross_errors(case: GraphCase) -> Sequence[Finding]:
+        context.stop.check()
+        return gross_error_oracle(case, CASE_LIMIT) or ()
 
     try:
         location = locate(
             failure,
             findings,
-            _oracle,
+            oracle,
             context.tell,
-            gross=_gross_errors,
+            gross=gross_errors,
             known=known,
             suspects=context.suspects,
         )
     except KeyboardInterrupt:
-        found = Diagnosis.of(last[0])
-        found.add_evidence(EvidenceKey.STOPPED, "by the user")
-        return found
+        last.add_evidence(EvidenceKey.STOPPED, context.stop.why)
+        return last
     known(location)
     found = Diagnosis.of(location)
     evidence = found.evidence = dict(found.evidence or {})
@@ -206,18 +219,10 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         for reached in search.steps():
             context.checkpoint.note(reached)
     except KeyboardInterrupt:
-        evidence[EvidenceKey.STOPPED] = "by the user"
+        evidence[EvidenceKey.STOPPED] = context.stop.why
     except Exception as error:  # the operator is known; a later failure must not lose it
         evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
-
-
-def _oracle(case: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
-
-
-def _gross_errors(case: GraphCase) -> Sequence[Finding]:
-    return gross_error_oracle(case, CASE_LIMIT) or ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +271,8 @@ class _Search:
                 self.found.repro_confirmed = repro.confirmed
         yield self.found
         if reduced is not None and reduced.interrupted:
-            self.evidence[EvidenceKey.SETTINGS] = "not tried: stopped by the user"
-            self.evidence[EvidenceKey.STOPPED] = "by the user"
+            self.evidence[EvidenceKey.SETTINGS] = f"not tried: stopped {self.context.stop.why}"
+            self.evidence[EvidenceKey.STOPPED] = self.context.stop.why
             return
         workaround = self._workaround(reduced)
         self.found.workaround = None if workaround is None else workaround.code

@@ -12,27 +12,48 @@ __all__ = ["Interruption", "terminable"]
 
 
 class Interruption:
-    """Remembers that Ctrl-C was pressed, until somebody has reacted to it."""
+    """Remembers that Ctrl-C was pressed or that the time is up, until somebody has reacted to it.
+
+    Attributes:
+        why: Who or what ended the work, as the end of a sentence that begins with "stopped".
+    """
 
     def __init__(self) -> None:
+        self.why = "by the user"
         self._pressed = False
+        self._over = False
 
     @contextlib.contextmanager
-    def awaited(self) -> Iterator[None]:
-        """Listen for SIGINT in a block, in the main thread. It never arrives in other threads."""
-        if not _can_listen(signal.SIGINT):
-            yield
-            return
+    def awaited(self, seconds: float) -> Iterator[None]:
+        """Listen for SIGINT in a block, in the main thread. It never arrives in other threads.
+
+        Args:
+            seconds: When the time is up, which acts like Ctrl-C. In other threads only `check` raises then.
+        """
+        listening = _can_listen(signal.SIGINT)
 
         def pressed(_number: int, _frame: FrameType | None) -> None:
             self._pressed = True
-            raise KeyboardInterrupt
+            if not self._over:
+                raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGINT, pressed)
+        def time_is_up() -> None:
+            self.why, self._pressed = f"at its deadline, after {seconds:g} s", True
+            if listening:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        before = signal.signal(signal.SIGINT, pressed) if listening else None
+        timer = threading.Timer(seconds, time_is_up)
+        timer.daemon = True
+        timer.start()
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            self._over = True
+            timer.cancel()
+            timer.join()
+            if listening:
+                signal.signal(signal.SIGINT, before)
 
     def check(self) -> None:
         """Raise the exception that was lost.

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,31 @@ def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.M
     [finding] = report.findings
     assert finding.op == "aten.relu.default"
     assert "killed by SIGKILL" in finding.evidence["stopped"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_search_ends_at_its_deadline_with_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    def narrowed(*_args: Any, known: Callable[[Location], None], **_kwargs: Any) -> Location:
+        known(Location("compiled", "forward", notes=("the forward graph is wrong up to relu",)))
+        time.sleep(600 if hangs else 0)
+        return Location("compiled", "forward", notes=("nothing was found",))
+
+    monkeypatch.setattr(module, "locate", narrowed)
+    monkeypatch.setattr(module, "TIME_LIMIT", 8.0)
+    begun = time.monotonic()
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    assert (finding.stage, finding.graph) == ("compiled", "forward")
+    if hangs:
+        assert finding.evidence["localization"] == "the forward graph is wrong up to relu"
+        assert finding.evidence["stopped"] == "at its deadline, after 7 s"
+        assert time.monotonic() - begun >= 7
+    else:
+        assert finding.evidence["localization"] == "nothing was found"
+        assert "stopped" not in finding.evidence
 
 
 @pytest.mark.process

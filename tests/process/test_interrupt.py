@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_what_was_swallowed_is_raised_at_the_next_check() -> None:
     before = signal.getsignal(signal.SIGINT)
     stop = Interruption()
     stop.check()
-    with stop.awaited():
+    with stop.awaited(600):
         with pytest.raises(KeyboardInterrupt):  # where it may be swallowed
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -25,11 +26,46 @@ def test_what_was_swallowed_is_raised_at_the_next_check() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_the_time_is_up_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    stop = Interruption()
+    with stop.awaited(0.05):
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60)
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+        stop.heard()
+        time.sleep(0.1)
+        stop.check()
+    assert stop.why == "at its deadline, after 0.05 s"
+    assert signal.getsignal(signal.SIGINT) is before
+    with Interruption().awaited(0.05):
+        pass
+    time.sleep(0.1)  # nothing comes after the end
+
+
+def test_other_threads_are_told_by_a_check_that_the_time_is_up() -> None:
+    done: list[str] = []
+
+    def run() -> None:
+        stop = Interruption()
+        with stop.awaited(0.05):
+            time.sleep(0.1)
+            with pytest.raises(KeyboardInterrupt):
+                stop.check()
+        done.append("checked")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done == ["checked"]
+
+
 def test_other_threads_cannot_listen() -> None:
     done: list[str] = []
 
     def run() -> None:
-        with Interruption().awaited(), terminable():
+        with Interruption().awaited(600), terminable():
             done.append("ran")
 
     thread = threading.Thread(target=run)
@@ -48,5 +84,5 @@ def test_sigterm_is_ctrl_c_for_a_block() -> None:
 def test_a_handler_that_python_could_not_put_back_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda _number: None)
     monkeypatch.setattr(signal, "signal", lambda *_given: pytest.fail("a handler was replaced"))
-    with terminable(), Interruption().awaited():
+    with terminable(), Interruption().awaited(600):
         pass

@@ -23,13 +23,18 @@ def oracle(case: GraphCase) -> Sequence[Finding]:
     return [finding for finding in case.findings() if finding.kind.fails]
 
 
-def located(program: Callable[[Callable[..., Any]], Any], function: Callable[..., Any], compiler: Any) -> Location:
+def located(
+    program: Callable[[Callable[..., Any]], Any],
+    function: Callable[..., Any],
+    compiler: Any,
+    known: Callable[[Location], None] = lambda _location: None,
+) -> Location:
     """Run a program with a compiler that is wrong, and locate the first failure."""
     found: list[Location] = []
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         before = torch.get_rng_state(), torch.is_grad_enabled()
-        found.append(locate(failure, findings, oracle))
+        found.append(locate(failure, findings, oracle, known=known))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert torch.is_grad_enabled() == before[1]
         return findings

@@ -21,7 +21,7 @@ from checked_backend.diagnose.localize.subgraph import (
     tensors_made,
     unshared,
 )
-from checked_backend.findings import Finding
+from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.effects import has_effects, writes
 from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.options import CheckOptions
@@ -116,7 +116,12 @@ def cut_before(
 
 
 def shortest_wrong_prefix(
-    gm: fx.GraphModule, inputs: Sequence[Any], options: CheckOptions, oracle: CallOracle
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: CheckOptions,
+    oracle: CallOracle,
+    killing: CallOracle | None = None,
+    narrowed: Callable[[Cut, fx.Node | None], None] = lambda _wrong, _right: None,
 ) -> Cut | None:
     """Bisect for the first operator up to which the compiled graph is wrong.
 
@@ -126,14 +131,19 @@ def shortest_wrong_prefix(
     Args:
         options: Name the candidate.
         oracle: Tries a case.
+        killing: Like `oracle`, but a case that kills its process is a finding too. It is asked about the whole graph.
+        narrowed: Called with the shortest wrong prefix so far, and the last node of the longest right one.
 
     Returns:
         The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
     """
     calls = calls_of(gm)
     low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
-    found = _checked_prefix(gm, inputs, calls, options, oracle)
+    found = _checked_prefix(gm, inputs, calls, options, killing or oracle)
+    if found is not None and found.finding.kind is Kind.CRASH:
+        oracle = killing or oracle
     while found is not None and high - low > 1:
+        narrowed(found, calls[low - 1] if low else None)
         middle = (low + high) // 2
         shorter = _checked_prefix(gm, inputs, calls[:middle], options, oracle)
         if shorter is not None:

@@ -27,12 +27,13 @@ from checked_backend.diagnose.localize.isolated import probe_isolated
 from checked_backend.diagnose.localize.location import Location
 from checked_backend.diagnose.localize.probe import CLEAR, MUCH, FaultyOperator, bytes_of, share_of
 from checked_backend.diagnose.localize.producers import wrong_producer
-from checked_backend.diagnose.localize.stages import Recorded, Stage
+from checked_backend.diagnose.localize.stages import GraphKind, Recorded, Stage
 from checked_backend.diagnose.localize.subgraph import called_name, calls_of, can_be_walked, is_symbolic
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.graphs.origin import origin_of
+from checked_backend.graphs.source_line import module_path, source_line
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler
 from checked_backend.regions.graph_case import GraphCase
@@ -229,16 +230,19 @@ class Search:
         if not is_higher_order(node):
             return None
         self.tell(f"{node.name} ({node.target}) is wrong; looking into what it calls")
+        caller = self._at(stage, recorded, node, "", None, notes)
+        inner: list[str] = []
         try:
             calls = called_bodies(recorded.graph, recorded.inputs or (), node)
+            parts = [Recorded(recorded.kind, body, given) for body, given in calls]
+            within = replace(
+                self, graphs=parts, known=lambda found: self.known(caller if found.node is None else found)
+            )
+            hypothesis = within._probed(parts, inner)
+            found = within._bisected(stage, inner) if hypothesis is None else within._faulty(stage, *hypothesis, inner)
         except Exception as error:  # the operator itself is known
             notes.append(f"{node.name} could not be looked into: {type(error).__name__}: {error}".splitlines()[0])
             return None
-        parts = [Recorded(recorded.kind, body, given) for body, given in calls]
-        within = replace(self, graphs=parts)
-        inner: list[str] = []
-        hypothesis = within._probed(parts, inner)
-        found = within._bisected(stage, inner) if hypothesis is None else within._faulty(stage, *hypothesis, inner)
         if found is None:
             notes.append(f"nothing that {node.name} calls is wrong by itself")
             return None
@@ -287,9 +291,14 @@ class Search:
             if recorded.inputs is None:
                 continue
             self.tell(f"bisecting the {recorded.kind} graph")
-            prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.oracle)
-            if prefix is None and self.killing is not self.oracle:
-                prefix = shortest_wrong_prefix(recorded.graph, recorded.inputs, self.options, self.killing)
+            prefix = shortest_wrong_prefix(
+                recorded.graph,
+                recorded.inputs,
+                self.options,
+                self.oracle,
+                self.killing,
+                partial(self._narrowed, stage, recorded.kind, notes),
+            )
             if prefix is None:
                 continue
             inside = self._inside(stage, recorded, prefix.node, notes)
@@ -301,6 +310,11 @@ class Search:
             notes.append("found by bisection over prefixes of the graph")
             return self._at(stage, recorded, node, message, cut, notes)
         return None
+
+    def _narrowed(self, stage: Stage, kind: GraphKind, notes: Sequence[str], wrong: Cut, right: fx.Node | None) -> None:
+        note = f"the {kind} graph is wrong up to {_place(wrong.node)}"
+        note += "" if right is None else f", and right up to {_place(right)}"
+        self.known(Location(stage.name, kind, message=wrong.finding.message, notes=(*notes, note)))
 
     def _whole(self, stage: Stage, notes: list[str]) -> Location:
         """The last resort: a whole graph, if it fails by itself."""
@@ -316,6 +330,12 @@ class Search:
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
         notes.append(f"no graph of the region ({kinds}) is wrong when it is compiled by itself")
         return Location(stage.name, notes=tuple(notes))
+
+
+def _place(node: fx.Node) -> str:
+    """A node with its operator, its line and its module, for people."""
+    about = (called_name(node), source_line(node), module_path(node))
+    return f"{node.name} ({', '.join(one for one in about if one)})"
 
 
 def _explains(faulty: FaultyOperator, failing: Sequence[Finding]) -> bool:

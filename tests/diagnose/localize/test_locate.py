@@ -138,10 +138,15 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
         few = len(output.args[0]) <= 2  # type: ignore[arg-type]
         return faults.changed(value) if str(node.target) == "aten.gelu.default" and few else value
 
-    location = located(inference, Net(), planting.interpreted(result, "aot"))
+    known: list[Location] = []
+    location = located(inference, Net(), planting.interpreted(result, "aot"), known.append)
     assert operator_of(location) == "aten.gelu.default"
     assert location.cut is not None
     assert calls(location.cut.case) == ["aten.gelu.default"]
+    told = [one.notes[-1] for one in known if one.node is None and one.notes]  # by a search that ends there
+    assert "is wrong up to addmm_1 (aten.addmm.default, test_locate.py:" in told[0]
+    assert ": return self.last(hidden), last (Linear))" in told[0]
+    assert ", and right up to sub (" in told[-1]
     assert "bisection" in location.notes[0]
     assert "far too slightly" in location.notes[1]
 
