@@ -190,9 +190,14 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         last = Diagnosis.of(location)
         context.checkpoint.note(last)
 
+    too_slow = 0
+
     def oracle(case: GraphCase) -> Sequence[Finding]:
+        nonlocal too_slow
         context.stop.check()
-        return [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
+        found = [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
+        too_slow += any(finding.detail == "crash.hang" for finding in found)
+        return found
 
     def gross_errors(case: GraphCase) -> Sequence[Finding]:
         context.stop.check()
@@ -210,9 +215,9 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         )
     except KeyboardInterrupt:
         last.add_evidence(EvidenceKey.STOPPED, context.stop.why)
-        return last
+        return _with_unjudged(last, too_slow)
     known(location)
-    found = Diagnosis.of(location)
+    found = _with_unjudged(Diagnosis.of(location), too_slow)
     evidence = found.evidence = dict(found.evidence or {})
     search = _Search(failure, findings, location, found, evidence, context)
     try:
@@ -222,6 +227,15 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
         evidence[EvidenceKey.STOPPED] = context.stop.why
     except Exception as error:  # the operator is known; a later failure must not lose it
         evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found
+
+
+def _with_unjudged(found: Diagnosis, too_slow: int) -> Diagnosis:
+    """A diagnosis that says how many programs could not be judged: what is found right may be wrong in them."""
+    if too_slow:
+        before = (found.evidence or {}).get(EvidenceKey.LOCALIZATION, "")
+        note = f"{too_slow} of the parts that were tried took longer than {CASE_LIMIT:g} s and could not be judged"
+        found.add_evidence(EvidenceKey.LOCALIZATION, f"{before}; {note}" if before else note)
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 from checked_backend.diagnose import investigate as module
@@ -195,6 +196,37 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert gone.returncode == 0, gone.stdout + gone.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.parametrize("bug", [RELU_BUG, {}])
+def test_a_bug_of_inductor_inside_of_a_checkpoint_that_draws_gets_its_line_and_a_script(
+    tmp_path: Path, bug: dict[str, str]
+) -> None:
+    class Block(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :3] + checkpoint(self.drawn, x, use_reentrant=False)
+
+        def drawn(self, x: Tensor) -> Tensor:
+            return super().forward(nn.functional.dropout(x, 0.1))
+
+    given = {"on_divergence": "record", "report_dir": tmp_path, "compiler_options": bug}
+    with cb.collect() as session:
+        compiled = torch.compile(Block(), backend="numcheck", options=given)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                result = compiled(torch.randn(5, 6))
+            result.float().sum().backward()
+    if not bug:
+        assert session.report.verdict is cb.Verdict.PASS
+        return
+    finding = session.report.findings[0]
+    assert (finding.stage, finding.op, finding.repro_confirmed) == ("compiled", "aten.relu.default", True)
+    assert finding.source is not None
+    assert "hidden = torch.relu(hidden)" in finding.source
+    assert finding.repro is not None
+    assert "stopped" not in finding.evidence
+
+
 @pytest.mark.process
 def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_args: Any, known: Callable[[Location], None], **_kwargs: Any) -> Location:
@@ -280,6 +312,24 @@ def test_a_search_ends_at_its_deadline_with_what_is_known(
     else:
         assert finding.evidence["localization"] == "nothing was found"
         assert "stopped" not in finding.evidence
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_part_that_took_too_long_is_not_called_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    def asked(_failure: Failure, _findings: Sequence[Finding], oracle: Any, *_args: Any, **_kwargs: Any) -> Location:
+        oracle(None)
+        return Location("compiled", notes=("nothing was found",))
+
+    hung = Finding(cb.Kind.CRASH, "candidate", "the process died", "crash.hang")
+    monkeypatch.setattr(module, "locate", asked)
+    monkeypatch.setattr(module, "verdict_oracle", lambda _case, _limit: (hung,) if hangs else ())
+    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
+    [finding] = report.findings
+    note = "; 1 of the parts that were tried took longer than 60 s and could not be judged"
+    assert finding.evidence["localization"] == "nothing was found" + (note if hangs else "")
 
 
 @pytest.mark.process
