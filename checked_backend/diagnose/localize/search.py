@@ -291,6 +291,7 @@ class Search:
             if recorded.inputs is None:
                 continue
             self.tell(f"bisecting the {recorded.kind} graph")
+            self.known(Location(stage.name, notes=(*notes, f"it ended in bisecting the {recorded.kind} graph")))
             prefix = shortest_wrong_prefix(
                 recorded.graph,
                 recorded.inputs,
