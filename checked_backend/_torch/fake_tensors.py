@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -15,6 +17,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     disable_fake_tensor_cache,
 )
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
     "FakeTensor",
@@ -24,12 +27,21 @@ __all__ = [
     "disable_fake_tensor_cache",
     "fake_errors_unlogged",
     "fake_refusals",
+    "fakes_of_fixed_sizes",
 ]
 
 
 def fake_refusals() -> tuple[type[Exception], ...]:
     """The exceptions that fake tensors raise for an operator whose sizes or results depend on data."""
     return (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+def fakes_of_fixed_sizes(values: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
+    """Fake tensors like the given ones, without symbols for their sizes; and their mode. Other values stay."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    return mode, [
+        mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value for value in values
+    ]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.dynamo import TracingContext, compiling, tracing
-from checked_backend._torch.fake_tensors import FakeTensor, detect_fake_mode
+from checked_backend._torch.fake_tensors import FakeTensor, detect_fake_mode, fakes_of_fixed_sizes
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.fresh_cache import FreshCache
@@ -19,6 +19,8 @@ from checked_backend.regions.unsupported import may_be_the_cache
 __all__ = ["CompiledOnce", "compile_again"]
 
 Region = Callable[..., Any]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, int, float, bool)
 
 
 def compile_again(
@@ -63,9 +65,15 @@ def _compiled(
         # a loop has shapes of its own to solve for, whatever its inputs are
         or any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
     )
-    with compiling(), tracing(TracingContext(fake_mode) if symbolic else None):
-        if not symbolic or fake_mode is None:
-            return compiler(graph, list(inputs))
+    if not symbolic or fake_mode is None:
+        if not all(type(value) in _PLAIN for value in inputs):
+            with compiling(), tracing(None):
+                return compiler(graph, list(inputs))
+        # for real tensors torch's caches of graphs have no entry: these have no ShapeEnv
+        fake_mode, fixed = fakes_of_fixed_sizes(inputs)
+        with compiling(), tracing(TracingContext(fake_mode)):
+            return compiler(graph, fixed)
+    with compiling(), tracing(TracingContext(fake_mode)):
         with fake_mode:
             fakes = [
                 torch.empty_strided(

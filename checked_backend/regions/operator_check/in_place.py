@@ -72,7 +72,7 @@ class KernelCheck:
             given, _ = inputs.fresh()
             with without_compile_caches(), generated_modules_noted(self._modules):
                 self._region = lower(given)
-            results, called = self._recorded(inputs, rng, cotangents, room)
+                results, called = self._recorded(inputs, rng, cotangents, room)
         if not called:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
         if not all(recording.is_complete for _, recording in called):
