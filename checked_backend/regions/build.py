@@ -109,7 +109,7 @@ def build_region(
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
     with ExitStack() as stack:
-        if options.compiler == "inductor" and computes_in_low_precision(pristine):
+        if options.compiler == "inductor":
             modules = []
             stack.enter_context(generated_modules_noted(modules))
         candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
@@ -118,7 +118,8 @@ def build_region(
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
-    variants = _variants(source, candidate, local, options, mode, compiling, modules)
+    kernels = None if modules is None else _kernels(source, candidate, modules, local)
+    variants = _variants(source, candidate, local, options, mode, compiling, kernels)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -138,7 +139,9 @@ def build_region(
         remark=remark,
         needed=lambda: _bytes_of(pristine),
         recompile=None if source.is_symbolic else source.with_empty_cache,
-        investigate=None if investigator is None else _investigation(source, local, options, mode, investigator),
+        investigate=None
+        if investigator is None
+        else _investigation(source, local, kernels, options, mode, investigator),
         draws=DrawInputs(compiler, pristine, source.traced) or None,
         left_compiling=left,
     )
@@ -203,7 +206,7 @@ def _variants(
     options: CheckOptions,
     mode: str | None,
     compiling: float,
-    modules: list[GeneratedModule] | None,
+    kernels: KernelCheck | None,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
@@ -212,7 +215,7 @@ def _variants(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        operators = _operator_step(source, candidate, local, options, mode, modules)
+        operators = _operator_step(source, candidate, local, options, mode, kernels)
     return Variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
@@ -238,17 +241,9 @@ def _operator_step(
     local: LocalRegion | None,
     options: CheckOptions,
     mode: str | None,
-    modules: list[GeneratedModule] | None,
+    kernels: KernelCheck | None,
 ) -> OperatorStep:
-    if local is not None:
-        source = _Source(source.compiler, local.graph, local.traced, source.waiting)
-        alone = source.compiled_by(source.compiler, "without its collectives")
-        candidate = lambda *args: alone(args)(*args)  # noqa: E731  the region itself would exchange something
-    kernels = front = None
-    if modules is not None:
-        lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
-        kernels = KernelCheck(candidate, modules if local is None else (), lower)
-        front = inductor_front_compiler(options, mode)
+    source, candidate = _alone(source, candidate, local)
     check = OperatorCheck(
         source.compiler,
         source.graph,
@@ -256,14 +251,36 @@ def _operator_step(
         gradients=options.gradients,
         candidate=candidate,
         kernels=kernels,
-        front=front,
+        front=None if kernels is None else inductor_front_compiler(options, mode),
     )
     return OperatorStep(check) if local is None else OperatorStep(check, local.call)
+
+
+def _kernels(
+    source: _Source, candidate: Callable[..., Any], modules: list[GeneratedModule], local: LocalRegion | str | None
+) -> KernelCheck | None:
+    if isinstance(local, str):
+        return None
+    source, candidate = _alone(source, candidate, local)
+    lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
+    return KernelCheck(candidate, modules if local is None else (), lower)
+
+
+def _alone(
+    source: _Source, candidate: Callable[..., Any], local: LocalRegion | None
+) -> tuple[_Source, Callable[..., Any]]:
+    """A region and its compiled form; without exchanges with other ranks, if it has some."""
+    if local is None:
+        return source, candidate
+    source = _Source(source.compiler, local.graph, local.traced, source.waiting)
+    compiled = source.compiled_by(source.compiler, "without its collectives")
+    return source, lambda *args: compiled(args)(*args)
 
 
 def _investigation(
     source: _Source,
     local: LocalRegion | str | None,
+    kernels: KernelCheck | None,
     options: CheckOptions,
     mode: str | None,
     investigator: Investigator,
@@ -288,6 +305,7 @@ def _investigation(
             options,
             mode,
             keep,
+            kernels,
             patience=time_to_search(),
         )
         return investigator(failure, findings)

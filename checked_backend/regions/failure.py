@@ -12,6 +12,7 @@ from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.regions.execution import Cotangents, Subjects
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.torch_state import RngState, TorchState
 
 __all__ = ["Failure", "Investigator", "Keep"]
@@ -35,6 +36,7 @@ class Failure:
         options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
         patience: Seconds after which other ranks would wait no longer for this one; None if none waits.
+        kernels: Sees the kernels of the compiled region as they run; None if the compiler is not Inductor.
         keep: Puts the findings, with everything known about them so far, on disk. It may be called in any process.
     """
 
@@ -48,6 +50,7 @@ class Failure:
     options: CheckOptions
     mode: str | None
     keep: Keep = lambda _findings: None
+    kernels: KernelCheck | None = None
     patience: float | None = None
 
 

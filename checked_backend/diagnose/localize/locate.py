@@ -20,10 +20,14 @@ from checked_backend.regions.compile import Compiler, resolve_compiler, with_mod
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.rerun import rerun_failure, wrong_like
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["Location", "locate"]
+
+MOST_BYTES = 1 << 31
+"""Bytes of what the kernels of a graph write, where these are looked at."""
 
 
 def locate(
@@ -81,8 +85,21 @@ def _located(
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients)
+    kernels = None if failure.kernels is None or stage.compiler is not None else partial(_wrong_kernels, failure)
+    search = Search(
+        graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients, kernels
+    )
     return search.run(stage, failing)
+
+
+def _wrong_kernels(failure: Failure) -> Sequence[tuple[str, Wrong]]:
+    """The kernels of the compiled region that are wrong on the inputs that they really get, each with its graph."""
+    if failure.kernels is None:
+        return ()
+    sent = {} if failure.cotangents is None else failure.cotangents.outputs
+    with failure.ambient.entered():
+        _, checked = failure.kernels.run(failure.inputs, failure.rng, lambda _results: sent, MOST_BYTES)
+    return [(module.kind, wrong) for module, checks in checked for wrong in checks.wrong]
 
 
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:

@@ -34,10 +34,13 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.graphs.origin import origin_of
 from checked_backend.graphs.source_line import module_path, source_line
+from checked_backend.numerics.measure import measure
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.operator_check.findings import error_message
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 
 __all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Search", "is_of_values", "probe_limit"]
 
@@ -79,6 +82,8 @@ class Search:
         known: Called with the location so far.
         suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
+        kernels: Finds kernels that are wrong on the inputs that they really get, each with the kind of its graph; None
+            if kernels cannot be seen, or are right.
     """
 
     graphs: Sequence[Recorded]
@@ -92,6 +97,7 @@ class Search:
     known: Callable[[Location], None]
     suspects: Collection[tuple[str, str]] = ()
     gradients: GradientSearch | None = None
+    kernels: Callable[[], Sequence[tuple[str, Wrong]]] | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
@@ -102,7 +108,7 @@ class Search:
         in_values = [one for one in failing if is_of_values(one)]
         if not in_values:
             return self._bisected(stage, notes) or self._whole(stage, notes)
-        slight = self._probed(self.graphs, notes)
+        slight = self._in_place(notes) or self._probed(self.graphs, notes)
         if slight is not None and _explains(slight[1], in_values):
             return self._faulty(stage, *slight, notes)
         found = self._fused(stage, slight, notes) or self._past(stage, slight, notes)
@@ -129,6 +135,29 @@ class Search:
             if cut is not None and surely and _may_explain(cut.finding, worst):
                 notes = ("the operator was found in another region, and is wrong in this one too",)
                 return replace(self._at(stage, recorded, node, cut.finding.message, cut, notes), again=True)
+        return None
+
+    def _in_place(self, notes: list[str]) -> _Hypothesis | None:
+        """The first kernel that is clearly wrong in the program as it was compiled: nothing is compiled for that."""
+        if self.kernels is None:
+            return None
+        self.tell("looking at the kernels as they run")
+        try:
+            wrong = self.kernels()
+        except Exception as error:  # the probe does without them
+            notes.append(f"the kernels could not be looked at: {type(error).__name__}: {error}".splitlines()[0])
+            return None
+        for kind, one in wrong:
+            metrics = measure(reference=one.right, candidate=one.found)
+            dtype = str(one.found.dtype).removeprefix("torch.")
+            message = error_message(f"what {one.node.name} computes", dtype, one.error, one.found.numel())
+            faulty = FaultyOperator(one.node, Finding(Kind.LOGIC, "output[0]", message, metrics=metrics))
+            if faulty.size < CLEAR:
+                continue
+            for recorded in self.graphs:
+                named = [node for node in calls_of(recorded.graph) if node.name == one.node.name]
+                if recorded.kind == kind and recorded.inputs is not None and named:
+                    return recorded, replace(faulty, node=named[0])
         return None
 
     def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Hypothesis | None:

@@ -23,7 +23,7 @@ from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
-from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError
+from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import Elsewhere, Place, errors_of_probe
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, expose
@@ -160,8 +160,8 @@ class OperatorCheck:
         gm = eager_graph(self._graph)
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
-            results, checks = kernels.run(gm, inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
-        self._conclude(gm, checks, results, subjects, decisions)
+            results, checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
+        self._conclude(gm, of_region(gm, checked), results, subjects, decisions)
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions

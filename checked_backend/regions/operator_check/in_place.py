@@ -19,7 +19,9 @@ from checked_backend.regions.operator_check.tensor_checks import TensorChecks, W
 from checked_backend.regions.operator_check.walk import Probed, Walk
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["KernelCheck", "NotInPlaceError"]
+__all__ = ["CheckedModule", "KernelCheck", "NotInPlaceError", "of_region"]
+
+CheckedModule = tuple[GeneratedModule, TensorChecks]
 
 MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
 """Makes the gradients that are sent in, by place among the results."""
@@ -49,19 +51,18 @@ class KernelCheck:
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
 
     def run(
-        self, gm: fx.GraphModule, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
-    ) -> tuple[Sequence[Any], TensorChecks]:
+        self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
+    ) -> tuple[Sequence[Any], Sequence[CheckedModule]]:
         """Run the region on copies of its inputs, and check what its kernels wrote.
 
         Args:
-            gm: The region's Dynamo graph, for eager.
             inputs: The inputs of the call.
             rng: The random state before it.
             cotangents: Makes the gradients that are sent in, by place among the results.
             room: The most bytes that a module's tensors may take.
 
         Returns:
-            The results of the region; and the checks, with errors at the nodes of Dynamo's graph where these are known.
+            The results of the region, and the checks of each module's tensors.
 
         Raises:
             NotInPlaceError: No kernel was seen, or there is no room.
@@ -77,7 +78,7 @@ class KernelCheck:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
         if not all(recording.is_complete for _, recording in called):
             raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
-        return results, _of_region(gm, [(module, _checks(module, recording, rng)) for module, recording in called])
+        return results, [(module, _checks(module, recording, rng)) for module, recording in called]
 
     def _recorded(
         self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
@@ -146,7 +147,7 @@ def _is_alike(traced: Any, value: torch.Tensor) -> bool:
     return all(size == own for size, own in zip(traced.shape, value.shape, strict=True) if isinstance(size, int))
 
 
-def _of_region(gm: fx.GraphModule, checked: Iterable[tuple[GeneratedModule, TensorChecks]]) -> TensorChecks:
+def of_region(gm: fx.GraphModule, checked: Iterable[CheckedModule]) -> TensorChecks:
     """The checks of all modules, with errors at the nodes of Dynamo's graph where these are known."""
     checks = TensorChecks()
     for module, own in checked:

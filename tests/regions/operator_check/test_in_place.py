@@ -12,6 +12,7 @@ from torch import fx
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend.diagnose.localize import search
 from checked_backend.graphs.origin import origin_of
 from tests.support.planted import Fault, planted, scaled
 
@@ -74,3 +75,15 @@ def test_what_a_buffer_holds_is_known() -> None:
         assert len(nodes) >= 0.9 * len(module.held)
         origins = {origin.name for node in nodes if (origin := origin_of(node, graphs[0])) is not None}
         assert origins & {"y", "tanh"}
+
+
+def test_the_operator_is_found_with_nothing_compiled_to_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(*_: object, **__: object) -> None:
+        raise AssertionError("the graph was compiled with its inner tensors as results")
+
+    monkeypatch.setattr(search, "probe_isolated", probe)
+    with planted("tanh"), without_compile_caches():
+        report = cb.check(lambda x, w: torch.tanh(x @ w).exp().sum(1), inputs(), compiler="inductor")
+    assert {finding.op for finding in report.findings} == {"aten.tanh.default"}
+    assert report.findings[0].stage == "compiled"
+    assert report.findings[0].repro_confirmed
