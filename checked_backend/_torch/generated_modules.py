@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -111,18 +111,31 @@ def _node_of(buffer: Any, operation: Any, order: Mapping[fx.Node, int]) -> fx.No
     """The node whose value an operation makes.
 
     Torch does not say it of every buffer that a later operator made it compute (``ir.assign_origin_node``): then it is
-    the last of the buffer's origins that makes one tensor like it.
+    the origin that all others lead to, if it makes one tensor like the buffer.
     """
     node: fx.Node | None = operation.get_origin_node()
     if node in order:
         return node
-    alike = [origin for origin in operation.get_origins() if origin in order and _is_alike(origin, buffer)]
-    return max(alike, key=order.__getitem__, default=None)
+    origins = [one for one in operation.get_origins() if one in order and isinstance(one.target, OpOverload)]
+    last = max(origins, key=order.__getitem__, default=None)
+    return last if last is not None and _is_alike(last, buffer) and _leads_here(origins, last) else None
+
+
+def _leads_here(sources: Iterable[fx.Node], node: fx.Node) -> bool:
+    """Whether a node is computed from each of the others."""
+    before = {node}
+    pending = [node]
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in before:
+                before.add(source)
+                pending.append(source)
+    return before.issuperset(sources)
 
 
 def _is_alike(node: fx.Node, buffer: Any) -> bool:
     value, layout = node.meta.get("val"), buffer.layout
-    if not isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor):
         return False
     shape: Sequence[Any] = value.shape
     sizes = [size.node.expr if isinstance(size, torch.SymInt) else size for size in shape]
