@@ -89,7 +89,7 @@ def test_a_process_that_ends_while_the_operator_is_looked_for_leaves_the_failure
 
     def found(model: str) -> CaseResult:
         case = Case("python:zoo_of_searches.py", model, compiler=f"{path}:wrong")
-        place = JobResources(threads=1, speed=False, folder=str(tmp_path))
+        place = JobResources(threads=1, folder=str(tmp_path))
         return run_job(Job(f"python:{path}", case, Settings(timeout=40.0, localize=True)), place)
 
     wrong = found("sine")
