@@ -14,6 +14,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.diagnose.localize import search
 from checked_backend.graphs.origin import origin_of
+from tests.support.locate_tools import located
 from tests.support.planted import Fault, planted, scaled
 
 pytestmark = [pytest.mark.inductor]
@@ -83,7 +84,6 @@ def test_the_operator_is_found_with_nothing_compiled_to_look_for_it(monkeypatch:
 
     monkeypatch.setattr(search, "probe_isolated", probe)
     with planted("tanh"), without_compile_caches():
-        report = cb.check(lambda x, w: torch.tanh(x @ w).exp().sum(1), inputs(), compiler="inductor")
-    assert {finding.op for finding in report.findings} == {"aten.tanh.default"}
-    assert report.findings[0].stage == "compiled"
-    assert report.findings[0].repro_confirmed
+        location = located(lambda f: f(*inputs()), lambda x, w: torch.tanh(x @ w).exp().sum(1), "inductor")
+    assert (location.stage, location.graph, location.op) == ("compiled", "forward", "aten.tanh.default")
+    assert location.cut is not None
