@@ -248,8 +248,12 @@ class Search:
         self.known(self._at(stage, recorded, faulty.node, faulty.finding.message, None, notes))
         cut = self._cut(recorded, inputs, faulty.node)
         if cut is not None:
-            node, message = self._blamed(recorded.graph, cut, faulty.finding.message, notes)
-            return self._at(stage, recorded, node, message, cut, notes)
+            why: list[str] = []
+            node, message = self._blamed(recorded.graph, cut, faulty.finding.message, why)
+            alone = None if node is faulty.node else self._cut(recorded, inputs, node)
+            if alone is not None:  # a kernel computes several operators
+                return self._at(stage, recorded, node, alone.finding.message, alone, notes)
+            return self._at(stage, recorded, node, message, cut, [*notes, *why])
         notes.append(f"{faulty.node.name} is wrong in the whole graph; no part of it is that ends there")
         whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.oracle)
         return self._at(stage, recorded, faulty.node, faulty.finding.message, whole, notes)
