@@ -89,9 +89,9 @@ def infer(make: Make, compile_model: Compile) -> list[torch.Tensor]:
 
 
 def covered(report: cb.Report) -> bool:
-    """Whether the check passed, every call of every region was checked, and nothing at all was skipped."""
+    """Whether the check passed, every call of every region was checked, and nothing but single numbers was skipped."""
     assert agreed(report)
-    assert not report.coverage.skipped
+    assert not [skip for skip in report.coverage.skipped if "too few of its elements" not in skip.reason]
     assert all(region.calls == region.checked_calls > 0 for region in report.coverage.regions)
     return True
 
