@@ -89,9 +89,14 @@ def infer(make: Make, compile_model: Compile) -> list[torch.Tensor]:
 
 
 def covered(report: cb.Report) -> bool:
-    """Whether the check passed, every call of every region was checked, and nothing but single numbers was skipped."""
+    """Whether the check passed, every call of every region was checked, and nothing at all was skipped.
+
+    In half precision a kernel's tensor of a few numbers may be, since the region's results are compared all the same.
+    """
     assert agreed(report)
-    assert not [skip for skip in report.coverage.skipped if "too few of its elements" not in skip.reason]
+    for skip in report.coverage.skipped:
+        assert (skip.subject, skip.matters) == ("operators by themselves", False)
+        assert "too few of its elements" in skip.reason
     assert all(region.calls == region.checked_calls > 0 for region in report.coverage.regions)
     return True
 
