@@ -9,7 +9,7 @@ import torch
 from checked_backend.findings import Kind
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.envelope import root_mean_square, widened
+from checked_backend.verdict.elements import root_mean_square, widened
 from checked_backend.verdict.evidence import Evidence
 
 __all__ = [

@@ -12,7 +12,7 @@ from checked_backend.verdict.classify import CHANGES_IN_FLOAT64, Classification,
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.distribution import distribution
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import as_good_as_eager
 from checked_backend.verdict.steps.float64 import wants_twin

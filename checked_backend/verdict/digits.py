@@ -8,7 +8,8 @@ import torch
 
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import blocks, difference, root_mean_square
+from checked_backend.verdict.local_scale import EXPONENTS, exponents
 
 __all__ = ["least_digits", "lost_digits"]
 
@@ -39,20 +40,32 @@ def lost_digits(
     """
     if not reference.dtype.is_floating_point:
         return None
-    magnitude = high_precision.detach().to(torch.float64).abs()
-    eager, compiled = difference(high_precision, reference), difference(high_precision, candidate)
-    counted = (magnitude >= torch.finfo(reference.dtype).tiny) & magnitude.isfinite()
-    counted &= eager.isfinite() & compiled.isfinite()
-    lost = counted & (compiled > least_digits(reference.dtype) * magnitude)
-    if not bool(lost.any()):
-        return lost
-    error = torch.where(counted, eager / magnitude, 0.0)
-    factor = thresholds.LOST_DIGITS_EAGER_FACTOR
-    lost &= compiled > factor * _greatest_from_here_on(error, magnitude, counted) * magnitude
-    typical = root_mean_square(eager[counted])
-    alike = lost & (compiled <= factor * typical)
-    rounded = torch.maximum(eager, unit_roundoff(reference.dtype) * magnitude)
-    return lost & ~alike if _is_by_chance(rounded[alike], typical) else lost
+    masks: list[torch.Tensor] = []
+    errors = torch.zeros(EXPONENTS, dtype=torch.float64, device=reference.device)
+    norm, count = 0.0, 0
+    for high, first, second in blocks(high_precision, reference, candidate):
+        size = high.to(torch.float64).abs()
+        eager, compiled = difference(high, first), difference(high, second)
+        counted = (size >= torch.finfo(reference.dtype).tiny) & size.isfinite()
+        counted &= eager.isfinite() & compiled.isfinite()
+        masks.append(counted & (compiled > least_digits(reference.dtype) * size))
+        error = torch.where(counted, eager / size, 0.0)
+        errors.scatter_reduce_(0, exponents(size), error.to(torch.float64), "amax")
+        among = eager[counted]
+        norm, count = math.hypot(norm, root_mean_square(among) * math.sqrt(among.numel())), count + among.numel()
+    lost = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool, device=reference.device)
+    places = lost.nonzero().flatten()
+    if len(places):
+        high, first, second = (tensor.detach().reshape(-1)[places] for tensor in (high_precision, reference, candidate))
+        size = high.to(torch.float64).abs()
+        eager, compiled = difference(high, first), difference(high, second)
+        factor = thresholds.LOST_DIGITS_EAGER_FACTOR
+        near = compiled > factor * _greatest_from_here_on(errors)[exponents(size)] * size
+        typical = norm / math.sqrt(count)
+        alike = near & (compiled <= factor * typical)
+        rounded = torch.maximum(eager, unit_roundoff(reference.dtype) * size)
+        lost[places] = near & ~alike if _is_by_chance(rounded[alike], typical) else near
+    return lost.reshape(reference.shape)
 
 
 def _is_by_chance(errors: torch.Tensor, typical: float) -> bool:
@@ -69,12 +82,7 @@ def _is_by_chance(errors: torch.Tensor, typical: float) -> bool:
     return float(chances.log10().sum().item()) > math.log10(thresholds.LOST_DIGITS_CHANCE)
 
 
-def _greatest_from_here_on(error: torch.Tensor, magnitude: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    """For each element, the greatest error among elements of its magnitude (down to a quarter of it) and above."""
-    exponents = torch.frexp(torch.where(counted, magnitude, 1.0)).exponent
-    lowest = int(exponents.min().item())
-    place = (exponents - lowest).to(torch.int64).flatten()
-    by_exponent = torch.zeros(int(place.max().item()) + 1, dtype=error.dtype, device=error.device)
-    by_exponent.scatter_reduce_(0, place, error.flatten(), "amax")
-    from_here_on = by_exponent.flip(0).cummax(0).values.flip(0)
-    return from_here_on[(place - 1).clamp_min(0)].reshape(error.shape)
+def _greatest_from_here_on(errors: torch.Tensor) -> torch.Tensor:
+    """By stored exponent, the greatest error among elements of that size (down to a quarter of it) and above."""
+    from_here_on = errors.flip(0).cummax(0).values.flip(0)
+    return torch.cat([from_here_on[:1], from_here_on[:-1]])

@@ -14,7 +14,7 @@ import torch
 
 from checked_backend.findings import Distribution, WorstElement
 from checked_backend.numerics.bits import FORMATS
-from checked_backend.verdict.envelope import difference
+from checked_backend.verdict.elements import difference
 
 __all__ = ["BLOCK_COLUMNS", "BLOCK_ROWS", "MOST_WORST", "distribution"]
 

@@ -7,23 +7,15 @@ those runs are, element by element.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from checked_backend.numerics.quick_diff import QuickDiff
-from checked_backend.verdict import thresholds
+from checked_backend.verdict.elements import all_finite, blocks, difference, magnitudes, root_mean_square
+from checked_backend.verdict.local_scale import LocalScale
 
-__all__ = [
-    "Envelope",
-    "NoiseBaseline",
-    "difference",
-    "local_root_mean_square",
-    "root_mean_square",
-    "times",
-    "unconfirmed",
-    "widened",
-]
+__all__ = ["Envelope", "NoiseBaseline", "times"]
 
 
 def times(difference: float, noise: float) -> float:
@@ -31,113 +23,6 @@ def times(difference: float, noise: float) -> float:
     if not difference:
         return 0.0
     return difference / noise if noise > 0 else float("inf")
-
-
-def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's values in a real dtype that allows differences.
-
-    float64 and integers become float64, complex numbers become pairs of reals, everything else becomes float32.
-    """
-    tensor = tensor.detach()
-    if tensor.dtype.is_complex:
-        wide = torch.complex128 if tensor.dtype == torch.complex128 else torch.complex64
-        return torch.view_as_real(tensor.resolve_conj().resolve_neg().to(wide))
-    if tensor.dtype == torch.float64 or not tensor.dtype.is_floating_point:
-        return tensor.to(torch.float64)
-    return tensor.to(torch.float32)
-
-
-def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Absolute difference, element by element.
-
-    Returns:
-        A tensor in the wider of the two widened dtypes. It is 0 where the values are equal (NaN equals NaN, an infinity
-        equals itself), ``inf`` where one is NaN or infinite and the other is not the same, and at least 1 where
-        integers differ.
-    """
-    one, two = widened(first), widened(second)
-    if one.dtype != two.dtype:
-        one, two = one.to(torch.float64), two.to(torch.float64)
-    result = (one - two).abs_()
-    if torch.isfinite(result).all():
-        finite = result
-    else:
-        same = (one == two) | (one.isnan() & two.isnan())
-        finite = torch.where(same, 0.0, torch.where(one.isfinite() & two.isfinite(), result, torch.inf))
-    if not (first.dtype.is_floating_point or first.dtype.is_complex):
-        # int64 beyond 2**53 can differ where its float64 values do not
-        finite = torch.where(first != second, finite.clamp_min(1.0), 0.0)
-    return finite
-
-
-def unconfirmed(reference: torch.Tensor, high_precision: torch.Tensor) -> torch.Tensor | None:
-    """Mask the elements of which eager has a number and float64 has none, so that float64 confirms nothing.
-
-    A matrix that is singular in float64 may be not quite singular in float32. A program may overflow, or take the
-    logarithm of zero, in float64 alone. Where the reference and the twin are both infinite, they agree whatever they
-    compute.
-
-    Args:
-        reference: Eager's tensor.
-        high_precision: The reference in float64; beyond the range of the tensor's dtype it counts as infinite.
-
-    Returns:
-        A mask, of the shape of `difference`; None where there is no such element.
-    """
-    none = widened(high_precision.to(reference.dtype)).isfinite().logical_not_()
-    if not bool(none.any()):
-        return None
-    none &= widened(reference).isfinite()
-    return none if bool(none.any()) else None
-
-
-def root_mean_square(values: torch.Tensor) -> float:
-    """Root mean square of the finite elements; 0 if there are none."""
-    wide = widened(values).to(torch.float64)
-    finite = wide.isfinite()
-    if not bool(finite.all()):
-        wide = wide[finite]
-    if not wide.numel():
-        return 0.0
-    norm = float(torch.linalg.vector_norm(wide).item())
-    if norm == float("inf"):  # the squares overflow
-        greatest = wide.abs().max()
-        norm = float((torch.linalg.vector_norm(wide / greatest) * greatest).item())
-    return norm / float(wide.numel() ** 0.5)
-
-
-def local_root_mean_square(
-    values: torch.Tensor, magnitude: torch.Tensor, reach: int = thresholds.NEIGHBOUR_BITS
-) -> torch.Tensor:
-    """For each element, the root mean square of the values of elements that are not much larger than it.
-
-    One huge element, for example of a mask, says nothing about the noise of the others.
-
-    Args:
-        values: Any numbers.
-        magnitude: The elements' absolute values, of the same shape.
-        reach: How much larger an element may be, as a power of two.
-
-    Returns:
-        A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** reach`` times the
-        element's magnitude. For elements that are zero or not finite it is over all finite elements.
-    """
-    finite = (values.isfinite() & magnitude.isfinite()).flatten()
-    greatest = float(torch.where(finite, values.flatten(), 0).abs().max().item()) if values.numel() else 0.0
-    if not greatest:
-        return torch.zeros(values.shape, dtype=torch.float64, device=values.device)
-    squares = torch.where(finite, values.flatten().to(torch.float64) / greatest, 0.0).square_()
-    sized = (magnitude.isfinite() & (magnitude > 0)).flatten()
-    exponents = torch.frexp(torch.where(sized, magnitude.flatten().to(torch.float64), 1.0)).exponent
-    lowest = int(exponents[sized].min().item()) if bool(sized.any()) else 0
-    last = int(exponents[sized].max().item()) - lowest if bool(sized.any()) else 0
-    place = torch.where(sized, exponents - lowest, last).to(torch.int64)
-    counted = torch.where(sized & finite, place, 0)
-    sums = torch.bincount(counted, torch.where(sized, squares, 0.0), last + 1).cumsum(0)
-    counts = torch.bincount(counted, (sized & finite).to(torch.float64), last + 1).cumsum(0)
-    means = sums / counts.clamp_min(1.0)
-    means[-1] = squares.sum() / finite.sum()
-    return (means[(place + reach).clamp_max(last)].sqrt_() * greatest).reshape(values.shape)
 
 
 @dataclass(slots=True)
@@ -154,37 +39,55 @@ class Envelope:
     values: torch.Tensor
     runs: int = 1
     unstable: torch.Tensor | None = None
+    _sizes: tuple[float, float] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:
         """The envelope of one control run."""
-        return cls(*_finite_part(difference(reference, sample), 1))
+        distance = difference(reference, sample)
+        return cls(*_finite_part(distance))
 
     def add(self, reference: torch.Tensor, sample: torch.Tensor) -> None:
         """Take one more control run in."""
-        values, _, unstable = _finite_part(difference(reference, sample), 1)
+        values, _, unstable = _finite_part(difference(reference, sample))
         torch.maximum(self.values, values, out=self.values)
         if unstable is not None:
             self.unstable = unstable if self.unstable is None else self.unstable | unstable
         self.runs += 1
+        self._sizes = None
 
     @property
     def rms(self) -> float:
-        """Root mean square of the finite part."""
-        return root_mean_square(self.values)
+        """Root mean square of the values."""
+        return self._measured()[0]
 
     @property
     def max(self) -> float:
-        """Greatest finite element; 0 if there is none."""
-        finite = self.values[self.values.isfinite()]
-        return float(finite.max().item()) if finite.numel() else 0.0
+        """The greatest value; 0 if there is none."""
+        return self._measured()[1]
+
+    def _measured(self) -> tuple[float, float]:
+        if self._sizes is None:
+            greatest = float(self.values.max().item()) if self.values.numel() else 0.0
+            self._sizes = root_mean_square(self.values), greatest
+        return self._sizes
+
+    def scale(self, magnitude: torch.Tensor) -> LocalScale:
+        """The noise of elements that are not much larger than an element.
+
+        Args:
+            magnitude: The tensor whose elements' magnitudes count.
+        """
+        parts = ((values, magnitudes(part)) for part, values in blocks(magnitude, self.values))
+        return LocalScale(parts, self.max)
 
 
-def _finite_part(distance: torch.Tensor, runs: int) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+def _finite_part(distance: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+    """The start of an `Envelope`: the distances that are finite, one run, and where they are not."""
+    if all_finite(distance):
+        return distance, 1, None
     unstable = distance.isinf()
-    if not bool(unstable.any()):
-        return distance, runs, None
-    return torch.where(unstable, 0.0, distance), runs, unstable
+    return torch.where(unstable, 0.0, distance), 1, unstable if bool(unstable.any()) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,9 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.decisions import TensorPair
-from checked_backend.verdict.envelope import (
-    Envelope,
-    NoiseBaseline,
-    difference,
-    local_root_mean_square,
-    root_mean_square,
-    widened,
-)
+from checked_backend.verdict.elements import difference, root_mean_square, widened
+from checked_backend.verdict.envelope import Envelope, NoiseBaseline
+from checked_backend.verdict.local_scale import local_root_mean_square
 from checked_backend.verdict.outliers import Outliers, outside_noise
 
 __all__ = ["Evidence", "extended"]
@@ -32,6 +27,7 @@ class Evidence:
     Attributes:
         pair: Both tensors.
         metrics: How they differ.
+        spread: How far two runs of eager are apart, root mean square.
         envelope: Noise from Monte Carlo runs.
         strong: Noise from Monte Carlo runs with larger roundings.
         outside: Elements that noise does not explain. Before there is an envelope, no difference is explained.
@@ -54,6 +50,7 @@ class Evidence:
 
     pair: TensorPair
     metrics: Metrics
+    spread: float = 0.0
     envelope: Envelope | None = None
     strong: Envelope | None = None
     outside: Outliers = field(default_factory=lambda: Outliers(1, 0, float("inf")))
@@ -201,7 +198,7 @@ class Evidence:
 
     def has_numbers(self) -> bool:
         """Whether eager has any finite number here. In NaN and infinity an error has no size."""
-        return bool(widened(self.pair.reference).isfinite().any())
+        return self.metrics.reference_rms > 0 or bool(widened(self.pair.reference).isfinite().any())
 
     def relative_noise(self) -> float:
         """The noise over the tensor's own size, as root mean squares. A difference found to be noise counts too."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.envelope import local_root_mean_square, widened
+from checked_backend.verdict.elements import widened
+from checked_backend.verdict.local_scale import local_root_mean_square
 
 __all__ = ["LocalError", "local_error"]
 

@@ -11,30 +11,33 @@ value and at four times its value no constant changes a verdict, except `STRONG_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.digits import least_digits, lost_digits
-from checked_backend.verdict.envelope import (
-    Envelope,
+from checked_backend.verdict.elements import (
+    blocks,
     difference,
-    local_root_mean_square,
+    magnitudes,
+    picked,
     root_mean_square,
     unconfirmed,
     widened,
 )
-from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable
+from checked_backend.verdict.envelope import Envelope
+from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
+from checked_backend.verdict.local_scale import LocalScale
 
 __all__ = [
     "Closeness",
     "Outliers",
-    "TwinDifference",
     "as_good_as_eager",
     "distances_from",
     "outside_noise",
-    "twin_difference",
+    "ratios",
 ]
 
 
@@ -101,56 +104,116 @@ def outside_noise(
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
             there. Elsewhere it says no more than ``envelope`` does.
     """
-    distance = difference(reference, candidate)
-    magnitude = difference(reference, torch.zeros_like(reference)).nan_to_num_(posinf=0.0)
-    allowed, own, jumps = _allowances(reference.dtype, magnitude, envelope, strong)
-    inside = distance <= allowed
-    for runs in (envelope, strong):
-        if runs is not None and runs.unstable is not None:  # there NaN and infinity are as good as a number
-            inside |= runs.unstable & distance.isinf()
-    digits, lost, blind = None, None, None
+    digits = None
     if high_precision is not None:
-        eager, compiled = distances_from(high_precision, reference), distances_from(high_precision, candidate)
-        blind = unconfirmed(reference, high_precision)
+        digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
+    whole = _Elements(
+        reference,
+        candidate,
+        envelope.values,
+        envelope.unstable,
+        None if strong is None else strong.values,
+        None if strong is None else strong.unstable,
+        high_precision,
+        digits,
+    )
+    plain = high_precision is None and strong is None
+    allowances = _Allowances(reference, envelope)
+    masks: list[torch.Tensor] = []
+    doubtful, worst, jumping, furthest = 0, 0.0, 0, 0.0
+    for part in map(_Elements._make, blocks(*whole)):  # most elements are settled here
+        distance = difference(part.reference, part.candidate)
+        allowed, own, jumps = allowances.of(part)
+        inside = part.inside(distance, allowed)
+        masks.append(~inside if part.digits is None else ~inside | part.digits)
+        if jumps is not None and part.strong is not None and bool(jumps.any()):
+            jumping, furthest = jumping + int(jumps.sum()), max(furthest, float(part.strong[jumps].max()))
+        if plain:
+            worst = max(worst, float(ratios(distance, allowed).max().item()))
+        if high_precision is None and reference.dtype.is_floating_point:
+            size = magnitudes(part.reference)
+            apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * size)
+            doubtful += int((apart & (size >= torch.finfo(reference.dtype).tiny)).sum().item())
+    left = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
+    if not bool(left.any()):
+        return Outliers(0, 0, worst, 0.0, doubtful=doubtful)
+    part = _Elements._make(picked(left, *whole))
+    distance = difference(part.reference, part.candidate)
+    allowed, own, _ = allowances.of(part)
+    inside = part.inside(distance, allowed)
+    lost, blind = None, None
+    right = widened(part.reference if part.high_precision is None else part.high_precision)
+    if high_precision is not None and part.high_precision is not None:
+        eager, compiled = (distances_from(part.high_precision, one) for one in (part.reference, part.candidate))
+        blind = unconfirmed(part.reference, part.high_precision)
         lost = eager.isinf() if blind is None else eager.isinf() & ~blind
         inside |= eager.isfinite() & (compiled <= thresholds.EAGER_FACTOR * eager)
-        without = compiled.isinf() & ~_finite(candidate)
-        inside |= lost & (without | _has_digits(compiled, high_precision, reference.dtype))
-        digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
-    if not distance.numel():
-        return Outliers(0, 0, 0.0)
+        if bool(lost.any()):
+            without = compiled.isinf() & ~_finite(part.candidate)
+            inside |= lost & (without | _has_digits(compiled, part.high_precision, reference.dtype, high_precision))
     outside = ~inside
-    if digits is not None:
-        digits &= (distance > own) & inside
-        outside |= digits
-    doubtful = 0
-    if high_precision is None and reference.dtype.is_floating_point:
-        apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * magnitude)
-        doubtful = int((apart & (magnitude >= torch.finfo(reference.dtype).tiny)).sum().item())
-    if jumps is not None and as_rare_as_jumps(outside, jumps, distance, strong):
-        outside = torch.zeros_like(outside)
+    if part.digits is not None:
+        part.digits.logical_and_((distance > own) & inside)
+        outside |= part.digits
     if strong is not None:
-        known = widened(reference if high_precision is None else high_precision)
-        known = torch.where(known.isfinite(), known, widened(candidate))
-        outside &= ~as_rare_as_unstable(outside & distance.isinf(), (envelope, strong), known)
-    ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float32).tiny))
-    if high_precision is not None or jumps is not None:
-        ratios = torch.where(outside, ratios, 0.0)
-    nonfinite = int((outside & distance.isinf()).sum().item())
+        if as_rare_as_jumps(distance[outside], jumping, furthest):
+            outside = torch.zeros_like(outside)
+        unstable = outside & distance.isinf()
+        values = known(right, widened(part.candidate))[unstable]
+        among = reference if high_precision is None else high_precision
+        outside[unstable] &= ~as_rare_as_unstable(values, (envelope, strong), among, candidate)
+    if not plain:
+        worst = float(torch.where(outside, ratios(distance, allowed), 0.0).max().item())
+    sizes = difference(right, torch.zeros_like(right))[outside]
+    for_none = outside & ~_finite(part.reference) & _finite(part.candidate)
     return Outliers(
         int(outside.sum().item()),
-        nonfinite,
-        float(ratios.nan_to_num(nan=torch.inf).max().item()),
-        _greatest(reference if high_precision is None else high_precision, outside),
-        0 if digits is None else int((digits & outside).sum().item()),
+        int((outside & distance.isinf()).sum().item()),
+        worst,
+        float(sizes.max().item()) if sizes.numel() else 0.0,
+        0 if part.digits is None else int((part.digits & outside).sum().item()),
         doubtful,
-        0 if lost is None or not bool(lost.any()) else _numbers_for_none(outside, reference, candidate),
+        int(for_none.sum().item()) if bool(for_none.any()) and _overflows(whole) else 0,
         0 if blind is None else int((outside & blind).sum().item()),
     )
 
 
-def _numbers_for_none(where: torch.Tensor, reference: torch.Tensor, candidate: torch.Tensor) -> int:
-    return int((where & ~_finite(reference) & _finite(candidate)).sum().item())
+class _Elements(NamedTuple):
+    """Elements of a tensor, and what is known of them: one-dimensional, or pairs for complex numbers."""
+
+    reference: torch.Tensor
+    candidate: torch.Tensor
+    noise: torch.Tensor
+    unstable: torch.Tensor | None
+    strong: torch.Tensor | None
+    strong_unstable: torch.Tensor | None
+    high_precision: torch.Tensor | None
+    digits: torch.Tensor | None
+
+    def inside(self, distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+        """A mask of the elements within what is allowed. Where control runs have NaN, NaN is as good as a number."""
+        result = distance <= allowed
+        for unstable in (self.unstable, self.strong_unstable):
+            if unstable is not None:
+                result |= unstable & distance.isinf()
+        return result
+
+
+def ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Distances in units of what is allowed; 0 where there is none, and infinite for NaN."""
+    result = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(allowed.dtype).tiny))
+    return result.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def _overflows(whole: _Elements) -> bool:
+    """Whether eager has NaN or infinity somewhere where float64 has a number within the range of the dtype."""
+    for part in map(_Elements._make, blocks(*whole)):
+        if part.high_precision is not None:
+            lost = distances_from(part.high_precision, part.reference).isinf()
+            blind = unconfirmed(part.reference, part.high_precision)
+            if bool((lost if blind is None else lost & ~blind).any()):
+                return True
+    return False
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
@@ -158,23 +221,33 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
     return wide.isfinite()
 
 
-def _allowances(
-    dtype: torch.dtype, magnitude: torch.Tensor, envelope: Envelope, strong: Envelope | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """How far each element may lie from eager's, how far by its own noise alone, and which elements jump."""
-    typical = envelope.values
-    if dtype.is_floating_point or dtype.is_complex:
-        typical = local_root_mean_square(envelope.values, magnitude).to(envelope.values.dtype)
-    rounding = 2 * thresholds.EXACT_ROUNDOFFS * unit_roundoff(dtype) * magnitude + _nothing(dtype)
-    allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(envelope.values, typical) + rounding
-    own = thresholds.ENVELOPE_FACTOR * envelope.values + rounding
-    if strong is None:
-        return allowed, own, None
-    proportion = thresholds.OUT_OF_PROPORTION * thresholds.STRONG_MAGNITUDE / thresholds.CORRELATED_MAGNITUDE
-    jumps = strong.values > proportion * envelope.values
-    allowed = torch.where(jumps, torch.maximum(allowed, thresholds.STRONG_FACTOR * strong.values), allowed)
-    own = torch.where(jumps, torch.maximum(own, thresholds.STRONG_FACTOR * strong.values), own)
-    return allowed, own, jumps
+class _Allowances:
+    """How far elements may lie from eager's.
+
+    Args:
+        reference: Eager's tensor, whole.
+        envelope: Its noise.
+    """
+
+    def __init__(self, reference: torch.Tensor, envelope: Envelope) -> None:
+        self._dtype = reference.dtype
+        rounds = reference.dtype.is_floating_point or reference.dtype.is_complex
+        self._scale = envelope.scale(reference) if rounds else None
+
+    def of(self, part: _Elements) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """How far each element may lie from eager's, how far by its own noise alone, and which elements jump."""
+        magnitude, noise = magnitudes(part.reference), part.noise
+        typical = noise if self._scale is None else self._scale.at(magnitude).to(noise.dtype)
+        rounding = 2 * thresholds.EXACT_ROUNDOFFS * unit_roundoff(self._dtype) * magnitude + _nothing(self._dtype)
+        allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounding
+        own = thresholds.ENVELOPE_FACTOR * noise + rounding
+        if part.strong is None:
+            return allowed, own, None
+        proportion = thresholds.OUT_OF_PROPORTION * thresholds.STRONG_MAGNITUDE / thresholds.CORRELATED_MAGNITUDE
+        jumps = part.strong > proportion * noise
+        allowed = torch.where(jumps, torch.maximum(allowed, thresholds.STRONG_FACTOR * part.strong), allowed)
+        own = torch.where(jumps, torch.maximum(own, thresholds.STRONG_FACTOR * part.strong), own)
+        return allowed, own, jumps
 
 
 def _nothing(dtype: torch.dtype) -> float:
@@ -186,11 +259,6 @@ def _nothing(dtype: torch.dtype) -> float:
         return 0.0
     limits = torch.finfo(dtype)
     return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps
-
-
-def _greatest(values: torch.Tensor, where: torch.Tensor) -> float:
-    sizes = difference(values, torch.zeros_like(values))[where]
-    return float(sizes.max().item()) if sizes.numel() else 0.0
 
 
 def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -245,7 +313,9 @@ def as_good_as_eager(
         eager, compiled = (torch.where(size <= up_to, distance, 0.0) for distance in (eager, compiled))
     eager_rms, compiled_rms = root_mean_square(eager), root_mean_square(compiled)
     wrong = compiled.isinf() & ~eager.isinf()
-    wrong |= eager.isinf() & compiled.isfinite() & ~_has_digits(compiled, high_precision, reference.dtype)
+    lost = eager.isinf() & compiled.isfinite()
+    if bool(lost.any()):
+        wrong |= lost & ~_has_digits(compiled, high_precision, reference.dtype, high_precision)
     nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
@@ -253,14 +323,15 @@ def as_good_as_eager(
     return Closeness(ratio <= thresholds.EAGER_FACTOR, eager_rms, compiled_rms, ratio)
 
 
-def _has_digits(distance: torch.Tensor, high_precision: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _has_digits(
+    distance: torch.Tensor, high_precision: torch.Tensor, dtype: torch.dtype, whole: torch.Tensor
+) -> torch.Tensor:
     """Whether half of an element's digits are right, compared with float64 and with other elements of its size."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return distance == 0
     size = difference(high_precision, torch.zeros_like(high_precision))
     half = float(torch.finfo(dtype).eps) ** 0.5
-    allowed = half * (size + local_root_mean_square(size, size)).nan_to_num_(posinf=0.0)
-    near: torch.Tensor = distance <= allowed
+    near: torch.Tensor = distance <= half * (size + LocalScale.of_sizes(whole).at(size)).nan_to_num_(posinf=0.0)
     return near
 
 
@@ -268,76 +339,3 @@ def _ratio(part: float, whole: float) -> float:
     if not part:
         return 0.0
     return part / whole if whole else float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class TwinDifference:
-    """How the candidate compiled in float64 differs from the reference in float64.
-
-    Attributes:
-        differs: Whether only different logic can explain that.
-        relative: Greatest difference over the tensor's root mean square.
-        ratio: Greatest ratio of a difference to what was allowed.
-        equal: Whether no element differs, so that no noise had to be allowed.
-    """
-
-    differs: bool
-    relative: float
-    ratio: float
-    equal: bool = False
-
-
-def twin_difference(
-    *,
-    high_precision: torch.Tensor,
-    twin: torch.Tensor,
-    envelope: Envelope | None,
-    further: Envelope | None = None,
-    blind: torch.Tensor | None = None,
-) -> TwinDifference:
-    """Compare the candidate compiled in float64 with the reference in float64.
-
-    Args:
-        high_precision: The reference in float64.
-        twin: The candidate compiled in float64.
-        envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
-        further: Noise from more runs, in which choices may flip. It counts only for elements that jump.
-        blind: Elements about which float64 says nothing: those that `unconfirmed` finds.
-    """
-    distance = difference(high_precision, twin).to(torch.float64)
-    if blind is not None:
-        distance = torch.where(blind, 0.0, distance)
-    if not distance.numel():
-        return TwinDifference(False, 0.0, 0.0, equal=True)
-    equal = not bool(distance.any())
-    scale = root_mean_square(high_precision)
-    magnitude = difference(high_precision, torch.zeros_like(high_precision)).to(torch.float64).nan_to_num_(posinf=0.0)
-    allowed = thresholds.TWIN_TOLERANCE * (magnitude + local_root_mean_square(magnitude, magnitude))
-    allowed = allowed + torch.finfo(torch.float64).tiny  # where numbers are subnormal nothing is relative
-    allowed = allowed + 2.0**-thresholds.CANCELLED_REST_BITS * local_root_mean_square(
-        magnitude, magnitude, thresholds.CANCELLED_BITS
-    )
-    if envelope is not None:
-        noise = envelope.values.to(torch.float64)
-        allowed = allowed + thresholds.TWIN_ENVELOPE_FACTOR * torch.maximum(
-            noise, local_root_mean_square(noise, magnitude)
-        )
-    for runs in (envelope, further):
-        if runs is not None and runs.unstable is not None:
-            distance = torch.where(runs.unstable & distance.isinf(), 0.0, distance)
-            known = widened(high_precision)
-            known = torch.where(known.isfinite(), known, widened(twin))
-            distance = torch.where(as_rare_as_unstable(distance.isinf(), (runs,), known), 0.0, distance)
-    if further is not None:
-        jumps = further.values > allowed
-        allowed = torch.where(jumps, thresholds.STRONG_FACTOR * further.values.to(torch.float64), allowed)
-        outside = ~(distance <= allowed)
-        if as_rare_as_jumps(outside, jumps, distance, further):
-            distance = torch.where(outside, 0.0, distance)
-    differs = not bool((distance <= allowed).all())
-    ratios = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(torch.float64).tiny))
-    finite = distance[distance.isfinite()]
-    greatest = float((finite if finite.numel() else distance).max().item())
-    return TwinDifference(
-        differs, greatest / scale if scale else greatest, float(ratios.nan_to_num(nan=torch.inf).max().item()), equal
-    )

@@ -18,7 +18,7 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control, Values
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 
 __all__ = ["Repetition", "dwarfs", "is_rounding", "repeat", "spreads"]
@@ -48,48 +48,49 @@ def repeat(cases: Sequence[Evidence], runs: ControlRunner) -> Repetition:
     unlike = [case for case in cases if recorded is not None and _differs(case, case.pair.reference, recorded)]
     bare = runs.run(Control.BARE, runs.controls.bare) if unlike else None
     steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
-    if recorded is None or bare is None or not steady:
-        return Repetition(recorded)
-    other = runs.run(Control.REPEAT, partial(runs.controls.repeat, 2))
+    other = runs.run(Control.REPEAT, partial(runs.controls.repeat, 2)) if steady else None
     by_junk = set[str]()
-    for case in steady:
-        name, found = case.pair.name, case.sample(recorded)
-        if found is None or other is None or _differs(case, found, other):
-            by_junk.add(name)
-        else:
-            recorded[name] = bare[name]
+    for case in unlike:
+        found = None if recorded is None else case.sample(recorded)
+        if case in steady and recorded is not None and bare is not None:
+            if found is not None and other is not None and not _differs(case, found, other):
+                recorded[case.pair.name] = bare[case.pair.name]
+                continue
+            by_junk.add(case.pair.name)
+        if found is not None:
+            case.spread = root_mean_square(difference(case.pair.reference, found))
     return Repetition(recorded, frozenset(by_junk))
 
 
 def _differs(case: Evidence, one: torch.Tensor, values: Values) -> bool:
     other = case.sample(values)
+    if other is not None and other.dtype == one.dtype and torch.equal(other, one):
+        return False
     return other is None or bool((difference(one, other) != 0).any())
 
 
-def spreads(case: Evidence, repeated: Values | None) -> bool:
+def spreads(case: Evidence) -> bool:
     """Whether two runs of eager differ by more than a rounding or two; in integers, whether they differ."""
     least = 0.0
     if is_floating(case.pair.reference):
         least = thresholds.SPREAD_ROUNDOFFS * torch.finfo(case.pair.reference.dtype).eps * case.metrics.reference_rms
-    return _spread(case, repeated) > least
+    return case.spread > least
 
 
-def is_rounding(case: Evidence, repeated: Values | None) -> bool:
+def is_rounding(case: Evidence) -> bool:
     """Whether rounding explains that eager differs from run to run, or eager does not differ. Float64 decides.
 
     Args:
         case: A tensor that differs from the candidate's. If the spread is not rounding, the case takes note of it, and
             of that in float64.
-        repeated: A second run of eager, if it could be made.
     """
-    if not spreads(case, repeated) or (is_floating(case.pair.reference) and case.float64_repeats):
+    if not spreads(case) or (is_floating(case.pair.reference) and case.float64_repeats):
         return True
-    spread = _spread(case, repeated)
     double = case.pair.reference.dtype in (torch.float64, torch.complex128)
     in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
-    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * spread:
+    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * case.spread:
         return True
-    case.evidence[EvidenceKey.EAGER_SPREAD] = spread
+    case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
     case.evidence[EvidenceKey.NOISE_IN_FLOAT64] = "could not be found out" if in_float64 is None else in_float64
     return False
 
@@ -118,8 +119,3 @@ def dwarfs(case: Evidence, repeated: Values, runs: ControlRunner) -> bool:
         return False
     greater = root_mean_square(found) > thresholds.SPREAD_DWARFED * root_mean_square(spread)
     return greater and bool(found.max() > thresholds.SPREAD_DWARFED * spread.max())
-
-
-def _spread(case: Evidence, repeated: Values | None) -> float:
-    again = None if repeated is None else case.sample(repeated)
-    return 0.0 if again is None else root_mean_square(difference(case.pair.reference, again))

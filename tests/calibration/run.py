@@ -21,7 +21,8 @@ from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.torch_state import RngState
 from checked_backend.verdict import closing
-from checked_backend.verdict.envelope import Envelope, NoiseBaseline, difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square
+from checked_backend.verdict.envelope import Envelope, NoiseBaseline
 from checked_backend.verdict.steps import float64 as double
 from checked_backend.verdict.steps import monte_carlo as noise_runs
 

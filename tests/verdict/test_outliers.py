@@ -3,40 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from checked_backend.verdict import elements
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.outliers import outside_noise, twin_difference
-
-
-def envelope(*values: float) -> Envelope:
-    return Envelope(torch.tensor(values, dtype=torch.float64))
-
-
-def double(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def test_subnormal_numbers_have_no_relative_difference():
-    right = double(0.75, 6.5308907e-317)
-    found = twin_difference(high_precision=right, twin=right + double(0, 5e-324), envelope=envelope(1e-16, 0))
-    assert not found.differs
-    assert not found.equal
-
-
-def test_what_cancels_inside_of_a_kernel_leaves_roundings_of_its_terms():
-    right, left_over = double(1.0, 2.0, 1e-16), double(0.0, 0.0, 1e-16)
-    assert not twin_difference(high_precision=right, twin=right + left_over, envelope=envelope(0, 0, 0)).differs
-    assert twin_difference(high_precision=right, twin=right + 1e3 * left_over, envelope=envelope(0, 0, 0)).differs
-
-
-@pytest.mark.parametrize(("off", "differs"), [(0, False), (1, False), (2, True)])
-def test_an_element_that_jumps_in_float64_lends_no_noise_to_others(off, differs):
-    right = torch.ones(40, dtype=torch.float64)
-    first, further = Envelope(torch.full((40,), 1e-16)), Envelope(torch.full((40,), 1e-15))
-    further.values[:2] = 0.5
-    twin = right.clone()
-    twin[off] += 0.4
-    found = twin_difference(high_precision=right, twin=twin, envelope=first, further=further)
-    assert found.differs == differs
+from checked_backend.verdict.outliers import outside_noise
 
 
 def test_of_many_nan_that_flip_a_few_may_flip_elsewhere():
@@ -47,3 +16,28 @@ def test_of_many_nan_that_flip_a_few_may_flip_elsewhere():
     assert not outside_noise(reference=reference, candidate=candidate, envelope=runs[0], strong=runs[1])
     candidate[40:60] = torch.nan
     assert outside_noise(reference=reference, candidate=candidate, envelope=runs[0], strong=runs[1]).nonfinite == 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("with_float64", [False, True])
+def test_how_many_blocks_a_tensor_has_does_not_matter(dtype, with_float64, monkeypatch):
+    right = torch.randn(40, 25, dtype=torch.complex128 if dtype.is_complex else torch.float64) ** 3
+    roundoff = torch.finfo(dtype).eps / 2
+
+    def rounded() -> torch.Tensor:
+        return (right * (1 + roundoff * torch.randn(right.shape))).to(dtype)
+
+    reference, high_precision = rounded(), right if with_float64 else None
+    noise = Envelope.of(reference, rounded())
+    for wrong in (None, 0, 511, 999):
+        candidate = rounded()
+        if wrong is not None:
+            candidate.view(-1)[wrong] += 40
+        found = []
+        for size in (7, 512, 1 << 20):
+            monkeypatch.setattr(elements, "_BLOCK", size)
+            found.append(
+                outside_noise(reference=reference, candidate=candidate, envelope=noise, high_precision=high_precision)
+            )
+        assert found[0] == found[1] == found[2]
+        assert found[0].count == (wrong is not None)

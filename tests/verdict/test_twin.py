@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from checked_backend.findings import Kind
+from checked_backend.verdict import elements
 from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
+from checked_backend.verdict.envelope import Envelope
+from checked_backend.verdict.twin import twin_difference
 from tests.support.scripted_controls import Scripted, decided, exact
 
 # equal bits in half precision: the twin decides
@@ -109,3 +112,53 @@ def test_what_jumps_in_float64_too_is_not_the_twins_fault(jumps: tuple[int, ...]
     decisions = decided(controls, exact() * (1 + 1e-3))
     assert [str(finding.kind) for finding in decisions.findings] == kinds
     assert controls.asked["float64 noise"] == (2 if jumps == (1,) else 10)
+
+
+# what is allowed of each element
+
+
+def envelope(*values: float) -> Envelope:
+    return Envelope(torch.tensor(values, dtype=torch.float64))
+
+
+def double(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_subnormal_numbers_have_no_relative_difference():
+    right = double(0.75, 6.5308907e-317)
+    found = twin_difference(high_precision=right, twin=right + double(0, 5e-324), envelope=envelope(1e-16, 0))
+    assert not found.differs
+    assert not found.equal
+
+
+def test_what_cancels_inside_of_a_kernel_leaves_roundings_of_its_terms():
+    right, left_over = double(1.0, 2.0, 1e-16), double(0.0, 0.0, 1e-16)
+    assert not twin_difference(high_precision=right, twin=right + left_over, envelope=envelope(0, 0, 0)).differs
+    assert twin_difference(high_precision=right, twin=right + 1e3 * left_over, envelope=envelope(0, 0, 0)).differs
+
+
+@pytest.mark.parametrize(("off", "differs"), [(0, False), (1, False), (2, True)])
+def test_an_element_that_jumps_in_float64_lends_no_noise_to_others(off, differs):
+    right = torch.ones(40, dtype=torch.float64)
+    first, further = Envelope(torch.full((40,), 1e-16)), Envelope(torch.full((40,), 1e-15))
+    further.values[:2] = 0.5
+    twin = right.clone()
+    twin[off] += 0.4
+    found = twin_difference(high_precision=right, twin=twin, envelope=first, further=further)
+    assert found.differs == differs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_how_many_blocks_a_twin_has_does_not_matter(dtype, monkeypatch):
+    right = torch.randn(40, 25, dtype=dtype) ** 3
+    for wrong in (None, 0, 511, 999):
+        twin = right * (1 + 1e-16 * torch.randn(right.shape))
+        if wrong is not None:
+            twin.view(-1)[wrong] += 1e-3
+        found = []
+        for size in (7, 512, 1 << 20):
+            monkeypatch.setattr(elements, "_BLOCK", size)
+            found.append(twin_difference(high_precision=right, twin=twin, envelope=None))
+        assert found[0] == found[1] == found[2]
+        assert found[0].differs == (wrong is not None)

@@ -21,7 +21,7 @@ from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import reached
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square
 
 __all__ = ["Elsewhere", "Place", "errors_of_probe"]
 

@@ -8,7 +8,7 @@ from checked_backend.findings import EvidenceKey
 from checked_backend.verdict.closing import close_as, close_as_noise, close_undecided
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control, Values
-from checked_backend.verdict.envelope import difference
+from checked_backend.verdict.elements import difference
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
 

@@ -16,11 +16,12 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control
-from checked_backend.verdict.envelope import unconfirmed
+from checked_backend.verdict.elements import unconfirmed
 from checked_backend.verdict.evidence import Evidence, extended
-from checked_backend.verdict.outliers import outside_noise, twin_difference
+from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.repetition import spreads
 from checked_backend.verdict.steps.monte_carlo import compare_with_noise, perturb
+from checked_backend.verdict.twin import twin_difference
 
 __all__ = ["ask_float64", "hold_against_twin", "run_high_precision", "spread_in_float64", "wants_twin"]
 
@@ -30,7 +31,7 @@ LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 def ask_float64(context: Context) -> None:
     """Ask float64 about differences outside of the noise, and about errors that the noise may hide."""
     outside = [case for case in context.open() if case.outside]
-    spread = [case for case in context.open() if spreads(case, context.repeated)]
+    spread = [case for case in context.open() if spreads(case)]
     hidden = [case for case in context.open() if case.outside.doubtful or wants_twin(context, case)]
     asked = [case for case in context.open() if case in outside or case in spread or case in hidden]
     if not asked or not run_high_precision(asked, context.runs):
@@ -49,7 +50,7 @@ def wants_twin(context: Context, case: Evidence) -> bool:
     dtype = case.pair.reference.dtype
     if case.same_bits or dtype in LOW_PRECISION or (context.thorough and is_floating(case.pair.reference)):
         return True
-    if spreads(case, context.repeated):
+    if spreads(case):
         return True
     if not is_floating(case.pair.reference):  # integers flip between equal values, or next to a threshold
         return True

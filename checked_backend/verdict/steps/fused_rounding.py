@@ -7,7 +7,7 @@ import torch
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control, ControlRuns, Values
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
 

@@ -10,7 +10,7 @@ from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
 from checked_backend.verdict.closing import close_as
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Values
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import difference
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.repetition import dwarfs, is_rounding, repeat
 from checked_backend.verdict.steps.float64 import spread_in_float64
@@ -26,7 +26,7 @@ def repeat_eager(context: Context) -> None:
 def close_what_is_no_rounding(context: Context) -> None:
     """Decide about tensors that eager changes from run to run by more than rounding does."""
     for case in context.open():
-        if not case.same_bits and not is_rounding(case, context.repeated):
+        if not case.same_bits and not is_rounding(case):
             _close_as_changing(context, case)
 
 
@@ -39,11 +39,10 @@ def close_what_changes(context: Context) -> None:
         again = case.sample(context.repeated)
         if again is None:
             continue
-        spread = difference(case.pair.reference, again)
-        if not bool((spread != 0).any()):
+        if not bool((difference(case.pair.reference, again) != 0).any()):
             case.evidence[EvidenceKey.EAGER_REPEATS] = "bit for bit"
             continue
-        case.evidence[EvidenceKey.EAGER_SPREAD] = root_mean_square(spread)
+        case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
         drifting.append(case)
     unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
     spread_in_float64(unknown, context.runs, range(1, 1 + thresholds.TWIN_RUNS))

@@ -11,7 +11,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
 from checked_backend.verdict.control_runner import ControlRunner
 from checked_backend.verdict.control_runs import Control, Values
-from checked_backend.verdict.envelope import difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.steps.fused_rounding import agrees
 

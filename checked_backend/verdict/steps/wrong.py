@@ -12,7 +12,7 @@ from checked_backend.verdict.classify import UNSUPPORTED, classify, is_many_time
 from checked_backend.verdict.closing import close_as, close_undecided
 from checked_backend.verdict.context import Context
 from checked_backend.verdict.control_runs import Control
-from checked_backend.verdict.envelope import root_mean_square
+from checked_backend.verdict.elements import root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import distances_from
 

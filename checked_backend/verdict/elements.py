@@ -1,0 +1,135 @@
+"""Read tensors element by element: differences, magnitudes, root mean squares, block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+
+__all__ = ["all_finite", "blocks", "difference", "magnitudes", "picked", "root_mean_square", "unconfirmed", "widened"]
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's values in a real dtype that allows differences.
+
+    float64 and integers become float64, complex numbers become pairs of reals, everything else becomes float32.
+    """
+    tensor = tensor.detach()
+    if tensor.dtype.is_complex:
+        wide = torch.complex128 if tensor.dtype == torch.complex128 else torch.complex64
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg().to(wide))
+    if tensor.dtype == torch.float64 or not tensor.dtype.is_floating_point:
+        return tensor.to(torch.float64)
+    return tensor.to(torch.float32)
+
+
+def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Absolute difference, element by element.
+
+    Returns:
+        A tensor in the wider of the two widened dtypes. It is 0 where the values are equal (NaN equals NaN, an infinity
+        equals itself), ``inf`` where one is NaN or infinite and the other is not the same, and at least 1 where
+        integers differ.
+    """
+    one, two = widened(first), widened(second)
+    if one.dtype != two.dtype:
+        one, two = one.to(torch.float64), two.to(torch.float64)
+    result = (one - two).abs_()
+    if all_finite(result):
+        finite = result
+    else:
+        same = (one == two) | (one.isnan() & two.isnan())
+        finite = torch.where(same, 0.0, torch.where(one.isfinite() & two.isfinite(), result, torch.inf))
+    if not (first.dtype.is_floating_point or first.dtype.is_complex):
+        # int64 beyond 2**53 can differ where its float64 values do not
+        finite = torch.where(first != second, finite.clamp_min(1.0), 0.0)
+    return finite
+
+
+def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
+    """Absolute values in the widened dtype, element by element; 0 for NaN and infinities."""
+    return widened(tensor).abs().nan_to_num_(nan=0.0, posinf=0.0)
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Whether all numbers are finite, or a false "no": their sum is read, which may overflow."""
+    return bool(values.sum().isfinite())
+
+
+_BLOCK = 1 << 16
+"""Elements of a block. The temporaries of a block stay in the processor's cache."""
+
+_DEVICE_BLOCK = 1 << 22
+"""Elements of a block on a device, where starting a kernel costs more than reading from memory does."""
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor | None)
+
+
+def blocks(*tensors: _Tensor) -> Iterator[tuple[_Tensor, ...]]:
+    """Walk tensors side by side, so that no temporary is as large as they are.
+
+    Args:
+        tensors: The first says how many elements there are. Others have as many, or pairs for its complex elements.
+
+    Yields:
+        The same elements of each tensor: one-dimensional, or pairs. None stays None.
+    """
+    assert tensors[0] is not None
+    count = tensors[0].numel()
+    flat = [None if tensor is None else _flat(tensor.detach(), count) for tensor in tensors]
+    size = _BLOCK if tensors[0].device.type == "cpu" else _DEVICE_BLOCK
+    for start in range(0, count, size):
+        yield tuple(None if tensor is None else tensor[start : start + size] for tensor in flat)  # type: ignore[misc]
+
+
+def picked(mask: torch.Tensor, *tensors: torch.Tensor | None) -> Iterator[torch.Tensor | None]:
+    """The elements at some places of each tensor, as in `blocks`.
+
+    Args:
+        mask: One-dimensional, or pairs: then an element is picked if one of its pair is.
+        tensors: As for `blocks`.
+    """
+    places = (mask if mask.dim() == 1 else mask.any(-1)).nonzero().flatten()
+    for tensor in tensors:
+        yield None if tensor is None else _flat(tensor.detach(), len(mask))[places]
+
+
+def _flat(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    return tensor.reshape(count) if tensor.numel() == count else tensor.reshape(count, -1)
+
+
+def unconfirmed(reference: torch.Tensor, high_precision: torch.Tensor) -> torch.Tensor | None:
+    """Mask the elements of which eager has a number and float64 has none, so that float64 confirms nothing.
+
+    A matrix that is singular in float64 may be not quite singular in float32. A program may overflow, or take the
+    logarithm of zero, in float64 alone. Where the reference and the twin are both infinite, they agree whatever they
+    compute.
+
+    Args:
+        reference: Eager's tensor.
+        high_precision: The reference in float64; beyond the range of the tensor's dtype it counts as infinite.
+
+    Returns:
+        A mask, of the shape of `difference`; None where there is no such element.
+    """
+    rounded = widened(high_precision.to(reference.dtype))
+    if all_finite(rounded):
+        return None
+    none = ~rounded.isfinite() & widened(reference).isfinite()
+    return none if bool(none.any()) else None
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """Root mean square of the finite elements; 0 if there are none."""
+    wide = widened(values)
+    count = wide.numel()
+    norm = float(torch.linalg.vector_norm(wide, dtype=torch.float64).item())
+    if not math.isfinite(norm):
+        wide = wide.to(torch.float64)
+        wide = wide[wide.isfinite()]
+        count = wide.numel()
+        greatest = float(wide.abs().max().item()) if count else 0.0  # the squares may overflow
+        norm = float(torch.linalg.vector_norm(wide / greatest).item()) * greatest if greatest else 0.0
+    return norm / math.sqrt(count) if count else 0.0
