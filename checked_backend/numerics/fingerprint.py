@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -15,7 +16,7 @@ __all__ = ["LARGE", "fingerprint", "fingerprints"]
 _CHUNK = 1 << 17
 
 LARGE = 1 << 14
-"""Elements. For smaller tensors alone the compiled loop is not worth compiling."""
+"""Elements. Smaller tensors in the processor's memory get a CRC, which costs a twentieth of a few calls of torch."""
 
 _SLAB = 1 << 22
 """Elements that a GPU works on at once; it needs 24 bytes for each."""
@@ -30,7 +31,8 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
     """Checksum a tensor's elements, in order.
 
     The bits of each element are mixed with its place before they are added up, so that permuted values change the sum,
-    and so do values that are all negated or doubled. The tensor is read once, with a few chunks of extra memory.
+    and so do values that are all negated or doubled. The tensor is read once, with a few chunks of extra memory. Equal
+    tensors have equal checksums on devices of one type.
 
     Args:
         tensor: Any plain dense tensor. A tensor that is not contiguous in some order of its dimensions is copied.
@@ -76,7 +78,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _on_processor(bits: torch.Tensor) -> int:
-    checksum = (_compiled(bits) if bits.numel() >= LARGE else None) or _chunk_by_chunk(bits)
+    if bits.numel() < LARGE:
+        return zlib.crc32(bits.numpy().data)
+    checksum = checksum_loop(bits.dtype) or _chunk_by_chunk(bits)
     return _sum(checksum(chunk) for chunk in bits.split(_CHUNK) if chunk.numel())
 
 
@@ -127,10 +131,6 @@ def _mix(mixed: torch.Tensor, other: torch.Tensor) -> None:
     for shift, factor in _MIXING:
         torch.bitwise_right_shift(mixed, shift, out=other).bitwise_and_((1 << (32 - shift)) - 1)
         mixed.bitwise_xor_(other).mul_(factor)
-
-
-def _compiled(bits: torch.Tensor) -> Checksum | None:
-    return checksum_loop(bits.dtype)
 
 
 def _chunk_by_chunk(bits: torch.Tensor) -> Checksum:
