@@ -290,8 +290,8 @@ class Search:
         whole = None if origin is None else aten_name(self.dynamo.graph, self.dynamo.inputs or (), origin)
         if whole is not None and whole != op:
             within = f"{op} is in the decomposition of {whole}"
-            if stage.name == "partitioned" and whole.startswith("aten."):
-                op = whole  # passes work on decomposed operators, not on those that the user called
+            if whole.startswith("aten.") and (stage.name == "partitioned" or op.startswith("prims.")):
+                op = whole  # passes and lowerings work on decomposed operators, not on those that the user called
         inputs = recorded.inputs
         flow = None
         if inputs is not None:
