@@ -36,7 +36,7 @@ def ask_float64(context: Context) -> None:
     asked = [case for case in context.open() if case in outside or case in spread or case in hidden]
     if not asked or not run_high_precision(asked, context.runs):
         return
-    compare_with_noise(context.open())
+    compare_with_noise(asked)
     spread_in_float64(spread, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
     doubtful = [case for case in asked if case in outside or case.outside or wants_twin(context, case)]
     if doubtful:
