@@ -17,6 +17,7 @@ from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import RegionAnswer
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
+from checked_backend.regions.budget import Meter, Schedule
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import candidate_crashed, same_exception, same_message
 from checked_backend.regions.candidate import Candidate
@@ -30,7 +31,6 @@ from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.schedule import Meter, Schedule
 
 __all__ = ["BackwardCheck"]
 

@@ -13,6 +13,7 @@ from checked_backend.findings import Finding
 from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.numerics.fingerprint import fingerprints
 from checked_backend.regions.beside import Beside
+from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import unexpected_mutation
 from checked_backend.regions.earlier_results import EarlierResults
@@ -24,9 +25,7 @@ from checked_backend.regions.handed_out import Look
 from checked_backend.regions.inputs import Effects, Inputs
 from checked_backend.regions.other_threads import OtherThreads
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
-from checked_backend.regions.turn import Due
 from checked_backend.regions.write_counts import WriteCounts, uncounted_writes
 
 __all__ = ["BeforeCandidate"]
@@ -86,7 +85,7 @@ class BeforeCandidate:
             effects: Which inputs the region mutates.
             subjects: Names.
             random: The random state before the call.
-            due: The parts of the call that are checked.
+            due: How the call is checked.
             meter: Measures the time that the check takes.
         """
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}

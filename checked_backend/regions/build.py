@@ -24,6 +24,7 @@ from checked_backend.numerics.fingerprint import LARGE
 from checked_backend.numerics.fused import begin_compiling
 from checked_backend.options import CheckOptions
 from checked_backend.regions.answer import Investigate
+from checked_backend.regions.budget import clock_of_run, schedule_of
 from checked_backend.regions.call import Call
 from checked_backend.regions.candidate import NotCompiled
 from checked_backend.regions.compile import (
@@ -53,7 +54,6 @@ from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
-from checked_backend.regions.schedule import clock_of_run, schedule_of
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
 from checked_backend.regions.waiting import Waiting
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import AutogradGraph, Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.other_threads import Left
-from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
-from checked_backend.regions.turn import Due
 
 __all__ = ["Call"]
 
@@ -28,7 +27,7 @@ class Call:
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
         left: The random states that both sides left behind; None before they ran.
-        due: The parts of it that are checked.
+        due: How it is checked.
         exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.

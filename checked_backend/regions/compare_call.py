@@ -288,9 +288,8 @@ class CallComparison:
             known = dict(self._scales)
             self._comparisons[cotangents is not None] += 1
             number = self._comparisons[cotangents is not None]
-            asked = call.due.recheck if cotangents is None else call.due.backward_recheck
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
-            recheck = number & (number - 1) == 0 if asked is None else asked
+            recheck = number & (number - 1) == 0 if call.due.recheck is None else call.due.recheck
         controls = partial(self.controls, call, cotangents)
         decisions = decide(
             pairs,

@@ -20,6 +20,7 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.modes.zeros import OneZero
+from checked_backend.regions.budget import Meter
 from checked_backend.regions.exchanges import Exchanges, replaying
 from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.fixed_choices import FixedChoices
@@ -29,7 +30,6 @@ from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.other_threads import Left, evidence_of_others
 from checked_backend.regions.recompile import CompiledOnce
-from checked_backend.regions.schedule import Meter
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.control_runs import Control, ControlRuns, PostponedError, Values, nothing_left_out

@@ -15,18 +15,44 @@ from checked_backend.findings import Skip
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.execution import AutogradGraph
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.schedule import GrowingDistance
 from checked_backend.tensors.caches import empty_caches
 
-__all__ = ["LeftOutError", "MemoryPressure"]
+__all__ = ["GrowingDistance", "LeftOutError", "MemoryPressure"]
 
 Result = TypeVar("Result")
 
 _LONGEST = 200
 
+FARTHEST = 1024
+"""The most occasions that are left out before a failed attempt is tried again."""
+
 
 class LeftOutError(CheckedBackendError, MemoryError):
     """Raised for a control run that is not made, because memory ran out in an earlier one."""
+
+
+class GrowingDistance:
+    """Decides when to try again after a failure: after one occasion that is left out, then after two, four, ..."""
+
+    def __init__(self) -> None:
+        self._distance = 0
+        self._left = 0
+
+    def due(self) -> bool:
+        """Count an occasion, and say whether to try."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def failed(self) -> None:
+        """Note that trying failed."""
+        self._distance = min(2 * self._distance or 1, FARTHEST)
+        self._left = self._distance
+
+    def succeeded(self) -> None:
+        """Note that it did not."""
+        self._distance = self._left = 0
 
 
 class _Holder(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from checked_backend.regions.budget import Schedule
 from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.handed_out import HandedOut
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.unobserved import is_unobserved
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions

@@ -20,6 +20,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import Investigate, RegionAnswer
 from checked_backend.regions.backward_check import BackwardCheck
 from checked_backend.regions.before_candidate import BeforeCandidate
+from checked_backend.regions.budget import Due, Meter, Schedule
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
     candidate_crashed,
@@ -46,9 +47,7 @@ from checked_backend.regions.passed_by import PassedBy
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.replicas import Replicas
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.schedule import Meter, Schedule
 from checked_backend.regions.torch_state import RngState
-from checked_backend.regions.turn import Due
 from checked_backend.regions.unobserved import is_traced, is_unobserved
 from checked_backend.regions.unsupported import MachineLimits
 
@@ -281,11 +280,6 @@ class CheckedRegion:
             self._reporter.skip(Skip("gradients", why, matters=True))
             return True
         if call.inputs.requires_grad and self._options.gradients:
-            self._schedule.has_gradients()
-            if not call.due.backward:
-                self._reporter.gradients_unearned()
-                self._memory.compared()
-                return True
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)
@@ -296,8 +290,7 @@ class CheckedRegion:
 
     def _keeps_graph(self, call: Call) -> bool:
         """Whether eager's activations are kept for its backward pass."""
-        wanted = bool(call.inputs.requires_grad) and self._options.gradients and call.due.backward
-        return wanted and self._memory.keeps_activations
+        return bool(call.inputs.requires_grad) and self._options.gradients and self._memory.keeps_activations
 
     def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects]:
         with self._lock:

@@ -31,11 +31,6 @@ __all__ = ["RegionReporter"]
 
 log = logging.getLogger(__name__)
 
-_CALLS, _GRADIENTS = "all calls", "gradients"
-"""Parts of a region that a budget may leave unchecked."""
-
-_NO_BACKWARD = "no backward pass came to a call whose gradients were to be checked"
-
 Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 
 _NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
@@ -74,7 +69,9 @@ class RegionReporter(Reporter):
         self.call = number
         self._compared[False] += 1
         self._add_calls(calls=1, checked=1)
-        self._earned(_CALLS)
+        if self._options.budget is not None:
+            for ledger in self._ledgers():
+                ledger.earned(self)
 
     def postponed(self, why: str, *, backward: bool) -> None:
         """Note that values were not compared to the end, because a control run is not earned yet (option ``budget``).
@@ -105,23 +102,12 @@ class RegionReporter(Reporter):
     def calls_unearned(self) -> None:
         """Note that a call is not being checked because that is not earned yet (option ``budget``)."""
         for ledger in self._ledgers():
-            ledger.unearned(self, _CALLS, self._region.name)
-
-    def _earned(self, subject: str) -> None:
-        if self._options.budget is not None:
-            for ledger in self._ledgers():
-                ledger.earned(self, subject)
-
-    def gradients_unearned(self) -> None:
-        """Note that a call is being checked, and its backward pass is not, because that is not earned yet."""
-        for ledger in self._ledgers():
-            ledger.unearned(self, _GRADIENTS, self._region.name, or_else=_NO_BACKWARD)
+            ledger.unearned(self, self._region.name)
 
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
         self._compared[True] += 1
         self._add_calls(backwards=1)
-        self._earned(_GRADIENTS)
         self.count(checked)
 
     def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:

@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_budget.py [--share S] [--seconds N] [--regions N ...] [--compiler NAME] [--cpu-time]
 
 Prints ratios taken in one run. The same program without numcheck, and with it, takes turns by short blocks of steps,
-so that both see the same load of the machine. The share asked is held against the share that the account has paid
+so that both see the same load of the machine. The share asked is held against the share that was paid
 and against the ratio of both times. Compiling is not in either. On a machine that others use too, ``--cpu-time``
-takes the processor time of this process for the time, also in the account.
+takes the processor time of this process for the time, also in the budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiny_region import seconds_per_call
 from torch import nn
 
 import checked_backend as cb
-from checked_backend.regions.schedule import Accounts, accounts_used
+from checked_backend.regions.budget import Budgets, budgets_used
 
 Step = Callable[[], None]
 
@@ -94,20 +94,20 @@ def measure(
 ) -> tuple[float, float, str]:
     """The share that was paid, the ratio of times less one, and how many calls of each region were checked."""
     clock = OwnTime(now)
-    accounts = Accounts(clock)
+    budgets = Budgets(clock)
     torch.compiler.reset()
-    with accounts_used(accounts), cb.collect() as session:
+    with budgets_used(budgets), cb.collect() as session:
         plain, watched = trained(regions, compiler), trained(regions, compiler, budget=share)
         plain()
         watched()
-        began, spent_before = clock(), accounts.of(share).spent
+        began, spent_before = clock(), budgets.of(share).spent
         own = with_checks = 0.0
         while clock() - began < seconds:
             with_checks += timed(watched, 5, now)
             clock.leave()
             own += timed(plain, 5, now)
             clock.come_back()
-        paid = (accounts.of(share).spent - spent_before) / with_checks
+        paid = (budgets.of(share).spent - spent_before) / with_checks
     checked = " ".join(f"{region.checked_calls}/{region.calls}" for region in session.report.coverage.regions)
     return paid, with_checks / own - 1, checked
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--regions", type=int, nargs="*", default=[1, 5])
+    parser.add_argument("--regions", type=int, nargs="*", default=[1, 5, 50])
     parser.add_argument("--compiler", default="aot_eager")
     parser.add_argument("--cpu-time", action="store_true")
     chosen = parser.parse_args()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import checked_backend as cb
 from checked_backend.regions import backward, before_candidate
-from checked_backend.regions.schedule import GrowingDistance
+from checked_backend.regions.memory_pressure import GrowingDistance
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 Plan = Callable[[int], bool]
