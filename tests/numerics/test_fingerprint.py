@@ -98,3 +98,9 @@ def test_many_on_a_device_have_the_sums_of_each(monkeypatch):
         monkeypatch.setattr(module, "_SLAB", slab)
         assert fingerprints(tensors) == each
     assert fingerprints([]) == []
+
+
+def test_a_storage_can_still_be_resized():
+    values = torch.randn(10)
+    fingerprint(values)
+    values.untyped_storage().resize_(0)  # as FSDP does
