@@ -23,6 +23,7 @@ from checked_backend._torch.tensors import (
     negative_view,
     storage_identity,
 )
+from checked_backend.numerics.bits import memory_of
 
 __all__ = ["TensorTable", "fingerprint", "hint_of", "symbolic_text", "unsupported_reason", "value_range"]
 
@@ -172,7 +173,8 @@ def fingerprint(data: torch.Tensor) -> str:
         block = data[first * 8 * _ROW : last * 8 * _ROW]
         sums = block.clone() if block.storage_offset() % 8 else block
         digest.update(sums.view(torch.int64).view(-1, _ROW).sum(1).cpu().numpy().data)
-    digest.update(data[rows * 8 * _ROW :].cpu().numpy().data)
+    rest = data[rows * 8 * _ROW :].cpu()
+    digest.update(memory_of(rest))
     return digest.hexdigest()
 
 
@@ -206,4 +208,5 @@ def _write(path: Path, regions: dict[str, torch.Tensor]) -> None:
 def _pieces(regions: dict[str, torch.Tensor]) -> Iterator[memoryview]:
     for region in regions.values():
         for first in range(0, region.numel(), _CHUNK):
-            yield region[first : first + _CHUNK].cpu().numpy().data
+            piece = region[first : first + _CHUNK].cpu()
+            yield memory_of(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -17,6 +18,7 @@ __all__ = [
     "holds_floats",
     "is_floating",
     "max_ulp_distance",
+    "memory_of",
     "numbers_up_to",
     "resolved",
     "same_bits",
@@ -98,11 +100,21 @@ def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
     reference, candidate = bit_view(reference), bit_view(candidate)
     if reference.device.type != "cpu":
         return torch.equal(reference, candidate)
-    left, right = reference.numpy(), candidate.numpy()
-    if left.flags.c_contiguous and right.flags.c_contiguous and left.nbytes % 8 == 0:
+    if reference.is_contiguous() and candidate.is_contiguous() and reference.nbytes % 8 == 0:
         # eight bytes per comparison; numpy compares with vector instructions, torch.equal does not
-        left, right = left.reshape(-1).view(np.int64), right.reshape(-1).view(np.int64)
-    return bool(np.array_equal(left, right))
+        left, right = (np.frombuffer(memory_of(side), np.int64) for side in (reference, candidate))
+        return bool(np.array_equal(left, right))
+    return torch.equal(reference, candidate)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, which must outlive it.
+
+    ``tensor.numpy()`` would make its storage one that cannot be resized, and a program may do that later: FSDP frees
+    its parameters so.
+    """
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b"").cast("B")
 
 
 def unsigned_gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
 
-from checked_backend.numerics.bits import resolved
+from checked_backend.numerics.bits import memory_of, resolved
 from checked_backend.numerics.fused import Checksum, checksum_loop
 
 __all__ = ["LARGE", "fingerprint", "fingerprints"]
@@ -80,9 +79,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _on_processor(bits: torch.Tensor) -> int:
     if bits.numel() < LARGE:
-        # not bits.numpy(): that would make the program's storage one that cannot be resized
-        size = bits.numel() * bits.element_size()
-        return zlib.crc32((ctypes.c_char * size).from_address(bits.data_ptr()) if size else b"")
+        return zlib.crc32(memory_of(bits))
     checksum = checksum_loop(bits.dtype) or _chunk_by_chunk(bits)
     return _sum(checksum(chunk) for chunk in bits.split(_CHUNK) if chunk.numel())
 

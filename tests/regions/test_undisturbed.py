@@ -6,6 +6,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,3 +289,17 @@ def test_transforms_that_a_region_enters_are_left() -> None:
     assert agreed(gathered(lambda: checked(run, faults.clean())(x)))
     assert torch.equal(run(x), expected)
     assert torch.autograd.forward_ad._current_level == -1
+
+
+@pytest.mark.parametrize("backend", ["numcheck", "graph_dumper", "debug_interpreter"])
+def test_the_storage_of_inputs_and_results_can_still_be_resized(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP frees its parameters so."""
+    for name, value in (("DUMP", str(tmp_path)), ("DUMP_VALUES", "1"), ("COMPILER", "aot_eager")):
+        monkeypatch.setenv(f"CHECKED_BACKEND_{name}", value)
+    compiled = torch.compile(lambda x: x * 2, backend=backend)
+    x = torch.randn(50)
+    y = compiled(x)
+    for tensor in (x, y):
+        tensor.untyped_storage().resize_(0)
