@@ -25,6 +25,7 @@ __all__ = ["Row", "imported", "main", "problems", "rows", "set_to_today", "singl
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, TABLE = "checked_backend", "tests/budgets.toml"
+SOURCES = (".py", ".pyi", ".pyx", ".c", ".cpp", ".cu", ".h")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def read(root: Path) -> dict[str, Any]:
 
 def sources(folder: Path) -> dict[str, int]:
     """The lines of each source file in a folder, by its path from there."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".c"))
+    files = sorted(path for path in folder.rglob("*") if path.suffix in SOURCES)
     return {path.relative_to(folder).as_posix(): path.read_bytes().count(b"\n") for path in files}
 
 
@@ -93,6 +94,10 @@ def problems(root: Path) -> Iterator[str]:
         if len(rooms) != 1:
             where = f"is in the rooms {' and '.join(rooms)}" if rooms else "is in no room"
             yield f"{PACKAGE}/{file} {where}. Name it, or its folder, in the `paths` of one room of {TABLE}."
+    for name, room in table["rooms"].items():
+        for path in room["paths"]:
+            if not root.joinpath(PACKAGE, path).exists():
+                yield f"{PACKAGE}/{path} of the room {name} is gone. Take it out of the `paths` in {TABLE}."
     for row in rows(root):
         if row.lines > row.budget:
             yield (

@@ -142,6 +142,9 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     if chosen.refresh is not None:
         table = summary(chosen.refresh.read_text(encoding="utf-8").splitlines())
+        if 2 * len(table) < len(known()):
+            print(f"{chosen.refresh} has tests of {len(table)} files of {len(known())}: record a run of all of them")
+            return 3
         TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table = known()
     for kind in KINDS:

@@ -97,6 +97,13 @@ def test_a_file_in_no_room_is_named(root: Path, capsys: pytest.CaptureFixture[st
     assert "checked_backend/first_class.py is in no room. Name it" in capsys.readouterr().err
 
 
+def test_a_path_that_is_gone_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = root / "tests" / "budgets.toml"
+    table.write_text(table.read_text().replace('paths = ["', 'paths = ["gone.py", "', 1))
+    assert budgets.main([], root) == 1
+    assert "checked_backend/gone.py of the room" in capsys.readouterr().err
+
+
 def test_a_file_in_two_rooms_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(root / "tests/budgets.toml", TABLE.replace('["alone.py"]', '["alone.py", "first/inner"]'))
     assert main([], root) == 1

@@ -69,6 +69,9 @@ def test_the_table_has_files_and_dear_tests(
     assert json.loads((tmp_path / "durations.json").read_text()) == durations.known() == TABLE
     assert durations.main([]) == 0
     assert capsys.readouterr().out == refreshed
+    (tmp_path / "none").write_text("")
+    assert durations.main(["--refresh", str(tmp_path / "none")]) == 3
+    assert durations.known() == TABLE
     assert [line.split() for line in refreshed.splitlines() if line.startswith("  ")] == [
         ["13.1", "tests/a.py"],
         ["0.4", "tests/b.py"],

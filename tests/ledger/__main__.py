@@ -1,6 +1,6 @@
 """``python -m tests.ledger``: run the cases, and say which answers are not those of ``answers.json``.
 
-Exit codes: 0 nothing changed, 1 answers changed, 3 misuse. ``--accept`` writes the answers down instead.
+Exit codes: 0 nothing changed, 1 answers changed, 2 or 3 misuse. ``--accept`` writes the answers down after that.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import argparse
 import fnmatch
 import hashlib
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.ledger.sources import all_cases
 __all__ = ["kept_results", "main"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_SOURCES = ("checked_backend", "tests", "examples")
 ANSWERS = Path(__file__).with_name("answers.json")
 TORCH = "2.13"
 """The version of torch whose answers ``answers.json`` holds: others compile other programs wrongly."""
@@ -35,9 +36,14 @@ def main(words: Sequence[str] | None = None) -> int:
     if not torch.__version__.startswith(f"{TORCH}.") and options.answers == ANSWERS:
         print(f"the answers are of torch {TORCH}, this is {torch.__version__}: name others with --answers FILE")
         return 3
-    cases = [case for case in all_cases(options.cases) if _chosen(case, options)]
-    if not cases:
-        print("no case has such a name")
+    listed = [*all_cases(options.cases)]
+    cases = [case for case in listed if _chosen(case, options)]
+    for glob in options.only:
+        if not fnmatch.filter((case.name for case in listed), glob):
+            print(f"no case has such a name: {glob}")
+            return 3
+    if options.cases and not any(case.name.startswith("folder/") for case in listed):
+        print(f"no case is in {options.cases}")
         return 3
     if options.list:
         print(*(case.name for case in cases), sep="\n")
@@ -45,13 +51,20 @@ def main(words: Sequence[str] | None = None) -> int:
     now = _answers(cases, options)
     known = read(options.answers)
     before = {name: answer for name, answer in known.items() if _asked(name.partition("::")[0], cases, options)}
+    names = {case.name for case in listed}
+    lost = {name.partition("::")[0] for name in known.keys() - before.keys()} - names
+    lines = [*differences(before, now), *(f"{name}: no such case any more" for name in sorted(lost) if _is_ours(name))]
+    print(*lines, f"{len(now)} answers compared, {len(lines)} changed", sep="\n")
     if options.accept:
         write(options.answers, {name: answer for name, answer in known.items() if name not in before} | now)
         print(f"{len(now)} answers written")
         return 0
-    lines = [*differences(before, now)]
-    print(*lines, f"{len(now)} answers compared, {len(lines)} changed", sep="\n")
     return 1 if lines else 0
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a case is one of this repository's; those of ``--cases`` are known only where that is given."""
+    return not name.startswith("folder/")
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -79,22 +92,23 @@ def _asked(name: str, cases: Sequence[Case], options: argparse.Namespace) -> boo
 
 def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Answer]:
     """The answers of all cases: those that an earlier run has kept, and those of the cases that are run now."""
-    kept = kept_results(options.results) if options.results else {}
+    tree = _tree(options.cases)
+    kept = kept_results(options.results, tree) if options.results else {}
     waiting = [case for case in cases if case.name not in kept]
     for number, done in enumerate(run_cases(waiting, options.jobs), 1):
         kept[done.case.name] = done.answers
         print(f"{number}/{len(waiting)} {done.case.name} {done.seconds:.1f} s", file=sys.stderr, flush=True)
         if options.results:
-            row = {"tree": _tree(), "case": done.case.name, "answers": done.answers, "seconds": round(done.seconds, 1)}
+            row = {"tree": tree, "case": done.case.name, "answers": done.answers, "seconds": round(done.seconds, 1)}
             with options.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
     return {name: answer for case in cases for name, answer in kept[case.name].items()}
 
 
-def kept_results(path: Path) -> dict[str, dict[str, Answer]]:
-    """The answers by case that a file of results has of this tree."""
+def kept_results(path: Path, tree: str) -> dict[str, dict[str, Answer]]:
+    """The answers by case that a file of results has of a tree."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {row["case"]: row["answers"] for row in map(_row, lines) if row.get("tree") == _tree()}
+    return {row["case"]: row["answers"] for row in map(_row, lines) if row.get("tree") == tree}
 
 
 def _row(line: str) -> dict[str, Any]:
@@ -106,14 +120,25 @@ def _row(line: str) -> dict[str, Any]:
     return row
 
 
-@cache
-def _tree() -> str:
-    """Names the state of the sources: answers of another state are not gone on with."""
-    digest = hashlib.sha256()
-    for folder in ("checked_backend", "tests"):
-        paths = [path for path in ROOT.joinpath(folder).rglob("*.py") if not path.name.startswith("test_")]
-        for path in sorted(paths):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+def _tree(cases: Path | None = None) -> str:
+    """Names the state of the sources, of the cases and of torch: answers of another state are not gone on with."""
+    listed = [
+        "git",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "checked_backend",
+        "tests",
+        "examples",
+    ]
+    known = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    paths = [ROOT / name for name in known if name and name != ANSWERS.relative_to(ROOT).as_posix()]
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted({*paths, *(cases.rglob("*") if cases else ())}):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(path.as_posix().removeprefix(ROOT.as_posix()).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,6 @@ Answer = Mapping[str, Any]
 """``verdict`` and ``findings`` (kind, detail, subject); where localized also ``where``."""
 
 Answers = Mapping[str, Answer]
-
-_REPRO_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ def of_report(report: cb.Report, *, localized: bool = False, repro: bool = False
     Args:
         report: The report.
         localized: Whether operator, stage and line are part of the answer.
-        repro: Whether the repro runs in a fresh process, and its showing the error is part of the answer.
+        repro: Whether it is part of the answer that each repro showed its error in a fresh process.
     """
     findings = {(str(found.kind), found.detail, found.subject) for found in report.findings}
     answer: dict[str, Any] = {"verdict": str(report.verdict), "findings": sorted([*found] for found in findings)}
@@ -61,7 +57,8 @@ def of_report(report: cb.Report, *, localized: bool = False, repro: bool = False
         places = {(f"{found.op}", f"{found.stage}", line_of(found.source)) for found in report.findings}
         answer["where"] = sorted([*place] for place in places)
     if repro:
-        answer["repro"] = [_shows(Path(path)) for path in sorted({f.repro for f in report.findings if f.repro})]
+        scripts = {found.repro: found.repro_confirmed for found in report.findings if found.repro}
+        answer["repro"] = [scripts[path] for path in sorted(scripts)]
     return answer
 
 
@@ -73,11 +70,6 @@ def of_error(error: BaseException) -> Answer:
 def line_of(source: str | None) -> str:
     """The function and the text of a user's line, without its file and number, which any edit above it moves."""
     return source.partition(" in ")[2] if source else "None"
-
-
-def _shows(script: Path) -> bool:
-    ran = subprocess.run([sys.executable, script.name], cwd=script.parent, capture_output=True, timeout=_REPRO_SECONDS)
-    return ran.returncode == 1
 
 
 def differences(before: Answers, now: Answers) -> Iterator[str]:

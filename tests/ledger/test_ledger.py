@@ -97,7 +97,10 @@ def test_a_changed_answer_ends_with_1_and_is_accepted_on_purpose(
     assert ledger.main(words) == 0
     assert "2 answers compared, 0 changed" in capsys.readouterr().out
     monkeypatch.setattr(ledger, "all_cases", lambda _: [Case("one", lambda: one(WRONG))])
-    assert ledger.main([*words, "--only", "one"]) == 0, "the results of this tree are gone on with"
+    assert ledger.main([*words, "--only", "one"]) == 1
+    told = capsys.readouterr().out
+    assert "1 answers compared, 1 changed" in told, "the results of this tree are gone on with"
+    assert "two: no such case any more" in told
     assert ledger.main(words[:2]) == 1
     told = capsys.readouterr().out
     assert "one: verdict pass -> fail" in told
@@ -105,11 +108,13 @@ def test_a_changed_answer_ends_with_1_and_is_accepted_on_purpose(
     assert ledger.main([*words[:2], "--only", "one", "--accept"]) == 0
     accepted = {name: answer["verdict"] for name, answer in read(tmp_path / "answers.json").items()}
     assert accepted == {"one": "fail", "two": "pass"}
-    assert ledger.main([*words, "--only", "none"]) == 3
+    assert ledger.main([*words, "--only", "one", "none"]) == 3
+    assert ledger.main([*words, "--cases", str(tmp_path)]) == 3
 
 
 def test_results_that_were_cut_off_or_are_of_another_tree_are_run_again(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     results.write_text(json.dumps({"tree": "another", "case": "one", "answers": {"one": WRONG}}) + '\n{"tree": "cut')
-    assert ledger.kept_results(results) == {}
-    assert ledger.kept_results(tmp_path / "none") == {}
+    assert ledger.kept_results(results, "this") == {}
+    assert ledger.kept_results(tmp_path / "none", "this") == {}
+    assert ledger.kept_results(results, "another") == {"one": {"one": WRONG}}

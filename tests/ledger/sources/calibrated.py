@@ -31,5 +31,6 @@ def cases() -> Iterator[Case]:
 
 def _answer(program: Program) -> Answers:
     outcome = run_case(program, effects=False)
-    findings = sorted([row.partition(".")[0], *row.split(" ", 1)] for row in {*outcome.findings})
+    rows = [row.partition(" ") for row in {*outcome.findings}]
+    findings = sorted([detail.partition(".")[0], detail, subject] for detail, _, subject in rows)
     return one({"verdict": outcome.verdict, "findings": findings})
