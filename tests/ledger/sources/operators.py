@@ -24,6 +24,8 @@ def cases() -> Iterator[Case]:
     """The first samples of every so many operators."""
     for dtype, kind in DTYPES.items():
         for number, info in enumerate(operators(kind)[::EVERY]):
+            if "empty" in info.name:  # what memory happens to hold is equal now and then
+                continue
             yield Case(f"operators/{dtype}/{name_of(info)}", partial(_answers, info, dtype), quick=number % QUICK == 0)
 
 
