@@ -76,10 +76,12 @@ def blocks(*tensors: _Tensor) -> Iterator[tuple[_Tensor, ...]]:
     Yields:
         The same elements of each tensor: one-dimensional, or pairs. None stays None.
     """
-    assert tensors[0] is not None
-    count = tensors[0].numel()
+    first = tensors[0]
+    if first is None:
+        raise TypeError("the first of the tensors says how many elements there are; it is None")
+    count = first.numel()
     flat = [None if tensor is None else _flat(tensor.detach(), count) for tensor in tensors]
-    size = _BLOCK if tensors[0].device.type == "cpu" else _DEVICE_BLOCK
+    size = _BLOCK if first.device.type == "cpu" else _DEVICE_BLOCK
     for start in range(0, count, size):
         yield tuple(None if tensor is None else tensor[start : start + size] for tensor in flat)  # type: ignore[misc]
 

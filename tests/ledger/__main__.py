@@ -92,7 +92,7 @@ def _asked(name: str, cases: Sequence[Case], options: argparse.Namespace) -> boo
 
 def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Answer]:
     """The answers of all cases: those that an earlier run has kept, and those of the cases that are run now."""
-    tree = _tree(options.cases)
+    tree = _tree(options.cases) if options.results else ""
     kept = kept_results(options.results, tree) if options.results else {}
     waiting = [case for case in cases if case.name not in kept]
     for number, done in enumerate(run_cases(waiting, options.jobs), 1):
