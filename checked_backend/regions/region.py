@@ -280,6 +280,8 @@ class CheckedRegion:
             self._reporter.skip(Skip("gradients", why, matters=True))
             return True
         if call.inputs.requires_grad and self._options.gradients:
+            if self._schedule.limited:
+                self._reporter.gradients_wanted()
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)

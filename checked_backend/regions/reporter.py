@@ -31,6 +31,8 @@ __all__ = ["RegionReporter"]
 
 log = logging.getLogger(__name__)
 
+_NO_BACKWARD = "never checked: no backward pass came to a call that was checked (option budget)"
+
 Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 
 _NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
@@ -104,10 +106,18 @@ class RegionReporter(Reporter):
         for ledger in self._ledgers():
             ledger.unearned(self, self._region.name)
 
+    def gradients_wanted(self) -> None:
+        """Note that the gradients of a checked call are to be checked too (option ``budget``)."""
+        for ledger in self._ledgers():
+            ledger.unearned(self, self._region.name, "gradients", _NO_BACKWARD)
+
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
         self._compared[True] += 1
         self._add_calls(backwards=1)
+        if self._options.budget is not None:
+            for ledger in self._ledgers():
+                ledger.earned(self, "gradients")
         self.count(checked)
 
     def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:

@@ -50,7 +50,7 @@ class Ledger:
         self._regions: dict[str, RegionInfo] = {}
         self._last_before: dict[str, int] = {}
         self._passing: dict[str, dict[PassedCalls, int]] = {}
-        self._unearned: dict[object, Skip | None] = {}
+        self._unearned: dict[tuple[object, str], Skip | None] = {}
         self._compiled_by: dict[str, None] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
@@ -216,15 +216,15 @@ class Ledger:
             known = self._regions[name] = replace(known, calls=known.calls + passed)
         return known
 
-    def unearned(self, region: object, name: str) -> None:
-        """Note that no check of a region is earned yet, unless one was made before.
+    def unearned(self, region: object, name: str, subject: str = "all calls", reason: str = _UNEARNED) -> None:
+        """Note that no check of a region, or of a part of it, is earned yet, unless one was made before.
 
         Args:
             region: The region; others may have its name.
         """
-        if region not in self._unearned:
+        if (region, subject) not in self._unearned:
             with self._lock:
-                self._unearned.setdefault(region, Skip("all calls", _UNEARNED, matters=True, region=name))
+                self._unearned.setdefault((region, subject), Skip(subject, reason, matters=True, region=name))
 
     def _never_earned(self) -> dict[Skip, None]:
         return dict.fromkeys(skip for skip in self._unearned.values() if skip is not None)
@@ -238,10 +238,10 @@ class Ledger:
             if name not in told:
                 yield Skip("all calls", _PASSED_BY, matters=True, region=name)
 
-    def earned(self, region: object) -> None:
-        """Note that a region is checked."""
+    def earned(self, region: object, subject: str = "all calls") -> None:
+        """Note that a region, or a part of it, is checked."""
         with self._lock:
-            self._unearned[region] = None
+            self._unearned[region, subject] = None
 
     def add_coverage(self, coverage: Coverage) -> None:
         """Add what another ledger has gathered of one call."""

@@ -274,6 +274,21 @@ def test_a_region_that_raises_before_a_check_is_earned_is_checked_too(clock: Clo
     assert calls(gathered(refused)) > 5
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_gradients_that_nothing_asked_for_are_told_as_such(clock: Clock, grad: bool) -> None:
+    compiled = checked(Net(), "aot_eager", budget=0.1)
+
+    def evaluating() -> None:
+        for _ in range(20):
+            with torch.set_grad_enabled(grad):
+                compiled(torch.randn(6, 5))
+            clock.now += 10.0
+
+    report = gathered(evaluating)
+    assert [skip.subject for skip in report.coverage.skipped] == ["gradients"] * grad
+    assert all("no backward pass came" in skip.reason for skip in report.coverage.skipped)
+
+
 def test_what_skipping_takes_too_much_of_is_told(clock: Clock) -> None:
     compiled = checked(Net(), "aot_eager", budget=0.01)
 
