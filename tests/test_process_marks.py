@@ -10,6 +10,7 @@ import pytest
 from tests.support.pytest_runs import run
 
 TESTS = """
+import multiprocessing
 import os
 import subprocess
 
@@ -34,6 +35,10 @@ def test_harmless(): subprocess.run(["uname", "-p"])
 def test_forks(): fork()
 def test_starts(): subprocess.run(["true", "--loudly"])
 def test_by_shell(): os.system("true")
+def test_spawns():
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
 def test_shared(shared): pass
 def test_shares(shared): pass
 def test_at_its_end(at_its_end): pass
@@ -70,7 +75,7 @@ def test_a_test_that_starts_something_has_the_mark(tmp_path: Path) -> None:
     outcomes, printed = run(tmp_path, TESTS)
     assert outcomes == {
         "PASSED": {"test_nothing", "test_harmless", "test_chosen", "test_at_its_end", "test_many"},
-        "FAILED": {"test_forks", "test_starts", "test_by_shell", "test_shared", "test_shares"},
+        "FAILED": {"test_forks", "test_starts", "test_by_shell", "test_spawns", "test_shared", "test_shares"},
         "ERROR": {"test_at_its_end"},
     }
     assert "this test forks, and is not marked `process`" in printed

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+
+import checked_backend as cb
 
 __all__ = ["MASKS", "mask", "same"]
 
 _ROOT = Path(__file__).parents[2]
+_VERSIONS = "|".join(
+    map(re.escape, [platform.python_version(), cb.__version__, *map(version, ("torch", "transformers", "numpy"))])
+)
 _IS = r'("?: "?|</th><td>| )'
 """What stands between a name and its value: in JSON, Markdown, a table of a page, and a sentence."""
 
@@ -19,7 +26,11 @@ MASKS: tuple[tuple[str, str, str], ...] = (
     (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00", "TIME", "when it ran"),
     (r"\b20\d\d-\d\d-\d\d\b", "DATE", "when it ran"),
     (r'"(cuda|gpu|triton)": "[^"]*",\s*', "", "what only some machines have"),
-    (rf"\b([pP]ython|torch|checked[_-]backend|transformers|numpy){_IS}\d+\.\d[\w.+]*", r"\1\2VERSION", "versions"),
+    (
+        rf"\b([pP]ython|torch|checked[_-]backend|transformers|numpy){_IS}({_VERSIONS})(?![\w.+])",
+        r"\1\2VERSION",
+        "the versions that run, and no others",
+    ),
     (rf'\b(platform){_IS}[A-Za-z]+-[^"<;\n]*', r"\1\2PLATFORM", "the system"),
     (rf'\b(cpu){_IS}[^"<;\n]*\([A-Z0-9_ ]+\)', r"\1\2CPU", "the processor"),
     (rf'\b(compiler){_IS}(g|c|clang)\+\+[^"<;\n]*', r"\1\2COMPILER", "the C++ compiler"),

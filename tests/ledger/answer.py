@@ -13,7 +13,7 @@ import checked_backend as cb
 __all__ = ["Answer", "Answers", "Case", "differences", "line_of", "of_error", "of_report", "one", "read", "write"]
 
 Answer = Mapping[str, Any]
-"""``verdict`` and ``findings`` (kind, detail, subject); where localized also ``where``."""
+"""``verdict`` and ``findings`` (kind, detail, subject); where localized ``where``: (subject, operator, stage, line)."""
 
 Answers = Mapping[str, Answer]
 
@@ -48,13 +48,13 @@ def of_report(report: cb.Report, *, localized: bool = False, repro: bool = False
 
     Args:
         report: The report.
-        localized: Whether operator, stage and line are part of the answer.
+        localized: Whether each finding's operator, stage and line are part of the answer.
         repro: Whether it is part of the answer that each repro showed its error in a fresh process.
     """
     findings = {(str(found.kind), found.detail, found.subject) for found in report.findings}
     answer: dict[str, Any] = {"verdict": str(report.verdict), "findings": sorted([*found] for found in findings)}
     if localized:
-        places = {(f"{found.op}", f"{found.stage}", line_of(found.source)) for found in report.findings}
+        places = {(found.subject, f"{found.op}", f"{found.stage}", line_of(found.source)) for found in report.findings}
         answer["where"] = sorted([*place] for place in places)
     if repro:
         scripts = {found.repro: found.repro_confirmed for found in report.findings if found.repro}

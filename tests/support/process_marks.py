@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
@@ -84,6 +85,9 @@ def pytest_configure() -> None:
             _started.extend(in_words(event, args))
 
     sys.addaudithook(watch)
+    BaseProcess.start = _counted(
+        BaseProcess.start, "starts a process of multiprocessing"
+    )  # spawned ones have no audit event
     if _COMPILER in sys.modules:
         _count_compiles(sys.modules[_COMPILER])
     else:
@@ -121,15 +125,16 @@ class _WhenInductorIsImported(MetaPathFinder):
 
 def _count_compiles(compile_fx: Any) -> None:
     """Each compile calls the first of two functions; the second is called also where a cache has the result."""
-    compile_fx._compile_fx_inner = _counted(compile_fx._compile_fx_inner)
-    compile_fx.CompiledFxGraph.post_compile = _counted(compile_fx.CompiledFxGraph.post_compile)
+    graph, what = compile_fx.CompiledFxGraph, "compiles with Inductor"
+    compile_fx._compile_fx_inner = _counted(compile_fx._compile_fx_inner, what)
+    graph.post_compile = _counted(graph.post_compile, what)
 
 
-def _counted(compiles: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(compiles)
+def _counted(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        _started.append("compiles with Inductor")
-        return compiles(*args, **kwargs)
+        _started.append(what)
+        return function(*args, **kwargs)
 
     return counted
 

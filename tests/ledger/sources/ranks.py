@@ -86,7 +86,7 @@ def _told(programs: Programs) -> Answers:
 def _answer(told: Mapping[str, Any]) -> Answer:
     equal = "" if told.get("equal", True) else ", other weights"
     answer = {"verdict": told["verdict"] + equal, "findings": _findings(told["findings"])}
-    places = {(f"{op}", line_of(source)) for _, op, source in told["located"] if op}
+    places = {(subject, f"{op}", line_of(source)) for subject, op, source in told["located"] if op}
     return {**answer, "where": sorted([*place] for place in places)} if places else answer
 
 
