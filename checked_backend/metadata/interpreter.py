@@ -15,11 +15,11 @@ from checked_backend.errors import MetadataError
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.schema import is_custom, operator_name
-from checked_backend.metadata.codegen import GraphCode, emit
 from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.history import History
 from checked_backend.metadata.plan import CheckSettings
 from checked_backend.metadata.run import GraphRun
+from checked_backend.metadata.steps import GraphSteps, prepare
 from checked_backend.options import MetadataCheck
 
 __all__ = ["CHECKS", "MetadataInterpreter", "metadata_error"]
@@ -32,8 +32,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), torch.
 class MetadataInterpreter:
     """Checks one graph on every run.
 
-    The constructor reads the graph once, and turns it into one Python function with the checks in line. A run only
-    compares plain numbers.
+    The constructor reads the graph once, into prepared steps. A run only compares plain numbers.
 
     Args:
         gm: An AOT graph, or any graph whose nodes carry ``meta["val"]``.
@@ -85,26 +84,26 @@ class MetadataInterpreter:
         self.running: _Running = _Running() if _parent is None else _parent.running
         self._original = gm.forward
         children = self._children(gm)
-        self.code: GraphCode = emit(gm, self.settings, {node: child.module for node, child in children.items()})
-        plans = self.code.plans
-        self.asserts: int = len(self.code.asserts) + sum(child.asserts for child in children.values())
-        self.checked_nodes: int = sum(plan.compared for plan in plans)
+        self.graph: GraphSteps = prepare(gm, self.settings, {node: child.module for node, child in children.items()})
+        steps = self.graph.steps
+        self.asserts: int = len(self.graph.asserts) + sum(child.asserts for child in children.values())
+        self.checked_nodes: int = sum(step.compared for step in steps)
         self.checked_nodes += sum(child.checked_nodes for child in children.values())
         self.unchecked: Counter[str] = Counter(self._unchecked())
         for child in children.values():
             self.unchecked += child.unchecked
-        self._inputs = [plan.node.name for plan in plans if plan.node.op == "placeholder"]
-        self._watches: bool = any(is_custom(plan.node) for plan in plans)
+        self._inputs = [step.node.name for step in steps if step.node.op == "placeholder"]
+        self._watches: bool = any(is_custom(step.node) for step in steps)
         self._watches = self._watches or any(child._watches for child in children.values())
         self.module: fx.GraphModule = self._as_module(gm) if _parent is not None else gm
 
     def _unchecked(self) -> Iterator[str]:
         """The reason for each node that is not compared, or not wholly."""
-        yield from ["no metadata was recorded"] * self.code.unchecked
-        for plan in self.code.plans:
-            if plan.leaves is not None and (entry := self.settings.ignores(plan.node)):
+        yield from ["no metadata was recorded"] * self.graph.unchecked
+        for step in self.graph.steps:
+            if step.leaves is not None and (entry := self.settings.ignores(step.node)):
                 yield f"ignore_ops names {entry}"
-            elif plan.compared and self.settings.light:
+            elif step.compared and self.settings.light:
                 yield "they run under vmap, where only dtypes and shapes can be compared"
 
     def _children(self, gm: fx.GraphModule) -> dict[fx.Node, MetadataInterpreter]:
@@ -144,8 +143,7 @@ class MetadataInterpreter:
         plain = self.settings.light or all(type(arg) in _PLAIN for arg in args)
         if outer is None or not plain:
             return self._original(*args)  # torch traces the graph anew, for example to differentiate it
-        run = GraphRun(self, outer)
-        return self.code.function(run, list(args))
+        return GraphRun(self, outer).run(list(args))
 
     def __call__(self, args: list[Any]) -> Any:
         """Run the graph on a list of inputs, which is emptied (the boxed convention)."""
@@ -154,7 +152,7 @@ class MetadataInterpreter:
             self._note_inputs(args)
         before, self.running.run = self.running.run, run
         try:
-            result = self.code.function(run, args)
+            result = run.run(args)
         except MetadataError:
             raise
         except Exception as error:

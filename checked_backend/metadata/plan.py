@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +12,10 @@ from torch import fx
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.graphs.nodes import is_getitem
 from checked_backend.graphs.schema import operator_name
-from checked_backend.metadata.expected import Leaf, Size, recorded
+from checked_backend.metadata.expected import recorded
 
 __all__ = [
     "CheckSettings",
-    "NodePlan",
     "is_index",
     "items_of",
     "last_uses",
@@ -55,28 +54,6 @@ class CheckSettings:
     def hides(self, *words: str) -> str | None:
         """The first entry of ``ignore`` among a finding's kind, finer kind and subject; None if there is none."""
         return next((word for word in words if word in self.ignore), None)
-
-
-@dataclass(slots=True)
-class NodePlan:
-    """The facts about one node that a detailed check needs.
-
-    Attributes:
-        node: The node.
-        leaves: Its expected values, flat; None if nothing is compared.
-        inputs: Positions of the nodes whose results it takes.
-        bases: For each output that shares memory with an input: that input's position and storage offset, and the
-            variable that holds the identity of its storage, "" if none does.
-        allowed: Positions of inputs that its outputs may share memory with.
-        compared: Whether any comparison of this node is made whose result is reported.
-    """
-
-    node: fx.Node
-    leaves: list[Leaf] | None = None
-    inputs: tuple[int, ...] = ()
-    bases: dict[int, tuple[int, Size, str]] = field(default_factory=dict)
-    allowed: frozenset[int] = frozenset()
-    compared: bool = False
 
 
 def plain_name(entry: str) -> str:

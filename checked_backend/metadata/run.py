@@ -1,7 +1,8 @@
-"""One run of a checked graph: the methods that generated code calls when a fast check fails, and the attribution."""
+"""One run of a checked graph: run each node, compare its value, and say which mismatch follows from which."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,13 @@ from checked_backend._torch.tensors import storage_identity
 from checked_backend.findings import Finding
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.attribution import is_own_fault
-from checked_backend.metadata.expected import ExpectedTensor, Mismatch, Size, compare
+from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, Mismatch, Size, compare
 from checked_backend.metadata.findings import NodeMismatch, depended_on, to_finding
 from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
-from checked_backend.metadata.plan import NodePlan, producer
+from checked_backend.metadata.plan import producer
+from checked_backend.metadata.steps import Slot, Step, TensorCheck, ValueCheck, filled
+from checked_backend.metadata.symbols import SizeValues
 from checked_backend.metadata.watch import call_watched
 
 if TYPE_CHECKING:
@@ -41,195 +44,221 @@ _MISSING = _Missing()
 
 
 class GraphRun:
-    """The state of one run, and the detailed side of its checks. Threads and calls must not share it.
-
-    When a fast check fails, generated code calls these methods with its variables, ``locals()``.
+    """One run of a graph. Threads and calls must not share it.
 
     Args:
         outer: The run of the graph that this graph lies in; None for an outermost graph.
 
     Attributes:
         findings: The findings, in graph order.
-        wrong: Positions of nodes that are wrong, each with whether it is wrong only because of something that the user
+        wrong: Places of nodes that are wrong, each with whether it is wrong only because of something that the user
             ignores.
     """
 
     def __init__(self, owner: MetadataInterpreter, outer: GraphRun | None) -> None:
         self.findings: list[Finding] = []  # the outermost run holds the findings of the whole run
         self._owner = owner
-        self._code = owner.code
+        self._graph = owner.graph
         self._outer = outer
+        self._values: dict[fx.Node, Any] = {}  # those that a later node needs
+        self._storages: dict[Slot, int] = {}
+        self._sizes = SizeValues(self._graph.symbols)
         self.wrong: dict[int, bool] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._untold: list[int] = []  # the findings that were not handed on yet
         self._layout: dict[int, frozenset[int]] = {}  # for each node, its findings on which nothing depends yet
 
-    # called by generated code
+    def run(self, args: list[Any]) -> Any:
+        """Run the graph on a list of inputs, which is emptied."""
+        values, given = self._values, deque(args)  # each is freed after its last use
+        args.clear()
+        for step in self._graph.steps:
+            if step.function is not None:
+                values[step.node] = self._call(step, step.function)
+            elif step.node.op == "placeholder":
+                values[step.node] = given.popleft()
+            else:
+                break
+            if step.leaves is not None:
+                self._check(step, values[step.node])
+            for node in step.dead:
+                del values[node]
+        # at the end, so that a graph which holds the assertion itself raises eager's exception first
+        for condition, message in self._graph.asserts:
+            if not self._sizes[condition]:
+                self._assertion(condition, message)
+        return filled(step.args[0], values.__getitem__)
 
-    def fail(self, index: int, k: int, value: Any, variables: dict[str, Any]) -> int:
-        """Compare an output in detail, after a fast check failed.
+    def _call(self, step: Step, function: Callable[..., Any]) -> Any:
+        values, args, kwargs = self._values, step.args, step.kwargs
+        if step.flat:
+            args = [values[item] if item.__class__ is fx.Node else item for item in args]
+            if kwargs:
+                kwargs = {key: values[item] if item.__class__ is fx.Node else item for key, item in kwargs.items()}
+        else:
+            args, kwargs = filled((args, kwargs), values.__getitem__)
+        return self._custom(step, args, kwargs) if step.watched else function(*args, **kwargs)
 
-        Returns:
-            The identity of the storage, 0 if there is none.
-        """
-        if value is _MISSING:
-            return 0
-        plan = self._code.plans[index]
-        want = (plan.leaves or [])[k]
-        if isinstance(want, ExpectedTensor) and plan.node.op == "placeholder":
-            want = replace(want, offset=None)
-        elif isinstance(want, ExpectedTensor) and k in plan.bases and want.offset is not None:
-            want = replace(want, offset=self._moved(plan, k, want.offset, variables))
-        place = k if len(plan.leaves or []) > 1 else None
-        self._add(plan, compare(want, value, place, self._value_of(variables), self._owner.settings.checks), variables)
-        settings = self._owner.settings
-        if settings.light or "alias" not in settings.checks or not isinstance(value, torch.Tensor):
-            return 0
-        if value.layout is not torch.strided or value.is_nested:
-            return 0
-        storage = storage_identity(value)
-        self.alias(index, k, storage, variables)
-        return storage
+    def _check(self, step: Step, value: Any) -> None:
+        outputs: Sequence[Any] = (value,)
+        if step.count is not None:
+            fits = type(value) in (tuple, list) and len(value) == step.count
+            outputs = value if fits else self._flat(step, value, step.count)
+        sizes, storages = self._sizes, self._storages
+        for check in step.checks:
+            output = outputs[check.k]
+            if output is _MISSING:
+                continue
+            if check.lessons:
+                check.learn(output, sizes)
+            if isinstance(check, ValueCheck):
+                if not check.holds(output, sizes):
+                    self._fail(step, check.k, ExpectedValue(check.want), output)
+                continue
+            if output is None and check.may_be_absent:
+                continue
+            if not check.holds(output, sizes, self._values):
+                self._fail(step, check.k, self._wanted(step, check), output)
+            if check.keeps and isinstance(output, torch.Tensor) and output.layout is torch.strided:
+                storages[step.index, check.k] = storage = storage_identity(output)
+                if check.is_misplaced(storage, storages):
+                    self._alias(step, check, storage)
+        if step.finite:
+            self._finite(step, value)
 
-    def alias(self, index: int, k: int, storage: int, variables: dict[str, Any]) -> None:
+    # a comparison that did not hold, in detail
+
+    def _wanted(self, step: Step, check: TensorCheck) -> ExpectedTensor:
+        """The recorded metadata with the storage offset that is right in this run."""
+        want, base = check.want, check.base
+        if step.node.op == "placeholder":
+            return replace(want, offset=None)
+        if base is None or want.offset is None:
+            return want
+        owner, expected, began = self._values.get(base.node), self._value_of(want.offset), self._value_of(base.offset)
+        if not isinstance(owner, torch.Tensor) or expected is None or began is None:
+            return replace(want, offset=None)
+        begins = owner.storage_offset()
+        return want if begins == began else replace(want, offset=int(begins + expected - began))
+
+    def _fail(self, step: Step, k: int, want: Leaf, value: Any) -> None:
+        place = None if step.count is None else k
+        self._add(step, compare(want, value, place, self._value_of, self._owner.settings.checks))
+
+    def _alias(self, step: Step, check: TensorCheck, storage: int) -> None:
         """Find the owner of the memory in which an output unexpectedly lies."""
-        plan = self._code.plans[index]
-        place = k if len(plan.leaves or []) > 1 else None
-        if plan.node.op != "call_function":
+        node, base, steps = step.node, check.base, self._graph.steps
+        if node.op != "call_function":
             return
-        inputs = {
-            position: storages
-            for position in plan.inputs
-            if (storages := {value for name, value in variables.items() if name.startswith(f"_c{position}_") and value})
-        }
-        base, _, held = plan.bases.get(k, (None, 0, ""))
-        maker = None if base is None else self._position[producer(self._code.plans[base].node)]
-        shared = [position for position, storages in inputs.items() if storage in storages]
-        undeclared = [p for p in shared if p not in plan.allowed and (p != maker or is_custom(plan.node))]
+        place = None if step.count is None else check.k
+        inputs = {slot[0] for slot, identity in self._storages.items() if identity == storage}
+        shared = [position for position in step.inputs if position in inputs]
+        maker = None if base is None else self._position[producer(base.node)]
+        undeclared = [p for p in shared if p not in step.allowed and (p != maker or is_custom(node))]
         if undeclared:
-            names = ", ".join(self._code.plans[position].node.name for position in undeclared)
-            self._add(plan, [Mismatch("alias", place, "memory of its own", f"the memory of {names}")], variables)
-        elif base is not None and not shared and variables.get(held):
-            name = self._code.plans[base].node.name
-            self._add(plan, [Mismatch("alias", place, f"a view of {name}", "memory of its own")], variables)
+            names = ", ".join(steps[position].node.name for position in undeclared)
+            self._add(step, [Mismatch("alias", place, "memory of its own", f"the memory of {names}")])
+        elif base is not None and not shared and base.slot is not None and self._storages.get(base.slot):
+            self._add(step, [Mismatch("alias", place, f"a view of {base.node.name}", "memory of its own")])
 
-    def leaves(self, index: int, value: Any, count: int, variables: dict[str, Any]) -> list[Any]:
+    def _flat(self, step: Step, value: Any, count: int) -> Sequence[Any]:
         """The outputs of a node, flat. Their number is the recorded one, whatever the node returned."""
-        found = tree_leaves(value)
+        found: Sequence[Any] = tree_leaves(value)
         if len(found) == count:
             return found
-        mismatch = Mismatch("structure", None, f"{count} values", f"{len(found)} values")
-        self._add(self._code.plans[index], [mismatch], variables)
+        self._add(step, [Mismatch("structure", None, f"{count} values", f"{len(found)} values")])
         return [_MISSING] * count
 
-    def custom(self, index: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _custom(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a custom operator, and check that it keeps to its schema."""
-        plan, checks = self._code.plans[index], self._owner.settings.checks
-        memory = self._owner.history.memory
+        checks, memory = self._owner.settings.checks, self._owner.history.memory
         # an operator may change the shape or the strides of its inputs
-        given = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
-        result, mismatches = call_watched(plan.node, target, args, kwargs, checks=checks, memory=memory)
-        self._add(plan, mismatches, {}, given)
+        given = tree_map_only(torch.Tensor, torch.Tensor.detach, (tuple(args), dict(kwargs)))
+        result, mismatches = call_watched(step.node, step.function, tuple(args), kwargs, checks=checks, memory=memory)
+        self._add(step, mismatches, given)
         return result
 
-    def finite(self, index: int, value: Any, given: tuple[Any, ...], variables: dict[str, Any]) -> None:
+    def _finite(self, step: Step, value: Any) -> None:
         """Look for a NaN or an infinity that a node made of finite inputs."""
-        plan = self._code.plans[index]
-        if operator_name(plan.node).split(".")[1:2] and operator_name(plan.node).split(".")[1] in MAY_BE_ANYTHING:
+        if not MAY_BE_ANYTHING.isdisjoint(operator_name(step.node).split(".")[1:2]):
             return
-        mismatch = first_nonfinite(plan.node, value, given)
+        mismatch = first_nonfinite(step.node, value, tuple(self._values[item] for item in step.node.all_input_nodes))
         if mismatch is not None:
-            self._add(plan, [mismatch], variables)
+            self._add(step, [mismatch])
 
-    def assertion(self, index: int, variables: dict[str, Any]) -> None:
+    def _assertion(self, condition: sympy.Basic, message: str) -> None:
         """Report that an assumption of the trace about sizes that depend on data does not hold."""
-        condition, message = self._code.asserts[index]
-        value_of = self._value_of(variables)
-        values = {str(symbol): value_of(symbol) for symbol in condition.free_symbols}
+        values = {str(symbol): self._value_of(symbol) for symbol in condition.free_symbols}
         if None in values.values():
             return
         texts = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
-        plan = self._maker_of(condition)
-        self._add(plan, [Mismatch("assert", None, str(condition), texts, message)], variables)
+        self._add(self._maker_of(condition), [Mismatch("assert", None, str(condition), texts, message)])
 
-    # the work behind these methods
+    # who is to blame
 
-    def _maker_of(self, condition: sympy.Basic) -> NodePlan:
+    def _maker_of(self, condition: sympy.Basic) -> Step:
         """The first node in whose recorded value a symbol of the condition appears."""
-        for plan in self._code.plans:
-            for leaf in plan.leaves or ():
+        for step in self._graph.steps:
+            for leaf in step.leaves or ():
                 sizes: list[Any] = [*(getattr(leaf, "shape", None) or ()), getattr(leaf, "value", None)]
                 if any(isinstance(s, sympy.Basic) and s.free_symbols & condition.free_symbols for s in sizes):
-                    return plan
-        return self._code.plans[-1]
+                    return step
+        return self._graph.steps[-1]
 
     @property
     def _position(self) -> Mapping[fx.Node, int]:
-        return self._code.position
+        return self._graph.position
 
-    def _value_of(self, variables: dict[str, Any]) -> Callable[[Size], Any]:
-        def value_of(size: Size) -> Any:
-            if not isinstance(size, sympy.Basic):
-                return size
-            value = variables.get(self._code.variables.get(size, ""))
-            return None if value is None or value != value else value
-
-        return value_of
-
-    def _moved(self, plan: NodePlan, k: int, expected: Size, variables: dict[str, Any]) -> Size | None:
-        """The storage offset that a view must have, given the real offset of its base."""
-        position, begins, _ = plan.bases[k]
-        value_of = self._value_of(variables)
-        base = variables.get(f"_v{position}")
-        want, began = value_of(expected), value_of(begins)
-        if not isinstance(base, torch.Tensor) or want is None or began is None:
-            return None
-        return expected if base.storage_offset() == began else int(base.storage_offset() + want - began)
+    def _value_of(self, size: Size) -> Any:
+        """The value of a size; None if it is not known."""
+        if not isinstance(size, sympy.Basic):
+            return size
+        value = self._sizes[size] if self._graph.symbols.known(size) else None
+        return None if value is None or value != value else value
 
     def _add(
         self,
-        plan: NodePlan,
+        step: Step,
         mismatches: Sequence[Mismatch],
-        variables: dict[str, Any],
         given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
     ) -> None:
         if not mismatches:
             return
-        index = self._position[plan.node]
+        index = self._position[step.node]
         for mismatch in mismatches:
             found = NodeMismatch(
-                plan.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(plan, variables)
+                step.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(step)
             )
-            found = self._attributed(found, plan)
+            found = self._attributed(found, step)
             ignored = bool(found.ignored)
             self.wrong[index] = ignored and self.wrong.get(index, True)
-            if plan.node.op != "placeholder" and self._owner.kind == "forward":
-                names = (item.name for item in (plan.node, *plan.node.users))
+            if step.node.op != "placeholder" and self._owner.kind == "forward":
+                names = (item.name for item in (step.node, *step.node.users))
                 self._owner.history.hand_on(names, ignored=ignored)
-            self._deliver(found, plan, ignored=ignored)
+            self._deliver(found, step, ignored=ignored)
 
-    def _attributed(self, found: NodeMismatch, plan: NodePlan) -> NodeMismatch:
+    def _attributed(self, found: NodeMismatch, step: Step) -> NodeMismatch:
         """The mismatch, marked if it merely follows from an earlier one, or if the user ignores it."""
-        causes = self._causes(plan, found.mismatch)
-        if causes and is_custom(plan.node):
+        causes = self._causes(step, found.mismatch)
+        if causes and is_custom(step.node):
             known, key = self._owner.history.own_faults, f"{found.graph} {found.subject}"
             if key not in known:
-                known[key] = is_own_fault(plan.node, found.inputs)
+                known[key] = is_own_fault(step.node, found.inputs)
             causes = [] if known[key] else causes
         settings = self._owner.settings
-        entry = settings.ignores(plan.node) or settings.hides(found.kind.value, found.detail, found.subject)
+        entry = settings.ignores(step.node) or settings.hides(found.kind.value, found.detail, found.subject)
         follows = _FOLLOWS if causes and all(causes) else ""
         return replace(found, inherited=bool(causes), ignored=entry or follows)
 
-    def _causes(self, plan: NodePlan, mismatch: Mismatch) -> list[bool]:
+    def _causes(self, step: Step, mismatch: Mismatch) -> list[bool]:
         """For each earlier mismatch that may have made a node wrong, whether the user ignores that mismatch."""
-        if plan.node.op == "placeholder":
-            return self._causes_outside(plan.node)
+        if step.node.op == "placeholder":
+            return self._causes_outside(step.node)
         alone = mismatch.what in _OF_ITSELF or (
-            mismatch.what == "alias" and is_custom(plan.node) and not mismatch.expected.startswith("a view")
+            mismatch.what == "alias" and is_custom(step.node) and not mismatch.expected.startswith("a view")
         )
         # a graph that a higher-order operator runs is part of that operator, not an input
-        inputs = [p for p in plan.inputs if not alone or self._code.plans[p].node.op == "get_attr"]
+        inputs = [p for p in step.inputs if not alone or self._graph.steps[p].node.op == "get_attr"]
         return [self.wrong[position] for position in inputs if position in self.wrong]
 
     def _causes_outside(self, node: fx.Node) -> list[bool]:
@@ -237,17 +266,16 @@ class GraphRun:
         known, outer = self._owner.history.wrong, self._outer
         if outer is None:
             return [known[node.name]] if node.name in known else []
-        users = outer._code.plans[self._owner.place[0]].node.users
+        users = outer._graph.steps[self._owner.place[0]].node.users
         given = dict.fromkeys(item for user in users for item in user.all_input_nodes)
         positions = {outer._position[place] for item in given for place in (item, producer(item))}
         return [outer.wrong[position] for position in sorted(positions) if position in outer.wrong]
 
-    def _inputs(self, plan: NodePlan, variables: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _inputs(self, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The real arguments of a node, as far as they still exist."""
-        names = {item: f"_v{self._position[item]}" for item in plan.node.all_input_nodes}
-        if plan.node.op != "call_function" or any(name not in variables for name in names.values()):
+        if step.node.op != "call_function" or any(item not in self._values for item in step.node.all_input_nodes):
             return None
-        args, kwargs = fx.node.map_arg((plan.node.args, plan.node.kwargs), lambda item: variables[names[item]])
+        args, kwargs = filled((step.args, step.kwargs), self._values.__getitem__)
         return args, kwargs
 
     def tell(self) -> None:
@@ -256,8 +284,8 @@ class GraphRun:
         if untold:
             self._owner.on_findings(tuple(self.findings[number] for number in untold))
 
-    def _deliver(self, found: NodeMismatch, plan: NodePlan, *, ignored: bool) -> None:
-        root, runs = self, [(self, self._position[plan.node])]
+    def _deliver(self, found: NodeMismatch, step: Step, *, ignored: bool) -> None:
+        root, runs = self, [(self, self._position[step.node])]
         while root._outer is not None:
             # the mismatch makes the results of the inner graph wrong
             place, root = root._owner.place[0], root._outer
@@ -266,7 +294,7 @@ class GraphRun:
         key = (found.subject, found.mismatch.what)
         known = root._seen.get(key)  # a loop's body runs many times
         number = root._seen.setdefault(key, len(root.findings))
-        before = self._layout_before(plan) if found.inherited else frozenset()
+        before = self._layout_before(step) if found.inherited else frozenset()
         layout = found.mismatch.what in LAYOUT
         reason = dependent(found.node, found.mismatch.index) if layout else ""
         if known is None:
@@ -290,9 +318,9 @@ class GraphRun:
         key = (found.graph, found.subject, found.mismatch, found.inherited, found.ignored, found.depended)
         return told.get(key) or told.setdefault(key, to_finding(found))
 
-    def _layout_before(self, plan: NodePlan) -> frozenset[int]:
+    def _layout_before(self, step: Step) -> frozenset[int]:
         """The findings about layout that a node's inputs carry, on which nothing depends so far."""
-        return frozenset().union(*(self._layout.get(position, frozenset()) for position in plan.inputs))
+        return frozenset().union(*(self._layout.get(position, frozenset()) for position in step.inputs))
 
     def _depend(self, numbers: frozenset[int], subject: str) -> None:
         """Mark findings as depended on, because a mismatch that matters follows from them."""

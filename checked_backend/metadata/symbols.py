@@ -1,138 +1,125 @@
-"""Symbolic sizes as plain Python: the variable that holds each expression, and the code that computes its value."""
+"""The values of symbolic sizes: what a graph's run learns of them, and in which order."""
 
 from __future__ import annotations
 
 import ast
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
+from checked_backend._torch.graph_code import forward_from_source
 from checked_backend._torch.symbols import evaluate_number, python_expression
 from checked_backend.metadata.expected import Size
 
-__all__ = ["UNKNOWN", "SymbolTable", "evaluator"]
+__all__ = ["UNKNOWN", "Lesson", "SizeValues", "Symbols"]
 
-UNKNOWN = math.nan  # NaN differs from every size, and arithmetic with it gives NaN again
-_NAME = re.compile(r"[A-Za-z]\w*")
+UNKNOWN = math.nan  # NaN differs from every size
 _CALLS = frozenset({"abs", "bool", "float", "int", "max", "min", "math", "round"})
 
 
-class SymbolTable:
-    """The symbols and expressions of one graph, in the order in which its run learns their values.
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a real size tells: ``learnt`` is ``(size - rest) / factor``."""
 
-    Generated code holds each value in a variable: a symbol's own name, or ``_e0``, ``_e1``, ... for expressions. A
-    value that is not known at run time is `UNKNOWN`.
+    learnt: sympy.Basic
+    rest: Size = 0
+    factor: int = 1
+
+
+class Symbols:
+    """The symbols of one graph, in the order in which its run learns their values.
+
+    Attributes:
+        learnt: The symbols, and expressions whose symbols are not known, that a run has learnt so far.
     """
 
     def __init__(self) -> None:
-        self.variables: dict[sympy.Basic, str] = {}
-        self.functions: dict[str, Callable[..., object]] = {}
-        self._reserved = 0
+        self.learnt: set[sympy.Basic] = set()
+        self._functions: dict[sympy.Basic, Callable[..., Any]] = {}
 
     def known(self, size: Size) -> bool:
         """Whether the value of a size is known by now, or can be computed."""
-        return not isinstance(size, sympy.Basic) or size in self.variables or self._computable(size)
+        return not isinstance(size, sympy.Basic) or size in self.learnt or self.learnt.issuperset(size.free_symbols)
 
-    def _computable(self, size: sympy.Basic) -> bool:
-        return all(symbol in self.variables for symbol in size.free_symbols)
+    def learn(self, size: sympy.Basic) -> Lesson:
+        """Learn a size that is not known yet from a real one.
 
-    def bind(self, size: sympy.Basic, source: str) -> Iterator[str]:
-        """Learn a size that is not yet known from a real value, ``source``.
-
-        Yields:
-            Lines of code. If the size is linear in its only unknown symbol, the code computes that symbol. Else the
-            expression itself gets the value, and nothing else is learnt.
+        A size that is linear in its only unknown symbol tells that symbol; else only the expression itself is learnt.
+        A trace writes a bool that depends on data as ``u0 == 1``.
         """
-        unknown = [symbol for symbol in size.free_symbols if symbol not in self.variables]
-        if size.is_Symbol:
-            yield f"{self._variable(size)} = {source}"
-            return
-        if len(unknown) == 1 and not isinstance(size, sympy.logic.boolalg.Boolean):
+        lesson = self._lesson(size)
+        self.learnt.add(lesson.learnt)
+        return lesson
+
+    def _lesson(self, size: sympy.Basic) -> Lesson:
+        unknown = [symbol for symbol in size.free_symbols if symbol not in self.learnt]
+        if isinstance(size, sympy.logic.boolalg.Boolean):
+            is_flag = isinstance(size, sympy.Eq) and size.lhs.is_Symbol and size.rhs == 1
+            return Lesson(size.lhs if is_flag and size.lhs in unknown else size)
+        if len(unknown) == 1 and not size.is_Symbol:
             factor = size.coeff(unknown[0])
             rest = sympy.expand(size - factor * unknown[0])
             if factor.is_Integer and factor != 0 and unknown[0] not in rest.free_symbols:
-                yield f"{self._variable(unknown[0])} = ({source} - {self.code(rest)}) // {int(factor)}"
-                return
-        yield f"{self._variable(size)} = {source}"
+                return Lesson(unknown[0], rest, int(factor))
+        return Lesson(size)
 
-    def bind_truth(self, size: sympy.Basic, source: str) -> Iterator[str]:
-        """Learn from a bool. A trace writes a bool that depends on data as ``u0 == 1``."""
-        if isinstance(size, sympy.Eq) and size.lhs.is_Symbol and size.rhs == 1 and size.lhs not in self.variables:
-            yield f"{self._variable(size.lhs)} = {source}"
-        else:
-            yield f"{self._variable(size)} = {source}"
-
-    def define(self, size: Size) -> Iterator[str]:
-        """Compute a size once, if it is not a plain number and nothing has computed it before.
-
-        Yields:
-            Lines of code to run before the size's variable is used.
-        """
-        if not isinstance(size, sympy.Basic) or size in self.variables or not self._computable(size):
-            return
-        expression = self.code(size)
-        variable = self._variable(size)
-        if re.search(r"[/%(]", expression[1:-1]):  # it may divide by zero, or call a function that refuses UNKNOWN
-            yield "try:"
-            yield f"    {variable} = {expression}"
-            yield "except (ArithmeticError, ValueError):"
-            yield f"    {variable} = UNKNOWN"
-        else:
-            yield f"{variable} = {expression}"
-
-    def text(self, size: Size) -> str:
-        """A size as code: a number, or the variable that holds it."""
-        return self.variables[size] if isinstance(size, sympy.Basic) else repr(size)
-
-    def code(self, size: Size) -> str:
-        """A size as Python, in terms of the variables of its symbols."""
-        if not isinstance(size, sympy.Basic):
-            return repr(size)
-        named = {symbol: sympy.Symbol(self.variables[symbol], **symbol.assumptions0) for symbol in size.free_symbols}
-        try:
-            renamed = size if all(str(s) == str(n) for s, n in named.items()) else size.xreplace(named)
-            expression = python_expression(renamed)
-            if self._plain(expression):
-                return f"({expression})"
-        except Exception:
-            expression = ""  # torch's printer lacks a function; the expression is interpreted instead
-        symbols = sorted(size.free_symbols, key=str)
-        name = f"_f{len(self.functions)}"
-        self.functions[name] = evaluator(size, symbols)
-        return f"{name}({', '.join(self.variables[symbol] for symbol in symbols)})"
-
-    def _plain(self, expression: str) -> bool:
-        """Whether printed code is an expression of this table's variables and nothing else."""
-        allowed = {*self.variables.values(), *_CALLS}
-        try:
-            tree = ast.parse(expression, mode="eval")
-        except SyntaxError:
-            return False
-        return all(node.id in allowed for node in ast.walk(tree) if isinstance(node, ast.Name))
-
-    def _variable(self, size: sympy.Basic) -> str:
-        if size.is_Symbol and _NAME.fullmatch(str(size)) and str(size) not in {"self", "run", "args_list", *_CALLS}:
-            name = str(size)
-        else:
-            name = f"_e{self._reserved}"
-            self._reserved += 1
-        self.variables[size] = name
-        return name
+    def function(self, size: sympy.Basic) -> Callable[..., Any]:
+        """A function that computes an expression of its symbols' values, in the order of their names."""
+        if size not in self._functions:
+            self._functions[size] = _compiled(size, sorted(size.free_symbols, key=str))
+        return self._functions[size]
 
 
-def evaluator(size: sympy.Basic, symbols: list[sympy.Basic]) -> Callable[..., object]:
-    """A function of the symbols' values that interprets an expression which has no plain Python form."""
+class SizeValues(dict[sympy.Basic, Any]):
+    """The values of sizes in one run. An expression of known symbols is computed when it is first asked for."""
 
-    def evaluate(*values: float) -> object:
-        bound: Mapping[Any, Any] = dict(zip(symbols, values, strict=True))
-        if any(value != value for value in values):
-            return UNKNOWN
-        try:
-            return evaluate_number(size, bound)
-        except Exception:  # torch's interpreter lacks a function, or the function has no value here
-            return UNKNOWN
+    def __init__(self, symbols: Symbols) -> None:
+        super().__init__()
+        self._symbols = symbols
+        self._tuples: dict[int, tuple[Any, ...]] = {}
 
-    return evaluate
+    def __missing__(self, size: sympy.Basic) -> Any:
+        given = [self.get(symbol, UNKNOWN) for symbol in sorted(size.free_symbols, key=str)]
+        value = UNKNOWN
+        if size.free_symbols and all(one == one for one in given):
+            try:
+                value = self._symbols.function(size)(*given)
+            except Exception:  # the expression has no value here
+                value = UNKNOWN
+        self[size] = value
+        return value
+
+    def of(self, size: Size) -> Any:
+        """The value of a size, `UNKNOWN` if it is not known."""
+        return self[size] if isinstance(size, sympy.Basic) else size
+
+    def all_of(self, sizes: tuple[Size, ...] | None) -> tuple[Any, ...] | None:
+        """The values of sizes that live as long as the graph; None if there are none."""
+        if sizes is None:
+            return None
+        if id(sizes) not in self._tuples:
+            self._tuples[id(sizes)] = tuple(map(self.of, sizes))
+        return self._tuples[id(sizes)]
+
+    def learn(self, lesson: Lesson, real: Any) -> None:
+        """Learn from a real size."""
+        if real == real and (lesson.rest or lesson.factor != 1):
+            real = (real - self.of(lesson.rest)) // lesson.factor
+        self[lesson.learnt] = real
+
+
+def _compiled(size: sympy.Basic, symbols: list[sympy.Basic]) -> Callable[..., Any]:
+    """An expression as a Python function; one that torch's printer does not know is interpreted."""
+    names = [str(symbol) for symbol in symbols]
+    try:
+        expression = python_expression(size)
+        used = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+        if all(name.isidentifier() for name in names) and used <= {*names, *_CALLS} and not _CALLS & {*names}:
+            source = f"def forward({', '.join(names)}):\n    return {expression}\n"
+            return forward_from_source(source, {"math": math})
+    except Exception:
+        expression = ""  # torch's printer lacks a function
+    return lambda *values: evaluate_number(size, dict(zip(symbols, values, strict=True)))

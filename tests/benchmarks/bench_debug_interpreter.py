@@ -10,7 +10,7 @@ Three questions, for a graph of 1,000 nodes on tiny tensors, static and dynamic:
   runner's time less the time of the same runner without checks (goal: 0.1 or less);
 - preparing the graph over compiling it with AOT autograd (goal: 0.1 or less).
 
-With torch 2.13 on two busy cores of a Xeon, static and dynamic: 0.48 and 0.44; 0.074 and 0.025; 0.096 and 0.030.
+With torch 2.13 on two busy cores, static and dynamic: 0.84 and 0.78; 0.3 and 0.2; 0.04 and 0.01.
 """
 
 from __future__ import annotations

@@ -1,0 +1,443 @@
+"""A graph as prepared steps: how each node is run, and what its value is compared with.
+
+A graph is read once. A check that holds then costs a few attribute reads; one that fails is made again in detail
+(`checked_backend.metadata.run`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.symbols import deferred_asserts
+from checked_backend.graphs.nodes import is_getitem
+from checked_backend.graphs.schema import is_custom, read_only_inputs
+from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, Size, expected_leaves, recorded
+from checked_backend.metadata.plan import (
+    CheckSettings,
+    is_index,
+    items_of,
+    last_uses,
+    producer,
+    shape_env,
+    tokens,
+    with_effects,
+)
+from checked_backend.metadata.symbols import UNKNOWN, Lesson, SizeValues, Symbols
+
+__all__ = ["Base", "GraphSteps", "Slot", "Step", "TensorCheck", "ValueCheck", "filled", "prepare"]
+
+Slot = tuple[int, int]
+"""An output: the place of the node that made it, and which of its outputs it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The input whose memory an output shared when the graph was traced.
+
+    Attributes:
+        node: The input.
+        offset: Its storage offset then.
+        slot: Where the identity of its storage is kept; None if it is not.
+        moves: Whether it may begin elsewhere in its storage in a run. Then its views move with it.
+    """
+
+    node: fx.Node
+    offset: Size
+    slot: Slot | None
+    moves: bool
+
+
+@dataclass(slots=True)
+class TensorCheck:
+    """Compares one tensor with its recorded metadata. An aspect that is not compared is None.
+
+    Attributes:
+        k: Which of the node's outputs it is.
+        want: The recorded metadata.
+        dtype: Its dtype.
+        layout: Its layout.
+        device: Its device.
+        shape: Its sizes.
+        stride: Its strides.
+        offset: Its storage offset.
+        bits: Whether it is conjugated, and whether it is negated.
+        fixed: Whether shape, strides and offset are the same in every run.
+        may_be_absent: Whether the output may be None: a kernel of torch may leave out what nobody needs.
+        base: The input whose memory it shares; None if it has its own.
+        lessons: The method that gives a real size, its arguments, and what is learnt from that.
+        keeps: Whether the identity of its storage is kept, and compared with that of the node's inputs.
+        others: The slots of inputs whose memory it must not share.
+    """
+
+    k: int
+    want: ExpectedTensor
+    dtype: torch.dtype | None
+    layout: torch.layout | None
+    device: torch.device | None
+    shape: tuple[Size, ...] | None
+    stride: tuple[Size, ...] | None
+    offset: Size | None
+    bits: tuple[bool, bool] | None
+    fixed: bool
+    may_be_absent: bool
+    base: Base | None
+    lessons: Sequence[tuple[str, tuple[int, ...], Lesson]]
+    keeps: bool
+    others: frozenset[Slot]
+
+    def learn(self, value: Any, sizes: SizeValues) -> None:
+        """Learn the symbols that appear here first: those of an input's sizes, or of sizes that depend on data."""
+        want = self.want
+        known = isinstance(value, torch.Tensor) and value.ndim == len(want.shape or ()) and value.layout is want.layout
+        for source, place, lesson in self.lessons:
+            sizes.learn(lesson, getattr(value, source)(*place) if known else UNKNOWN)
+
+    def holds(self, value: Any, sizes: SizeValues, values: Mapping[fx.Node, Any]) -> bool:
+        """Whether a tensor is as recorded. False calls for a comparison in detail: strides may be insignificant."""
+        if not isinstance(value, torch.Tensor):
+            return False
+        shape, stride, offset = self.shape, self.stride, self.offset
+        if not self.fixed:
+            shape, stride, offset = sizes.all_of(shape), sizes.all_of(stride), self._moved(offset, sizes, values)
+        return (
+            (self.dtype is None or value.dtype is self.dtype)
+            and (shape is None or value.shape == shape)
+            and (self.layout is None or value.layout is self.layout)
+            and (self.device is None or value.device == self.device)
+            and (stride is None or value.stride() == stride)
+            and (offset is None or value.storage_offset() == offset)
+            and (self.bits is None or (value.is_conj(), value.is_neg()) == self.bits)
+        )
+
+    def _moved(self, offset: Size | None, sizes: SizeValues, values: Mapping[fx.Node, Any]) -> Any:
+        """The storage offset in this run."""
+        base = self.base
+        if offset is None or base is None or not base.moves:
+            return offset if offset is None else sizes.of(offset)
+        return values[base.node].storage_offset() + sizes.of(offset) - sizes.of(base.offset)
+
+    def is_misplaced(self, storage: int, storages: Mapping[Slot, int]) -> bool:
+        """Whether its memory is not that of its base, or is that of an input that it must not share."""
+        for other in self.others:
+            if storages.get(other) == storage:
+                return True
+        slot = None if self.base is None else self.base.slot
+        return slot is not None and slot not in self.others and storages.get(slot) != storage
+
+
+@dataclass(slots=True)
+class ValueCheck:
+    """Compares a number, None or another constant with the recorded one.
+
+    Attributes:
+        k: Which of the node's outputs it is.
+        want: The recorded value.
+        lessons: What is learnt from it, if it is not known.
+    """
+
+    k: int
+    want: Any
+    lessons: Sequence[Lesson]
+
+    def learn(self, value: Any, sizes: SizeValues) -> None:
+        """Learn a number that depends on data."""
+        for lesson in self.lessons:
+            sizes.learn(lesson, value if isinstance(value, (int, float)) else UNKNOWN)
+
+    def holds(self, value: Any, sizes: SizeValues) -> bool:
+        """Whether a value is the recorded one."""
+        want = self.want
+        if self.lessons or (isinstance(want, float) and not math.isfinite(want)):
+            return True
+        if isinstance(value, torch.Tensor):
+            return False
+        if want is None or isinstance(want, bool):
+            return value is want
+        if not isinstance(want, sympy.Basic):
+            return bool(value == want)
+        expected = sizes[want]
+        if want.is_integer or isinstance(want, sympy.logic.boolalg.Boolean):
+            return bool(value == expected)
+        return isinstance(value, (int, float)) and math.isclose(value, expected)
+
+
+@dataclass(slots=True)
+class Step:
+    """One node: how it is run, and its checks.
+
+    Attributes:
+        index: The node's place in the graph.
+        leaves: Its expected values, flat; None if nothing is compared.
+        inputs: Places of the nodes whose results it takes.
+        allowed: Places of inputs that its outputs may share memory with.
+        compared: Whether any comparison of this node is made whose result is reported.
+        function: What is called; None for an input and for the output.
+        args: Its arguments, with nodes for values.
+        kwargs: Its keyword arguments, likewise.
+        flat: Whether no argument is a container with nodes in it.
+        watched: Whether it is a custom operator that is watched while it runs.
+        count: The number of its outputs; None if its value is the only one.
+        checks: The checks of its outputs.
+        finite: Whether it may make no NaN and no infinity of finite inputs.
+        dead: The values that no later node needs.
+    """
+
+    node: fx.Node
+    index: int
+    leaves: list[Leaf] | None = None
+    inputs: tuple[int, ...] = ()
+    allowed: frozenset[int] = frozenset()
+    compared: bool = False
+    function: Callable[..., Any] | None = None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    flat: bool = True
+    watched: bool = False
+    count: int | None = None
+    checks: list[TensorCheck | ValueCheck] = field(default_factory=list)
+    finite: bool = False
+    dead: Sequence[fx.Node] = ()
+
+
+@dataclass(slots=True)
+class GraphSteps:
+    """A prepared graph.
+
+    Attributes:
+        steps: One for each node.
+        position: The place of each node.
+        symbols: The symbolic sizes that a run learns.
+        asserts: The trace's assumptions about sizes that depend on data, each with its message.
+        unchecked: The number of nodes without recorded metadata.
+    """
+
+    steps: list[Step]
+    position: Mapping[fx.Node, int]
+    symbols: Symbols
+    asserts: list[tuple[sympy.Basic, str]]
+    unchecked: int
+
+
+def prepare(gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> GraphSteps:
+    """Read a graph.
+
+    Args:
+        settings: The user's choice of checks.
+        subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
+    """
+    return _Preparation(gm, settings, subgraphs).run()
+
+
+def filled(value: Any, get: Callable[[fx.Node], Any]) -> Any:
+    """An argument of a node with a value for each node in it."""
+    if isinstance(value, fx.Node):
+        return get(value)
+    if isinstance(value, tuple):
+        items = [filled(item, get) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [filled(item, get) for item in value]
+    if isinstance(value, dict):
+        return {key: filled(item, get) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(filled(value.start, get), filled(value.stop, get), filled(value.step, get))
+    return value
+
+
+class _Preparation:
+    def __init__(self, gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> None:
+        self.gm = gm
+        self.settings = settings
+        self.subgraphs = subgraphs
+        self.steps = [Step(node, index) for index, node in enumerate(gm.graph.nodes)]
+        self.position = {step.node: step.index for step in self.steps}
+        self.symbols = Symbols()
+        self.tensors: dict[fx.Node, ExpectedTensor] = {}  # the recorded metadata of nodes that are one tensor
+        self.slots: dict[fx.Node, Slot] = {}  # where the identity of a node's storage is kept
+        self.exact: set[fx.Node] = set()  # nodes whose storage offset is the recorded one, whatever the inputs' are
+        self.tuples: dict[tuple[Size, ...], tuple[Size, ...]] = {}
+        values = (recorded(step.node)[1] for step in self.steps)
+        self.lazy_bits = any(
+            isinstance(value, torch.Tensor) and (value.is_complex() or value.is_neg()) for value in values
+        )
+
+    def run(self) -> GraphSteps:
+        unchecked, ordering = 0, tokens(self.gm.graph)
+        dying = last_uses([step.node for step in self.steps])
+        for step in self.steps:
+            self.call(step)
+            step.dead = dying.get(step.node, ())
+            step.inputs = tuple(self.position[producer(item)] for item in step.node.all_input_nodes)
+            if step.node in ordering or step.node in self.subgraphs or step.node.op == "output":
+                continue
+            has_value, value = recorded(step.node)
+            if not has_value:
+                unchecked += step.node.op != "get_attr"
+            elif not (is_getitem(step.node) and self.passed_on(step.node, value)):
+                self.check(step, value)
+        return GraphSteps(self.steps, self.position, self.symbols, list(self.asserts()), unchecked)
+
+    # running a node
+
+    def call(self, step: Step) -> None:
+        node, gm = step.node, self.gm
+        step.args, step.kwargs = filled((tuple(node.args), dict(node.kwargs)), lambda item: item)
+        parts = (*step.args, *step.kwargs.values())
+        step.flat = all(isinstance(part, fx.Node) or not _holds_nodes(part) for part in parts)
+        step.function = _function(gm, node, self.subgraphs)
+        # under vmap tensors have no memory to look at
+        wanted = {"alias", "mutation", "requires_grad"} & set(self.settings.checks) and not self.settings.light
+        step.watched = bool(wanted) and is_custom(node) and self.settings.ignores(node) is None
+
+    # checking a node
+
+    def check(self, step: Step, value: Any) -> None:
+        node = step.node
+        step.leaves = leaves = expected_leaves(value)
+        step.compared = self.compares(node, leaves)
+        free = read_only_inputs(node)
+        step.allowed = frozenset(self.position[producer(item)] for item in node.all_input_nodes if item not in free)
+        step.finite = self.settings.nonfinite and not self.settings.light and node.op.startswith("call")
+        carriers: Mapping[int, fx.Node] = {0: node}
+        first = 0
+        if len(leaves) != 1 or isinstance(value, (tuple, list, dict)):
+            step.count, carriers = len(leaves), items_of(node)
+            first = 1 if with_effects(node) else 0  # its first result is a token
+        for k, leaf in enumerate(leaves):
+            if k >= first and isinstance(leaf, ExpectedTensor):
+                step.checks.append(self.tensor(step, k, leaf, carriers.get(k)))
+            elif k >= first and isinstance(leaf, ExpectedValue):
+                known = not isinstance(leaf.value, sympy.Basic) or self.symbols.known(leaf.value)
+                step.checks.append(ValueCheck(k, leaf.value, [] if known else [self.symbols.learn(leaf.value)]))
+
+    def compares(self, node: fx.Node, leaves: Sequence[Leaf]) -> bool:
+        """Whether any of the chosen checks applies to a node."""
+        checks = set(self.settings.checks)
+        if self.settings.ignores(node):
+            return False
+        if self.settings.nonfinite and not self.settings.light and node.op.startswith("call"):
+            return True
+        if is_custom(node) and not self.settings.light and checks & {"mutation", "requires_grad"}:
+            return True
+        tensors = any(isinstance(leaf, ExpectedTensor) for leaf in leaves)
+        values = any(isinstance(leaf, ExpectedValue) for leaf in leaves)
+        of_tensors = checks - {"assert", "mutation", "requires_grad", "value"}
+        return (tensors and bool(of_tensors)) or (values and bool(checks & {"structure", "value"}))
+
+    def passed_on(self, node: fx.Node, value: Any) -> bool:
+        """Whether a ``getitem`` hands on an output that was checked where it was made."""
+        parent, key = node.args
+        checked = isinstance(parent, fx.Node) and self.steps[self.position[parent]].leaves is not None
+        outputs = recorded(parent)[1] if checked and isinstance(parent, fx.Node) else None
+        if (
+            not isinstance(outputs, (tuple, list))
+            or not isinstance(key, int)
+            or not -len(outputs) <= key < len(outputs)
+        ):
+            return False
+        return outputs[key] is value or expected_leaves(outputs[key]) == expected_leaves(value)
+
+    def tensor(self, step: Step, k: int, want: ExpectedTensor, carrier: fx.Node | None) -> TensorCheck:
+        """The check of one tensor. ``carrier`` is the node whose value it is, maybe a ``getitem``; None if none is."""
+        node, given = step.node, step.node.op == "placeholder"
+        base = None if given else self.base(node, want)
+        lessons = list(self.lessons(want))
+        keeps = "alias" in self.settings.checks and not self.settings.light and want.storage is not None
+        others: set[Slot] = set()
+        if isinstance(node.target, OpOverload) and (base is None or is_custom(node)):
+            others = {self.slots[item] for item in read_only_inputs(node) if item in self.slots}
+        compared = self.aspects(node, want)
+        sizes = *(compared["shape"] or ()), *(compared["stride"] or ()), compared["offset"]
+        moves = base is not None and base.moves and compared["offset"] is not None
+        fixed = not moves and not any(isinstance(size, sympy.Basic) for size in sizes)
+        absent = carrier is None and not is_custom(node)
+        check = TensorCheck(
+            k,
+            want,
+            **compared,
+            fixed=fixed,
+            may_be_absent=absent,
+            base=base,
+            lessons=lessons,
+            keeps=keeps,
+            others=frozenset(others),
+        )
+        if carrier is not None:
+            self.tensors[carrier] = want
+            if keeps:
+                self.slots[carrier] = step.index, k
+            if not given and (base is None or not base.moves):
+                self.exact.add(carrier)
+        return check
+
+    def aspects(self, node: fx.Node, want: ExpectedTensor) -> dict[str, Any]:
+        """The aspects of a tensor that are compared; None for the others."""
+        light, given = self.settings.light, node.op == "placeholder"
+        lazy = want.stride is not None and (self.lazy_bits or given or is_custom(node))
+        chosen = {
+            "dtype": None if light and is_index(want.dtype) else want.dtype,
+            "shape": self.shared(want.shape),
+            "layout": None if light else want.layout,
+            "device": None if light else want.device,
+            "stride": None if light else self.shared(want.stride),
+            "offset": None if light or given else want.offset,
+            "bits": None if light or not lazy else (want.conj, want.neg),
+        }
+        return {aspect: value if aspect in self.settings.checks else None for aspect, value in chosen.items()}
+
+    def shared(self, sizes: tuple[Size, ...] | None) -> tuple[Size, ...] | None:
+        """The same object for equal sizes, whose values are then looked up once in a run."""
+        return None if sizes is None else self.tuples.setdefault(sizes, sizes)
+
+    def base(self, node: fx.Node, want: ExpectedTensor) -> Base | None:
+        """The input that shared memory with an output when the graph was traced."""
+        for item in node.all_input_nodes if want.storage is not None else ():
+            known = self.tensors.get(item)
+            if known is not None and known.storage == want.storage:
+                return Base(item, known.offset or 0, self.slots.get(item), item not in self.exact)
+        return None
+
+    def lessons(self, want: ExpectedTensor) -> Iterator[tuple[str, tuple[int, ...], Lesson]]:
+        """What is learnt from a tensor's sizes."""
+        for source, sizes in (("size", want.shape), ("stride", want.stride)):
+            for dim, size in enumerate(sizes or ()):
+                if isinstance(size, sympy.Basic) and not self.symbols.known(size):
+                    yield source, (dim,), self.symbols.learn(size)
+        if isinstance(want.offset, sympy.Basic) and not self.symbols.known(want.offset):
+            yield "storage_offset", (), self.symbols.learn(want.offset)
+
+    def asserts(self) -> Iterator[tuple[sympy.Basic, str]]:
+        """The trace's assumptions about sizes that depend on data, as far as this graph knows those sizes."""
+        environment = shape_env(self.gm.graph)
+        if environment is not None and "assert" in self.settings.checks:
+            for condition, message in deferred_asserts(environment):
+                if condition.free_symbols <= self.symbols.learnt:
+                    yield condition, message
+
+
+def _function(gm: fx.GraphModule, node: fx.Node, subgraphs: Mapping[fx.Node, Any]) -> Callable[..., Any] | None:
+    """What a step calls; None for an input and for the output."""
+    name = str(node.target)
+    if node.op == "get_attr":
+        read = operator.attrgetter(name)
+        return lambda: subgraphs[node] if node in subgraphs else read(gm)
+    if node.op == "call_method":
+        return lambda own, *args, **kwargs: getattr(own, name)(*args, **kwargs)
+    if node.op == "call_module":
+        return lambda *args, **kwargs: gm.get_submodule(name)(*args, **kwargs)
+    return node.target if callable(node.target) else None
+
+
+def _holds_nodes(value: Any) -> bool:
+    nodes: list[fx.Node] = []
+    filled(value, nodes.append)
+    return bool(nodes)
