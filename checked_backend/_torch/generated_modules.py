@@ -111,11 +111,16 @@ def _node_of(buffer: Any, operation: Any, order: Mapping[fx.Node, int]) -> fx.No
     """The node whose value an operation makes.
 
     Torch does not say it of every buffer that a later operator made it compute (``ir.assign_origin_node``): then it is
-    the origin that all others lead to, if it makes one tensor like the buffer.
+    the origin that all others lead to, if it makes one tensor like the buffer. A reduction is computed at once: one
+    that torch does not name is a part of an operator, like the sum of squares from which a variance is made.
     """
+    from torch._inductor.ir import Reduction, Scan, Sort  # noqa: PLC0415  Inductor is slow to import
+
     node: fx.Node | None = operation.get_origin_node()
     if node in order:
         return node
+    if isinstance(getattr(operation, "data", None), (Reduction, Scan, Sort)):
+        return None
     origins = [one for one in operation.get_origins() if one in order and isinstance(one.target, OpOverload)]
     last = max(origins, key=order.__getitem__, default=None)
     return last if last is not None and _is_alike(last, buffer) and _leads_here(origins, last) else None

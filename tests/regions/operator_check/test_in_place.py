@@ -25,6 +25,12 @@ def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.softmax(y, -1) * y.sum(1, keepdim=True)
 
 
+def variances(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """No node holds the sums of squares that variances are made of."""
+    y = x @ w
+    return (y - y.std(1, keepdim=True)) / (1 + y.float().var(0)).to(y.dtype) + y.float().mean(1, keepdim=True)
+
+
 def inputs() -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24)))
 
@@ -36,10 +42,11 @@ def in_half_precision(right: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return scaled(lambda: result, by=1.05) if dtype is torch.bfloat16 else result
 
 
-def test_a_clean_program_passes_and_its_kernels_are_checked() -> None:
+@pytest.mark.parametrize("clean", [program, variances])
+def test_a_clean_program_passes_and_its_kernels_are_checked(clean: Callable[..., torch.Tensor]) -> None:
     for _ in range(2):  # the second comes from the caches of torch, so it is lowered once more
         torch._dynamo.reset()
-        report = cb.check(program, inputs(), compiler="inductor", localize=False)
+        report = cb.check(clean, inputs(), compiler="inductor", localize=False)
         assert report.verdict is cb.Verdict.PASS, report.to_text()
         assert report.coverage.checked["operators"] > 12
         assert not report.coverage.skipped
