@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.findings import Verdict
+from checked_backend.report.codec import dumps, encode
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
 from checked_backend.report.merged import merged_report
 from checked_backend.report.model_explorer import encode_graphs, encode_node_data
-from checked_backend.report.to_json import dumps, encode
 from checked_backend.report.write import ReadReports, write_whole
 
 __all__ = ["encode_found", "merged", "worst_of", "write_found"]

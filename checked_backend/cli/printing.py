@@ -30,7 +30,7 @@ def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:
         if number:
             print_text("\n" + "-" * 100 + "\n")
         if console.is_terminal:
-            console.print(render_rich(shown, verbose=verbose), soft_wrap=False)
+            console.print(render_rich(shown, width=console.width, verbose=verbose), soft_wrap=True)
         else:
             print_text(shown.to_text(verbose=verbose))
 

@@ -14,8 +14,7 @@ from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sw
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.report.certificate import render_certificate
-from checked_backend.report.json_schema import json_schema
-from checked_backend.report.to_json import dumps
+from checked_backend.report.codec import dumps, json_schema
 from checked_backend.report.write import read_reports, write_whole
 from checked_backend.sweep.file import FUZZ, is_database
 

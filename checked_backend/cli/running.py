@@ -19,8 +19,8 @@ from checked_backend.options import RunOptions, environment_variable, parse_opti
 from checked_backend.process.foreground import die_by, run_in_foreground
 from checked_backend.program.folder import RunFolder
 from checked_backend.program.summary import exit_code, github_annotations, read_run
+from checked_backend.report.codec import dumps
 from checked_backend.report.file_names import this_moment
-from checked_backend.report.to_json import dumps
 from checked_backend.report.write import write_whole
 
 __all__ = ["hook", "run"]

@@ -34,8 +34,8 @@ from checked_backend.process.fresh import call_in_fresh_interpreter
 from checked_backend.process.interrupt import terminable
 from checked_backend.report import Report
 from checked_backend.report.certificate import render_certificate
+from checked_backend.report.codec import dumps
 from checked_backend.report.html import render_html
-from checked_backend.report.to_json import dumps
 from checked_backend.report.write import write_whole
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from checked_backend.findings.finding import Finding
 from checked_backend.findings.kernel import Kernel
 from checked_backend.findings.kinds import Kind, Severity, Verdict
 from checked_backend.findings.metrics import Metrics, NoiseScale
-from checked_backend.findings.pictures import Distribution, NodeError, Number, WorstElement
+from checked_backend.findings.pictures import Distribution, NodeError, WorstElement
+from checked_backend.findings.values import Number
 
 __all__ = [
     "DETAILS",

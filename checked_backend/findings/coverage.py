@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from checked_backend.findings.finding import Finding
+from checked_backend.findings.values import Count, Flag, Many, Real
 
 __all__ = ["Coverage", "RegionInfo", "Skip"]
 
@@ -23,7 +24,7 @@ class Skip:
 
     subject: str
     reason: str
-    matters: bool = False
+    matters: Flag = False
     region: str = ""
 
 
@@ -42,12 +43,12 @@ class RegionInfo:
     """
 
     name: str
-    sources: tuple[str, ...] = ()
-    nodes: int = 0
-    calls: int = 0
-    checked_calls: int = 0
-    checked_backwards: int = 0
-    last_checked_call: int = 0
+    sources: Many[str] = ()
+    nodes: Count = 0
+    calls: Count = 0
+    checked_calls: Count = 0
+    checked_backwards: Count = 0
+    last_checked_call: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ class Coverage:
             against more and larger roundings, which may hide a few times as much.
     """
 
-    regions: tuple[RegionInfo, ...] = ()
-    checked: Mapping[str, int] = field(default_factory=dict)
-    skipped: tuple[Skip, ...] = ()
-    ignored: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-    detection_limit: Mapping[str, float] = field(default_factory=dict)
-    own_precision_limit: Mapping[str, float] = field(default_factory=dict)
+    regions: Many[RegionInfo] = ()
+    checked: Mapping[str, Count] = field(default_factory=dict)
+    skipped: Many[Skip] = ()
+    ignored: Many[Finding] = ()
+    notes: Many[str] = ()
+    detection_limit: Mapping[str, Real] = field(default_factory=dict)
+    own_precision_limit: Mapping[str, Real] = field(default_factory=dict)

@@ -5,9 +5,20 @@ A report file has the identifiers. They are part of its schema: one that is rena
 
 from __future__ import annotations
 
-from checked_backend.findings.kinds import Word
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-__all__ = ["EvidenceKey"]
+from pydantic import AfterValidator, WithJsonSchema
+
+from checked_backend.findings.kinds import Word
+from checked_backend.findings.values import encode_number, read_number, read_real
+
+__all__ = ["Evidence", "EvidenceKey", "encode_evidence"]
+
+_MAX_DEPTH = 40  # deeper nesting is not something a person wrote down
+_MAX_INT_BITS = 8192  # Python refuses to print or parse integers of more than 4300 digits
 
 
 class EvidenceKey(Word):
@@ -99,3 +110,60 @@ class EvidenceKey(Word):
         """The phrase for a key. A key of another release, or of a user's own, is its own phrase."""
         known = cls._value2member_map_.get(key)
         return known.phrase if isinstance(known, cls) else key
+
+
+def encode_evidence(value: Any, depth: int = 0) -> Any:
+    """A piece of evidence, which may be anything, as JSON values. What JSON has no word for becomes text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if depth >= _MAX_DEPTH:
+        return _describe(value)
+    if isinstance(value, numbers.Integral):
+        return int(value) if int(value).bit_length() <= _MAX_INT_BITS else hex(int(value))
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, numbers.Complex):
+        return {"$complex": encode_number(value)}
+    if isinstance(value, Mapping):
+        # A key of the user's own that looks like one of ours gets one more "$", which reading takes off again.
+        keyed = ((str(key), entry) for key, entry in value.items())
+        return {"$" * key.startswith("$") + key: encode_evidence(entry, depth + 1) for key, entry in keyed}
+    if isinstance(value, list | tuple):
+        return [encode_evidence(entry, depth + 1) for entry in value]
+    if isinstance(value, set | frozenset):
+        return sorted(_describe(entry) for entry in value)
+    return _describe(value)
+
+
+def _describe(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # a user's __str__ must not cost the report
+        return f"<{type(value).__name__}>"
+
+
+def _read(value: Any, depth: int = 0) -> Any:
+    """The inverse of `encode_evidence`, as far as there is one."""
+    if depth > _MAX_DEPTH + 1:  # one more for {"$float": ...}
+        raise ValueError(f"expected at most {_MAX_DEPTH} levels of lists and objects")
+    if isinstance(value, list):
+        return [_read(entry, depth + 1) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"$float"}:
+        number = read_real(value["$float"])
+        if isinstance(number, float):
+            return number
+        raise ValueError('expected "nan", "inf" or "-inf" as $float')
+    if set(value) == {"$complex"}:
+        return complex(read_number(value["$complex"]))
+    return {key.removeprefix("$"): _read(entry, depth + 1) for key, entry in value.items()}
+
+
+Evidence = Annotated[
+    Mapping[str, Annotated[Any, AfterValidator(_read)]],
+    WithJsonSchema({"type": "object", "properties": {key.value: {"description": key.phrase} for key in EvidenceKey}}),
+]
+"""Pieces of evidence by their names: `EvidenceKey`, or any that another release knows."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field
+
+from checked_backend.findings.details import DETAILS
+from checked_backend.findings.evidence import Evidence
 from checked_backend.findings.kernel import Kernel
 from checked_backend.findings.kinds import Kind, Severity
 from checked_backend.findings.metrics import Metrics, NoiseScale
-from checked_backend.findings.pictures import Distribution, NodeError
+from checked_backend.findings.pictures import MOST_NODES, Distribution, NodeError
+from checked_backend.findings.values import Flag, Many
 from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["Finding"]
@@ -45,13 +49,13 @@ class Finding:
     kind: Kind
     subject: str
     message: str
-    detail: str = ""
+    detail: Annotated[str, Field(examples=sorted(DETAILS))] = ""
     region: str = ""
     expected: str | None = None
     actual: str | None = None
     metrics: Metrics | None = None
     noise: NoiseScale | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=dict)
     graph: str | None = None
     stage: str | None = None
     node: str | None = None
@@ -61,17 +65,17 @@ class Finding:
     repro: str | None = None
     severity: Severity = Severity.ERROR
     more_than_layout: str = ""
-    inherited: bool = False
+    inherited: Flag = False
     ignored: str = ""
     script: str | None = None
     at_fault: str = ""
-    explains: tuple[str, ...] = ()
-    ranks: tuple[str, ...] = ()
-    searched: bool = False
-    repro_confirmed: bool = True
-    workaround_confirmed: bool = True
+    explains: Many[str] = ()
+    ranks: Many[str] = ()
+    searched: Flag = False
+    repro_confirmed: Flag = True
+    workaround_confirmed: Flag = True
     distribution: Distribution | None = None
-    flow: tuple[NodeError, ...] = ()
+    flow: Annotated[tuple[NodeError, ...], Field(max_length=MOST_NODES)] = ()
     kernel: Kernel | None = None
 
     @property

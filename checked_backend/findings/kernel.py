@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-__all__ = ["Kernel"]
+from pydantic import AfterValidator, Field
+
+from checked_backend.findings.pictures import MOST_NODES
+from checked_backend.findings.values import Count
+
+__all__ = ["MOST_CODE", "Kernel"]
+
+MOST_CODE = 2**17  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +31,9 @@ class Kernel:
 
     name: str
     language: str
-    code: str
-    lines_left_out: int = 0
-    computes: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+    code: Annotated[
+        str, AfterValidator(str), Field(max_length=MOST_CODE)
+    ]  # as it is, pydantic counts no half surrogate
+    lines_left_out: Count = 0
+    computes: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)] = ()
+    others: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)] = ()

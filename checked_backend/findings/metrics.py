@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from checked_backend.findings.values import Count, Index, Number, Real
+
 __all__ = ["Metrics", "NoiseScale"]
 
 
@@ -36,22 +38,22 @@ class Metrics:
         dtype: The reference's dtype: ``float32``; empty if it is not known.
     """
 
-    total: int
-    mismatched: int
-    max_abs_diff: float
-    max_rel_diff: float
-    max_ulp: int | None
-    rmse: float
-    reference_rms: float
-    reference_max: float
-    nonfinite_mismatched: int
-    nan_reference: int
-    nan_candidate: int
-    inf_reference: int
-    inf_candidate: int
-    index: tuple[int, ...] | None
-    reference_value: float | int | bool | complex | None
-    candidate_value: float | int | bool | complex | None
+    total: Count
+    mismatched: Count
+    max_abs_diff: Real
+    max_rel_diff: Real
+    max_ulp: Count | None
+    rmse: Real
+    reference_rms: Real
+    reference_max: Real
+    nonfinite_mismatched: Count
+    nan_reference: Count
+    nan_candidate: Count
+    inf_reference: Count
+    inf_candidate: Count
+    index: Index | None
+    reference_value: Number | None
+    candidate_value: Number | None
     dtype: str = ""
 
     @property
@@ -71,7 +73,7 @@ class NoiseScale:
         detection_limit: The smallest relative error (of the tensor's root mean square) that would have been caught.
     """
 
-    rms: float
-    max: float
+    rms: Real
+    max: Real
     source: str
-    detection_limit: float | None = None
+    detection_limit: Real | None = None

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-__all__ = ["Distribution", "NodeError", "Number", "WorstElement"]
+from pydantic import Field
 
-Number = float | int | bool | complex
-"""The value of one element."""
+from checked_backend.findings.values import Count, Index, Number, Real
+
+__all__ = ["MOST_NODES", "Distribution", "NodeError", "WorstElement"]
+
+# A file may have a little more than this release writes, for the sake of later ones.
+MOST_NODES = 400
+_MOST_BLOCKS = 64  # in each direction
+_MOST_ELEMENTS = 64
+_MOST_ULPS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,7 @@ class WorstElement:
         float64: Eager's value in float64; None if it is not known.
     """
 
-    index: tuple[int, ...]
+    index: Index
     expected: Number
     actual: Number
     float64: Number | None = None
@@ -42,11 +50,13 @@ class Distribution:
         worst: The elements that differ most, the worst first.
     """
 
-    shape: tuple[int, ...]
-    matrix: tuple[int, int]
-    blocks: tuple[tuple[float, ...], ...]
-    ulps: tuple[int, ...] = ()
-    worst: tuple[WorstElement, ...] = ()
+    shape: Index
+    matrix: tuple[Count, Count]
+    blocks: Annotated[
+        tuple[Annotated[tuple[Real, ...], Field(max_length=_MOST_BLOCKS)], ...], Field(max_length=_MOST_BLOCKS)
+    ]
+    ulps: Annotated[tuple[Count, ...], Field(max_length=_MOST_ULPS)] = ()
+    worst: Annotated[tuple[WorstElement, ...], Field(max_length=_MOST_ELEMENTS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,8 @@ class NodeError:
 
     name: str
     op: str
-    inputs: tuple[str, ...]
-    error: float
-    own: float | None = None
-    noise: float | None = None
+    inputs: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)]
+    error: Real
+    own: Real | None = None
+    noise: Real | None = None
     source: str = ""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+from pydantic import Field, TypeAdapter
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.findings.values import Count, Flag, Index, Real
+from checked_backend.report.codec import json_values, validated
 
 __all__ = ["PLAIN", "Place", "RecordFile", "TensorRecord", "noise_folders", "read_run", "written_by"]
 
@@ -20,6 +23,8 @@ PLAIN = "plain"
 _SCHEMA, _VERSION = "checked_backend.record", 1
 _LONGEST = 1 << 20  # characters of one line
 _MOST = 5_000_000  # lines of one file
+
+_Size = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 Place = tuple[str, str, int, str]
 """The identity of a recorded tensor: process, region, call, subject."""
@@ -51,22 +56,25 @@ class TensorRecord:
     """
 
     region: str
-    call: int
+    call: Count
     subject: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Index
     bits: int | None
-    rms: float
-    max: float
-    nonfinite: int
-    roundoff: float
-    sample: tuple[float, ...]
+    rms: _Size
+    max: _Size
+    nonfinite: Count
+    roundoff: _Size
+    sample: tuple[Real, ...]
     device: str = ""
     unread: str = ""
-    projections: tuple[float, ...] = ()
-    drew: bool = False
-    products: float = 0.0
-    products_outside: float = 0.0
+    projections: tuple[Real, ...] = ()
+    drew: Flag = False
+    products: _Size = 0.0
+    products_outside: _Size = 0.0
+
+
+_TENSOR = TypeAdapter(TensorRecord)
 
 
 @dataclass(slots=True)
@@ -97,8 +105,7 @@ class RecordFile:
 
     def add(self, record: TensorRecord) -> None:
         """Write one tensor. What is written survives the process."""
-        values = asdict(record)
-        self._line(values | {"sample": _written(record.sample), "projections": _written(record.projections)})
+        self._line(json_values(record))
 
     def flush(self) -> None:
         """Hand everything to the system."""
@@ -110,10 +117,6 @@ class RecordFile:
 
     def _line(self, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(values, allow_nan=False) + "\n")
-
-
-def _written(values: tuple[float, ...]) -> list[float | str]:
-    return [value if math.isfinite(value) else str(value) for value in values]
 
 
 def _claimed(folder: Path, rank: str) -> TextIO:
@@ -160,9 +163,9 @@ def _read(path: Path) -> ProcessRecord:
             if not number:
                 found.header = _header(values)
                 continue
-            record = _tensor(values)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise CheckedBackendError(f"{path}:{number + 1}: no line of a recording: {error!r}") from None
+            record = validated(_TENSOR, values, "tensor")
+        except (CheckedBackendError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CheckedBackendError(f"{path}:{number + 1}: no line of a recording: {error}") from None
         found.tensors[path.stem, record.region, record.call, record.subject] = record
     return found
 
@@ -174,35 +177,6 @@ def _header(values: Any) -> Mapping[str, Any]:
         raise TypeError("its environment is no object")
     header: Mapping[str, Any] = values
     return header
-
-
-def _tensor(values: Any) -> TensorRecord:
-    return TensorRecord(
-        region=str(values["region"]),
-        call=int(values["call"]),
-        subject=str(values["subject"]),
-        dtype=str(values["dtype"]),
-        shape=tuple(int(size) for size in values["shape"]),
-        bits=None if values["bits"] is None else int(values["bits"]),
-        rms=_size(values["rms"]),
-        max=_size(values["max"]),
-        nonfinite=int(values["nonfinite"]),
-        roundoff=_size(values["roundoff"]),
-        sample=tuple(float(value) for value in values["sample"]),
-        device=str(values.get("device", "")),
-        unread=str(values.get("unread", "")),
-        projections=tuple(float(value) for value in values.get("projections", ())),
-        drew=bool(values.get("drew", False)),
-        products=_size(values.get("products", 0.0)),
-        products_outside=_size(values.get("products_outside", 0.0)),
-    )
-
-
-def _size(value: Any) -> float:
-    size = float(value)
-    if not (math.isfinite(size) and size >= 0):
-        raise ValueError(f"{size} is no size")
-    return size
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -18,9 +18,9 @@ from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, RunFolder
 from checked_backend.report import Report
 from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean
+from checked_backend.report.codec import encode
 from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
-from checked_backend.report.to_json import encode
 from checked_backend.report.view import view
 
 __all__ = ["RunResult", "exit_code", "github_annotations", "read_run", "tell"]

@@ -17,7 +17,7 @@ from checked_backend.report.report import Report
 __all__ = ["ReadReports", "read_reports", "rewrite_report", "write_report", "write_whole"]
 
 _MAX_SLUG = 60
-_MAX_BYTES = 64 * 2**20  # a report is kilobytes; a file like this one is something else
+_MAX_BYTES = 32 * 2**20  # a report is kilobytes; a larger file is something else, and all its errors need memory
 
 
 @dataclass(frozen=True, slots=True)

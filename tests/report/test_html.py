@@ -24,10 +24,11 @@ from checked_backend.findings import (
     NoiseScale,
     WorstElement,
 )
+from checked_backend.findings.kernel import MOST_CODE
+from checked_backend.findings.pictures import MOST_NODES
 from checked_backend.report import Report
 from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
-from checked_backend.report.schema import MOST_CODE, MOST_NODES
 
 EVIL = "<img src=x onerror=alert(1)> \"'&\x00 {{ 7 * 7 }}"
 FINDING = Finding(Kind.LOGIC, EVIL, EVIL, source=EVIL, workaround=EVIL, evidence={EVIL: EVIL}, expected=EVIL)

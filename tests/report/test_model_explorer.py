@@ -16,8 +16,8 @@ import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, NodeError
 from checked_backend.report import Report
+from checked_backend.report.codec import dumps
 from checked_backend.report.model_explorer import encode_graphs, encode_node_data
-from checked_backend.report.to_json import dumps
 from checked_backend.report.write import write_report
 from tests.support.browser import BROWSER
 from tests.support.cli_tools import runner

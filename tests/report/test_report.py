@@ -262,40 +262,33 @@ def edited(**changes: object) -> str:
     [
         ("", "not a report: not JSON: Expecting value: line 1 column 1 (char 0)"),
         ("[]", "not a report: report: expected an object, got []"),
-        ("{}", "not a report: report.schema: expected 'checked_backend.report', got None"),
+        ("{}", "not a report: report.schema: it is missing"),
         ("[" * 100_000, None),
         ("9" * 5000, None),
         (
             '{"x": NaN}',
             "not a report: not JSON: the constant NaN is not JSON; a report writes it as a string",
         ),
-        (
-            edited(version=3),
-            "not a report: report.version: expected 2, which this release reads, got 3",
-        ),
+        (edited(version=3), "not a report: report.version: expected 2, got 3"),
         (edited(version=1), None),
         (edited(version=True), None),
-        (edited(title=3), "not a report: report.title: expected text, got 3"),
-        (
-            edited(surprise=1),
-            "not a report: report: expected only the keys ['coverage', 'environment', 'findings', 'title'], "
-            "got 'surprise'",
-        ),
+        (edited(title=3), "not a report: report.title: expected a valid string, got 3"),
+        (edited(surprise=1), "not a report: report.surprise: there is no such member, got 1"),
         (edited(findings={}), "not a report: report.findings: expected a list, got {}"),
         (edited(findings__0__kind="bad"), None),
         (edited(findings__0__kind=["logic"]), None),
         (edited(findings__0__evidence=[]), "not a report: report.findings[0].evidence: expected an object, got []"),
         (edited(findings__0__evidence={"a": {"$float": "evil"}}), None),
-        (edited(findings__0__metrics={}), "not a report: report.findings[0].metrics: 'total' is missing"),
+        (edited(findings__0__metrics={}), "not a report: report.findings[0].metrics.total: it is missing"),
         (
             edited(coverage__checked={"outputs": -1}),
-            "not a report: report.coverage.checked['outputs']: expected an integer from 0 up, got -1",
+            "not a report: report.coverage.checked.outputs: expected greater than or equal to 0, got -1",
         ),
         (edited(coverage__detection_limit={"x": 10**400}), None),
         (edited(coverage__detection_limit={"x": "infinity"}), None),
         (
             edited(coverage__skipped=[{"subject": "x", "reason": "y", "matters": 1}]),
-            "not a report: report.coverage.skipped[0].matters: expected true or false, got 1",
+            "not a report: report.coverage.skipped[0].matters: expected a valid boolean, got 1",
         ),
         (
             edited(verdict="pass"),

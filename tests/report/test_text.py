@@ -295,8 +295,9 @@ def test_what_is_right_when_compiled_once_more_is_looked_for_in_caches() -> None
 def test_rich_says_the_same_and_reads_no_markup() -> None:
     stream = io.StringIO()
     report = Report((replace(WRONG, message="[red]not markup[/red] :smile:"), STRIDE), COVERAGE, "[bold]title")
-    Console(file=stream, width=100).print(render_rich(report))
+    Console(file=stream, width=100).print(render_rich(report, width=100), soft_wrap=True)
     shown = stream.getvalue()
+    assert shown == f"{report}\n"
     assert shown.startswith("FAIL: model.py:41: relu is wrong (compiled code, backward)")
     assert "\n[bold]title" in shown
     assert "[red]not markup[/red] :smile:" in shown
