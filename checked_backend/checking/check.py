@@ -37,8 +37,8 @@ from checked_backend.regions.failure import Keep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
-from checked_backend.report.kept import KeptReport, files_of_one_report, keep_alone
 from checked_backend.report.ledger import Ledger
+from checked_backend.report.write import KeptReport, files_of_one_report, keep_alone
 
 __all__ = ["check"]
 

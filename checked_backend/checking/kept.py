@@ -9,7 +9,7 @@ from checked_backend.findings import Coverage, EvidenceKey, Finding
 from checked_backend.options import CheckOptions
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
-from checked_backend.report.kept import KeptReport
+from checked_backend.report.write import KeptReport
 
 __all__ = ["KeptFindings"]
 

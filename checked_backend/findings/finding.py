@@ -106,3 +106,10 @@ class Finding:
     def of_node(self) -> bool:
         """Whether it is about a node of a traced graph, not about results of a program."""
         return self.about.kind is SubjectKind.NODE
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Where it is, of what, and of which kind: two findings that share it are the same one, seen again."""
+        # a node's name says something only in its graph; what else is found has no graph until it is localized
+        place = f"{self.graph} " if self.of_node else ""
+        return self.region, f"{place}{self.subject}", self.detail or self.kind

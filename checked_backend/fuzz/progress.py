@@ -12,7 +12,7 @@ from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.render.summary import standing
 from checked_backend.report.clean import clean
-from checked_backend.report.live_view import LiveView
+from checked_backend.report.progress import LiveView
 from checked_backend.sweep.progress import duration
 
 __all__ = ["Progress"]

@@ -16,8 +16,7 @@ from checked_backend.metadata.findings import metadata_error
 from checked_backend.options import InterpreterOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.report.file_names import free_path, this_moment
-from checked_backend.report.reporter import Reporter
-from checked_backend.report.user_frame import users_stacklevel
+from checked_backend.report.reporter import Reporter, users_stacklevel
 from checked_backend.report.write import write_whole
 
 __all__ = ["MetadataReporter"]

@@ -41,10 +41,10 @@ from checked_backend.program.muted import muted
 from checked_backend.program.own_call import OwnCall
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.unobserved import unobserved
-from checked_backend.report.kept import KeptReport
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import Session
+from checked_backend.report.write import KeptReport
 
 __all__ = ["CompileAgain", "Shadows"]
 

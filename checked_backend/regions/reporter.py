@@ -18,13 +18,11 @@ from checked_backend.regions.folding import fold_other_random_numbers
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
-from checked_backend.report.kept import KeptReport
-from checked_backend.report.last_words import last_words_of_run
 from checked_backend.report.ledger import PassedCalls
-from checked_backend.report.peers import peers_of_run, this_rank
-from checked_backend.report.reporter import Reporter
+from checked_backend.report.peers import EXIT_MESSAGE, PEERS, this_rank
+from checked_backend.report.reporter import Reporter, users_stacklevel
 from checked_backend.report.session import investigations
-from checked_backend.report.user_frame import users_stacklevel
+from checked_backend.report.write import KeptReport
 from checked_backend.verdict.classify import NOT_REPRODUCED
 
 __all__ = ["RegionReporter"]
@@ -64,7 +62,7 @@ class RegionReporter(Reporter):
         self._other_random_numbers: Finding | None = None
         self._place = CompilePlace.now()
         if options.on_divergence == "raise" and not silent:
-            last_words_of_run().prepare(options.report_dir)
+            EXIT_MESSAGE.prepare(options.report_dir)
 
     def begin_call(self, number: int) -> None:
         """Note that a call is being checked."""
@@ -196,7 +194,7 @@ class RegionReporter(Reporter):
             report = self._localized(report, reported, investigate, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)
-            peers_of_run().announce(report, ends=ends)
+            PEERS.announce(report, ends=ends)
         if news:
             self._trace(report)
         if ends:
@@ -234,7 +232,7 @@ class RegionReporter(Reporter):
         """
         if self._silent:
             return
-        for news in peers_of_run().news():
+        for news in PEERS.news():
             self.note(str(news))
             if news.ends and self._options.on_divergence == "raise":
                 notes = (f"this was found by rank {news.rank} on {news.host}", *news.report.coverage.notes)
@@ -270,7 +268,7 @@ class RegionReporter(Reporter):
         for ledger in self._ledgers():
             ledger.complete(_told(errors, _NOT_YET))
         if not self._silent:
-            peers_of_run().announce(saved, ends=ends)  # the other ranks need not wait for what follows
+            PEERS.announce(saved, ends=ends)  # the other ranks need not wait for what follows
 
         # It takes no locks: it is called in forked processes, in which other threads' locks stay locked.
         def keep(known: Sequence[Finding]) -> None:

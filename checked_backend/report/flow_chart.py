@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from checked_backend.findings import NodeError
+from checked_backend.report.charts import LogAxis, fits, joined
 from checked_backend.report.clean import percent
 from checked_backend.report.operator_names import operator_name
-from checked_backend.report.svg import LogAxis, fits, joined
 
 __all__ = ["CLEAR", "diverges", "flow_chart", "flow_sentence"]
 

@@ -12,11 +12,10 @@ from markupsafe import Markup, escape
 
 from checked_backend.findings import EvidenceKey, Finding, WorstElement
 from checked_backend.report.causes import causes_of, several_regions, worst_first
+from checked_backend.report.charts import error_chart, heat_map, heat_words, histogram
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.details import kernel_words, side_by_side, told_apart
 from checked_backend.report.flow_chart import flow_chart, flow_sentence
-from checked_backend.report.pictures import error_chart
-from checked_backend.report.tensor_pictures import heat_map, heat_words, histogram
 from checked_backend.report.view import CauseView, sections, view
 
 if TYPE_CHECKING:

@@ -6,48 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from checked_backend.findings import Finding
-from checked_backend.subjects import Subject, SubjectKind
+from checked_backend.report.advice import ADVICE
+from checked_backend.report.clean import plural
+from checked_backend.report.words import for_several
+from checked_backend.subjects import SubjectKind
 
 __all__ = ["layout_sentence", "layout_warning"]
 
 _SHOWN = 3
 
-# words for one node and for several whose real layout is not the traced one
-_TRACED: Mapping[str, tuple[str, str]] = MappingProxyType(
+_OF_RESULTS: Mapping[str, str] = MappingProxyType(
     {
-        "structure.stride": ("has other strides than were traced", "have other strides than were traced"),
-        "structure.offset": (
-            "begins elsewhere in its storage than was traced",
-            "begin elsewhere in their storages than was traced",
-        ),
+        "structure.stride": "has other strides than in eager",
+        "structure.requires_grad": "differs from eager in requires_grad",
+        "logic.sign_of_zero": "has zeros of another sign than in eager",
     }
 )
-_UNUSED = (
-    "A compiler that trusts the traced layout, and runs the operator as it is, may still read at the wrong places. For "
-    "a custom operator make its register_fake say what its kernel does; for an operator of torch report it."
-)
-
-# words for one result, for several, and for what may come of it
-_WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+_OF_NODES: Mapping[str, str] = MappingProxyType(
     {
-        "structure.stride": (
-            "has other strides than in eager",
-            "have other strides than in eager",
-            "Code breaks that calls .view() on such a result, or hands its pointer to a kernel that assumes strides. "
-            "The cure is cheap: return x.contiguous() from there.",
-        ),
-        "structure.requires_grad": (
-            "differs from eager's in requires_grad",
-            "differ from eager's in requires_grad",
-            "Code that asks for .requires_grad takes another way, and autograd may keep what it need not. The cure is "
-            "cheap: return x.detach() from there where no gradient is to flow.",
-        ),
-        "logic.sign_of_zero": (
-            "has zeros of another sign than in eager",
-            "have zeros of another sign than in eager",
-            "Code that divides by such a zero, or asks for its sign (atan2, copysign, signbit), gets another result. "
-            "The cure is cheap: return x + 0.0 from there, which has no negative zeros.",
-        ),
+        "structure.stride": "has other strides than were traced",
+        "structure.offset": "begins elsewhere in its storage than was traced",
     }
 )
 
@@ -61,25 +39,20 @@ def layout_sentence(findings: Sequence[Finding]) -> str:
     Args:
         findings: At least one, all about layout alone.
     """
-    of_results = ", ".join(_told([finding for finding in findings if not finding.of_node]))
-    of_nodes = ", ".join(_told_of_nodes([finding for finding in findings if finding.of_node]))
+    of_results = ", ".join(_told([finding for finding in findings if not finding.of_node], _OF_RESULTS))
+    of_nodes = ", ".join(_told([finding for finding in findings if finding.of_node], _OF_NODES))
     parts = [f"values agree; {of_results}"] if of_results else []
     return "; ".join([*parts, f"{of_nodes}, on which nothing depends"] if of_nodes else parts)
 
 
-def _told_of_nodes(findings: Sequence[Finding]) -> Iterator[str]:
-    for detail, (one, more) in _TRACED.items():
-        nodes = {(finding.region, finding.graph, finding.subject) for finding in findings if finding.detail == detail}
-        if nodes:
-            yield f"1 node {one}" if len(nodes) == 1 else f"{len(nodes)} nodes {more}"
-
-
-def _told(findings: Sequence[Finding]) -> Iterator[str]:
-    for detail, (one, more, _) in _WORDS.items():
-        subjects = {(finding.region, finding.subject) for finding in findings if finding.detail == detail}
-        if subjects:
-            noun = "output" if all(Subject(subject).kind is SubjectKind.OUTPUT for _, subject in subjects) else "result"
-            yield f"1 {noun} {one}" if len(subjects) == 1 else f"{len(subjects)} {noun}s {more}"
+def _told(findings: Sequence[Finding], words: Mapping[str, str]) -> Iterator[str]:
+    for detail, phrase in words.items():
+        alike = [finding for finding in findings if finding.detail == detail]
+        count = len({(finding.region, finding.of_node and finding.graph, finding.subject) for finding in alike})
+        kinds = {finding.about.kind for finding in alike}
+        noun = "node" if words is _OF_NODES else "output" if kinds == {SubjectKind.OUTPUT} else "result"
+        if alike:
+            yield f"{plural(count, noun)} {for_several(phrase, count)}"
 
 
 def layout_warning(findings: Sequence[Finding]) -> str:
@@ -91,19 +64,14 @@ def layout_warning(findings: Sequence[Finding]) -> str:
     lines = [f"{layout_sentence(findings)}."]
     for finding in findings[:_SHOWN]:
         operator = f" ({finding.op})" if finding.of_node else ""
-        where = f", at {finding.source}" if finding.source else ""
+        where = f"; your line: {finding.source}" if finding.source else ""
         lines.append(f"  {finding.subject}{operator}: {_difference(finding)}{where}")
         if finding.of_node and finding.at_fault:
             lines.append(f"    likely at fault: {finding.at_fault}")
     if len(findings) > _SHOWN:
         lines.append(f"  and {len(findings) - _SHOWN} more")
-    lines += [_UNUSED] if any(finding.of_node for finding in findings) else []
-    details = {finding.detail for finding in findings if not finding.of_node}
-    lines += [breaks for detail, (_, _, breaks) in _WORDS.items() if detail in details]
-    lines.append(
-        'The check goes on, and this is not said again. options={"layout": "raise"} treats it as an error, '
-        '"ignore" keeps it in the coverage.'
-    )
+    lines += dict.fromkeys(ADVICE["node.layout" if finding.of_node else finding.detail] for finding in findings)
+    lines.append('The check goes on, and this is not said again; options={"layout": "raise"} makes it an error.')
     return "\n".join(lines)
 
 

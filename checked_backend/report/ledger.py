@@ -62,13 +62,13 @@ class Ledger:
         new = []
         with self._lock:
             for finding in findings:
-                key = _key(finding)
+                key = finding.identity
                 self._repeats[key] += 1
                 if key not in self._findings:
                     self._findings[key] = finding
                     new.append(finding)
             for finding in ignored:
-                self._ignored.setdefault(_key(finding), finding)
+                self._ignored.setdefault(finding.identity, finding)
         self._tell(new)
         return tuple(new)
 
@@ -86,14 +86,14 @@ class Ledger:
         known = findings if before is None or len(before) != len(findings) else before
         with self._lock:
             for old, finding in zip(known, findings, strict=True):
-                if _key(old) in self._findings:
-                    self._findings[_key(old)] = finding
+                if old.identity in self._findings:
+                    self._findings[old.identity] = finding
         self._tell(findings)
 
     def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """The findings, of these, that no earlier call had."""
         with self._lock:
-            return tuple(finding for finding in findings if _key(finding) not in self._findings)
+            return tuple(finding for finding in findings if finding.identity not in self._findings)
 
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""
@@ -264,7 +264,7 @@ class Ledger:
             findings = tuple(self._findings.values()) if only is None else tuple(only)
             return tuple(
                 replace(finding, evidence={**finding.evidence, EvidenceKey.SEEN_IN_CALLS: times})
-                if (times := self._repeats[_key(finding)]) > 1
+                if (times := self._repeats[finding.identity]) > 1
                 else finding
                 for finding in findings
             )
@@ -330,12 +330,6 @@ class PassedCalls:
         """Let the ledgers read it for the last time."""
         for ledger in self._ledgers:
             ledger.passed(self)
-
-
-def _key(finding: Finding) -> tuple[str, str, str]:
-    # a node's name says something only in its graph; what else is found has no graph until it is localized
-    place = f"{finding.graph} " if finding.of_node else ""
-    return finding.region, f"{place}{finding.subject}", finding.detail or finding.kind
 
 
 def split_ignored(

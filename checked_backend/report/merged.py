@@ -13,8 +13,6 @@ from checked_backend.report.report import Report
 
 __all__ = ["merged_report"]
 
-_Key = tuple[str, str, str, str]
-
 _PROCESS = re.compile(r"Z-((?:rank\d+-)?\d+)-\d+\.json$")
 """The rank and the process in the name of a report's file."""
 
@@ -57,15 +55,10 @@ def merged_report(reports: Sequence[Report]) -> Report:
 
 def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings, each once. One whose operator was found stands for those of other ranks that know less."""
-    groups: dict[_Key, list[Finding]] = {}
+    groups: dict[object, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(_key(finding), []).append(finding)
+        groups.setdefault((finding.identity, finding.severity), []).append(finding)
     return tuple(_of_all(group) for group in groups.values())
-
-
-def _key(finding: Finding) -> _Key:
-    node = f"{finding.graph} " if finding.of_node else ""
-    return finding.region, f"{node}{finding.subject}", finding.detail or finding.kind, finding.severity
 
 
 def _of_all(group: Sequence[Finding]) -> Finding:

@@ -6,11 +6,16 @@ more than the news.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
+import re
 import socket
+import sys
 import threading
-from contextvars import ContextVar
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +24,9 @@ from checked_backend._torch.collectives import default_store, distributed_is_on
 from checked_backend.errors import CheckedBackendError
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.report import Report
+from checked_backend.report.write import read_reports
 
-__all__ = ["Announcement", "Peers", "peers_of_run", "this_rank"]
+__all__ = ["EXIT_MESSAGE", "PEERS", "Announcement", "ExitMessage", "Peers", "this_rank"]
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +138,10 @@ def _read(data: bytes) -> Announcement | None:
         return None
 
 
+_OF_RANK = re.compile(r"Z-rank(\d{1,9})-")
+"""The rank in the name of a report's file."""
+
+
 def this_rank() -> str:
     """This rank, for people: ``1 of 2 on HOST``; empty outside of a distributed program."""
     rank = process_rank()
@@ -141,9 +151,66 @@ def this_rank() -> str:
 
 
 # A process is one rank.
-_peers: ContextVar[Peers] = ContextVar("checked_backend_peers", default=Peers())  # noqa: B039
+PEERS = Peers()
+"""The other ranks of this process's program."""
 
 
-def peers_of_run() -> Peers:
-    """The other ranks of this process's program."""
-    return _peers.get()
+class ExitMessage:
+    """Says, when this rank ends by an exception, that another one has ended its program with a finding.
+
+    A rank that waits for another one outside of every region, as in DDP's backward pass, sees a broken connection when
+    that one ends, and torch's exception does not say why. So the other rank's report is printed below it.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._rank: int | None = None
+        self._began = time.time()
+        self._folders: dict[Path, None] = {}
+
+    def prepare(self, folder: Path) -> None:
+        """Look for reports of other ranks when the process ends. Does nothing outside of a distributed program.
+
+        Args:
+            folder: Where they are, if the store of the process group is gone by then.
+        """
+        if not distributed_is_on():
+            return
+        if not self._process:
+            self._process, self._rank = os.getpid(), process_rank()
+            atexit.register(self.say)
+        self._folders[folder.absolute()] = None
+
+    def say(self) -> None:
+        """Print the report of a rank that has ended its program, if an exception has ended this one."""
+        error = getattr(sys, "last_value", None)  # set by Python for the exception that ends a program
+        failed = isinstance(error, Exception) and not isinstance(error, CheckedBackendError)
+        if not failed or os.getpid() != self._process or sys.stderr is None:
+            return
+        for who, report in (*self._announced(), *self._written()):
+            sys.stderr.write(
+                f"\nchecked_backend: rank {who} has ended its program with this finding, which may be why this one "
+                f"failed:\n{report}\n"
+            )
+            return
+
+    def _announced(self) -> Iterator[tuple[str, Report]]:
+        for news in PEERS.news():
+            if news.ends:
+                yield f"{news.rank} on {news.host}", news.report
+
+    def _written(self) -> Iterator[tuple[str, Report]]:
+        """Reports with failures that other ranks wrote since: the rank that ended may have held the group's store."""
+        for path in (path for folder in self._folders for path in sorted(folder.glob("*.json"))):
+            rank = _OF_RANK.search(path.name)
+            try:
+                if rank is None or int(rank[1]) == self._rank or path.stat().st_mtime < self._began:
+                    continue
+                reports = read_reports(path).reports
+            except OSError as problem:
+                log.debug("%s cannot be read: %s", path, problem)
+                continue
+            yield from ((rank[1], report) for report in reports if any(finding.fails for finding in report.findings))
+
+
+EXIT_MESSAGE = ExitMessage()

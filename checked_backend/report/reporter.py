@@ -7,20 +7,22 @@ warns of layout once. How a failing finding is answered is each backend's own: s
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions, InterpreterOptions
-from checked_backend.report.closing import end_of_process
 from checked_backend.report.layout import layout_warning
 from checked_backend.report.ledger import Ledger, split_ignored
-from checked_backend.report.session import active_sessions, investigations
-from checked_backend.report.user_frame import users_stacklevel
+from checked_backend.report.session import PROCESS_END, active_sessions, investigations
 
-__all__ = ["Reporter"]
+__all__ = ["Reporter", "users_stacklevel"]
+
+_OTHERS = frozenset({"torch", "checked_backend"})
 
 
 class Reporter:
@@ -53,7 +55,7 @@ class Reporter:
                 for session in sessions:
                     session.closing = False
             return tuple(session.ledger for session in sessions)
-        return end_of_process().ledgers() if self._closing else ()
+        return PROCESS_END.ledgers() if self._closing else ()
 
     def _add_calls(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
         """Add to the region's counts of calls, of checked calls and of checked backward passes."""
@@ -130,3 +132,17 @@ class Reporter:
         told.update(places)
         if fresh and not self._quiet:
             warnings.warn(layout_warning(fresh), DivergenceWarning, stacklevel=users_stacklevel())
+
+
+def users_stacklevel() -> int:
+    """The ``stacklevel`` at which the caller's warning names the user's code, not a line of torch or of this package.
+
+    Where no frame is the user's, as in a thread of autograd's, it is the caller's own.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _OTHERS:
+            return level
+        frame, level = frame.f_back, level + 1
+    return 1

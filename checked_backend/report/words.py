@@ -9,108 +9,88 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.report.clean import first_line
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["named", "plain_sentence", "said_of", "stage_words"]
+__all__ = ["for_several", "named", "plain_sentence", "said_of", "stage_words"]
 
-# Each entry has words for one result, for several, and a sentence. The finest key that fits is taken.
-_WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+# Each entry has words for one result, and a sentence. The finest key that fits is taken.
+_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "structure": (
             "has another type, dtype, shape or device than in eager",
-            "have other types, dtypes, shapes or devices than in eager",
             "The compiled program returns something of another type, dtype, shape or device than your model does.",
         ),
         "structure.dtype": (
             "has another dtype than in eager",
-            "have other dtypes than in eager",
             "The compiled program returns numbers of another dtype than your model does.",
         ),
         "structure.shape": (
             "has another shape than in eager",
-            "have other shapes than in eager",
             "The compiled program returns a tensor of another shape than your model does.",
         ),
         "structure.device": (
             "is on another device than in eager",
-            "are on other devices than in eager",
             "The compiled program returns a tensor on another device than your model does.",
         ),
         "structure.stride": (
             "has other strides than in eager",
-            "have other strides than in eager",
             "The numbers are right, but they lie in memory in another order.",
         ),
         "structure.requires_grad": (
             "differs from eager in requires_grad",
-            "differ from eager in requires_grad",
             "The numbers are right, but the result takes part in autograd on one side only.",
         ),
         "alias": (
             "shares memory otherwise than in eager",
-            "share memory otherwise than in eager",
             "Writing to this tensor in place changes another one in eager and not when compiled, or the reverse.",
         ),
         "alias.overwritten": (
             "is overwritten by a later call",
-            "are overwritten by a later call",
             "The compiled program writes to a result that it gave you in an earlier call.",
         ),
         "mutation": (
             "is changed otherwise than in eager",
-            "are changed otherwise than in eager",
             "Something that the program changes in place has other values afterwards than in eager.",
         ),
         "mutation.uncounted": (
             "is changed behind autograd's back",
-            "are changed behind autograd's back",
             "The values are right, but autograd is not told that they changed, and may use them in place of old ones.",
         ),
         "logic": (
             "is wrong",
-            "are wrong",
             "The compiled program computes something else than your model; rounding does not explain it.",
         ),
         "logic.sign_of_zero": (
             "has zeros of another sign than in eager",
-            "have zeros of another sign than in eager",
             "The numbers are right, but some zeros are negative on one side only.",
         ),
         "logic.this_call": (
             "was wrong in one call only",
-            "were wrong in one call only",
             "The result was wrong once, and not again from the same inputs: the hardware may be at fault.",
         ),
         "precision": (
             "is less precise than in eager",
-            "are less precise than in eager",
             "The compiled program computes the same thing, with more rounding error than your model has to have.",
         ),
         "nonfinite": (
             "has NaN or infinity where eager has none",
-            "have NaN or infinity where eager has none",
             "The compiled program makes NaN or infinity of inputs of which eager makes numbers.",
         ),
         "rng": (
             "is drawn otherwise than in eager",
-            "are drawn otherwise than in eager",
             "The compiled program draws other random numbers.",
         ),
         "exception": (
             "does not raise as in eager",
-            "do not raise as in eager",
             "Your model raises an error in eager, and the compiled program does not, or another one.",
         ),
         "crash": (
             "fails where eager runs",
-            "fail where eager runs",
             "Your model runs in eager, and compiling or running the compiled program fails.",
         ),
         "nondeterministic": (
-            "does not repeat itself in eager",
-            "do not repeat themselves in eager",
+            "does not repeat in eager",
             "Eager gives another result each time, so there is nothing to compare with.",
         ),
         "unsupported": (
-            "could not be checked",
             "could not be checked",
             "This could not be checked; it is no pass.",
         ),
@@ -118,23 +98,33 @@ _WORDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 )
 _OF_OTHER_RUN = (
     "leaves the noise of the first run",
-    "leave the noise of the first run",
     "The second run has other values here than the first one, by more than the first one's own noise.",
 )
 _FEWER = (
     "has numbers where eager has NaN or infinity",
-    "have numbers where eager has NaN or infinity",
     "The compiled program makes numbers of inputs of which eager makes NaN or infinity.",
 )
 _OF_NODE = (
     "is not what was traced",
-    "are not what was traced",
     "What ran has another dtype, shape or layout than was traced, and a compiler trusts the trace.",
 )
 _OF_STATE = (
     "is left changed",
-    "are left changed",
     "A setting of the process is not what eager leaves it at.",
+)
+
+_PLURAL: Mapping[str, str] = MappingProxyType(
+    {
+        "is": "are",
+        "was": "were",
+        "has": "have",
+        "does": "do",
+        "begins": "begin",
+        "differs": "differ",
+        "fails": "fail",
+        "leaves": "leave",
+        "shares": "share",
+    }
 )
 
 _NAMED: Mapping[str, str] = MappingProxyType(
@@ -153,7 +143,7 @@ _STAGES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _of(finding: Finding) -> tuple[str, str, str]:
+def _of(finding: Finding) -> tuple[str, str]:
     if finding.of_node and finding.kind is not Kind.NONFINITE:
         return _OF_NODE
     if finding.about.kind is SubjectKind.STATE:
@@ -169,14 +159,20 @@ def _of(finding: Finding) -> tuple[str, str, str]:
     return _WORDS[key or finding.kind.value]
 
 
+def for_several(phrase: str, count: int) -> str:
+    """A verb phrase about one thing as one about so many: ``is wrong``, ``are wrong``."""
+    verb, _, rest = phrase.partition(" ")
+    return phrase if count == 1 else f"{_PLURAL.get(verb, verb)} {rest}"
+
+
 def said_of(finding: Finding, count: int = 1) -> str:
     """The verb phrase for so many results with this finding: ``is wrong``, ``are wrong``."""
-    return _of(finding)[0 if count == 1 else 1]
+    return for_several(_of(finding)[0], count)
 
 
 def plain_sentence(finding: Finding) -> str:
     """The kind of a finding in a sentence."""
-    return _of(finding)[2]
+    return _of(finding)[1]
 
 
 def named(subject: str) -> str:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.report.file_names import this_moment
+from checked_backend.report.file_names import process_rank, this_moment
 from checked_backend.report.report import Report
 
-__all__ = ["ReadReports", "read_reports", "rewrite_report", "write_report", "write_whole"]
+__all__ = [
+    "KeptReport",
+    "ReadReports",
+    "files_of_one_report",
+    "keep_alone",
+    "read_reports",
+    "rewrite_report",
+    "write_report",
+    "write_whole",
+]
 
+log = logging.getLogger(__name__)
+
+_files: ContextVar[list[Path] | None] = ContextVar("checked_backend_files_of_a_report", default=None)
 _MAX_SLUG = 60
 _MAX_BYTES = 32 * 2**20  # a report is kilobytes; a larger file is something else, and all its errors need memory
 
@@ -33,7 +48,7 @@ class ReadReports:
     broken: tuple[tuple[Path, str], ...]
 
 
-def write_report(report: Report, directory: Path, *, claimed: Callable[[Path], None] = lambda _path: None) -> Path:
+def write_report(report: Report, directory: Path) -> Path:
     """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``.
 
     A reader never sees half a file, and no two writers, in this process or another, get the same name.
@@ -41,7 +56,6 @@ def write_report(report: Report, directory: Path, *, claimed: Callable[[Path], N
     Args:
         report: The report. Its title may be anything: only ``[a-z0-9._-]`` of it reaches the name.
         directory: The folder, made if it is not there.
-        claimed: Told which file it will be, before it is there.
 
     Returns:
         The file.
@@ -53,7 +67,6 @@ def write_report(report: Report, directory: Path, *, claimed: Callable[[Path], N
     directory.mkdir(parents=True, exist_ok=True)
     stem = f"{_slug(report.title)}-{this_moment(datetime.now(timezone.utc))}"
     target, temporary, descriptor = _claim(directory, stem)
-    claimed(target)
     _finish(descriptor, data, temporary, target)
     return target
 
@@ -174,3 +187,87 @@ def _read(file: Path) -> str:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckedBackendError(f"not a report: not UTF-8 text: {error}") from None
+
+
+@contextmanager
+def files_of_one_report() -> Iterator[list[Path]]:
+    """Gather the files that a block writes: reports of regions, of which one report of a program is made."""
+    files: list[Path] = []
+    token = _files.set(files)
+    try:
+        yield files
+    finally:
+        _files.reset(token)
+
+
+def keep_alone(report: Report, files: Sequence[Path]) -> None:
+    """Delete the files that a report has made needless: who reads the folder would be told the same finding twice.
+
+    A distributed run keeps them, for other ranks may be reading.
+    """
+    if report.path is None or process_rank() is not None:
+        return
+    for file in files:
+        if file != report.path:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+
+class KeptReport:
+    """The file of one report.
+
+    If the process ends between two calls of `save`, the file has everything that the first call was given.
+
+    Args:
+        folder: Where it goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path: Path | None = None
+
+    def save(self, report: Report) -> Report:
+        """Write the report, over what was saved before.
+
+        Ctrl-C, or a handler of SIGTERM that raises, lets the file be written before it goes on.
+
+        Returns:
+            The report with its path; where it could not be written, with a note that says so.
+        """
+        try:
+            self._write(report)
+        except OSError as error:
+            return self._unwritten(report, error)
+        except (KeyboardInterrupt, SystemExit):
+            self.progress(report)
+            raise
+        return replace(report, path=self._path)
+
+    def progress(self, report: Report) -> None:
+        """Write the report if that can be done; nothing is said if not."""
+        try:
+            self._write(report)
+        except OSError as error:
+            log.debug("not written: %s", error)
+
+    def _write(self, report: Report) -> None:
+        if self._path is None:
+            self._path = write_report(report, self._folder)
+            files = _files.get()
+            if files is not None:
+                files.append(self._path)
+        else:
+            rewrite_report(replace(report, path=self._path))
+
+    def _unwritten(self, report: Report, error: OSError) -> Report:
+        why = error.strerror or str(error)
+        if self._path is None:
+            told = (
+                f"this report is on no disk: it could not be written to {self._folder}: {why}. Set the option "
+                "report_dir (CHECKED_BACKEND_REPORT_DIR) to a folder that can be written to"
+            )
+        else:
+            told = f"the file {self._path} has the findings, but not all that is said here: {why}"
+        log.warning("checked_backend: %s", told)
+        notes = (told, *report.coverage.notes)
+        return replace(report, path=self._path, coverage=replace(report.coverage, notes=notes))

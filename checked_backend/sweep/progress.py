@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checked_backend.report.clean import clean
-from checked_backend.report.live_view import LiveView
+from checked_backend.report.progress import LiveView
 from checked_backend.sweep.case import CaseResult
 from checked_backend.sweep.job import Job
 from checked_backend.sweep.status import Status

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
-from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import (
     Coverage,
     Distribution,
@@ -24,7 +20,6 @@ from checked_backend.findings import (
     NoiseScale,
     WorstElement,
 )
-from checked_backend.findings.kernel import MOST_CODE
 from checked_backend.findings.pictures import MOST_NODES
 from checked_backend.report import Report
 from checked_backend.report.html import render_html
@@ -126,38 +121,6 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
     assert not {name for name in attributes if name.startswith("on")} | ({"src", "xlink:href"} & attributes)
     assert all(str(given["href"]).startswith("#") for _, given in tags.seen if "href" in given)
     assert "{{ 7 * 7 }}" in page  # a template in a name is not one
-
-
-@pytest.mark.parametrize(
-    ("member", "value"),
-    [
-        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [[1.0] * 65]}),
-        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [[1.0]] * 65}),
-        ("distribution", {"shape": [1], "matrix": [1], "blocks": []}),
-        ("distribution", {"shape": [1], "matrix": [1, -1], "blocks": []}),
-        ("distribution", {"shape": ["1"], "matrix": [1, 1], "blocks": []}),
-        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [["<b>"]]}),
-        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [], "ulps": [10**30]}),
-        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [], "worst": [{"index": [0], "expected": "1"}]}),
-        ("distribution", {"shape": [1], "matrix": [1, 1], "blocks": [], "worst": [{}] * 65}),
-        ("flow", [{"name": "a", "op": "b", "inputs": [], "error": 1.0}] * 401),
-        ("flow", [{"name": "a", "op": "b", "inputs": ["x"] * 401, "error": 1.0}]),
-        ("flow", [{"name": "a", "op": "b", "inputs": "x", "error": 1.0}]),
-        ("flow", [{"name": 1, "op": "b", "inputs": [], "error": 1.0}]),
-        ("flow", [{"name": "a", "op": "b", "inputs": [], "error": None}]),
-        ("flow", {}),
-        ("kernel", {"name": "k", "language": "C++"}),
-        ("kernel", {"name": "k", "language": "C++", "code": "x" * (MOST_CODE + 1)}),
-        ("kernel", {"name": "k", "language": "C++", "code": "x", "lines_left_out": -1}),
-        ("kernel", {"name": "k", "language": "C++", "code": "x", "computes": ["a"] * 401}),
-        ("kernel", []),
-    ],
-)
-def test_what_no_picture_can_be_made_of_is_refused_with_its_place(member: str, value: object) -> None:
-    raw = json.loads(Report((FINDING,), CHECKED).to_json())
-    raw["findings"][0][member] = value
-    with pytest.raises(CheckedBackendError, match=rf"not a report: report\.findings\[0\]\.{member}"):
-        Report.from_json(json.dumps(raw))
 
 
 def test_every_part_that_scrolls_can_be_reached_by_keyboard() -> None:

@@ -38,7 +38,7 @@ def on_rank(report: Report, rank: int, number: int = 0) -> Report:
     return replace(report, findings=findings, path=path)
 
 
-@pytest.mark.parametrize("reports", list(product([CLEAN, FAIL, VAGUE, NOTHING], repeat=3)))
+@pytest.mark.parametrize("reports", list(product([CLEAN, FAIL, VAGUE, NOTHING], repeat=2)))
 def test_the_verdict_is_the_worst_of_all(reports: tuple[Report, ...]) -> None:
     assert merged_report(reports).verdict is Verdict.worst([report.verdict for report in reports])
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, Kind, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions, InterpreterOptions
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import collect
+from tests.support import faults
 
 REGION = RegionInfo("net [0/0]", ("net.py:3 in net",), 4)
 WRONG = Finding(Kind.LOGIC, "output[0]", "it is wrong", detail="logic")
@@ -114,3 +116,15 @@ def test_reports_say_which_compiler_was_checked() -> None:
     assert session.report.environment["compiled by"] == (
         f"aot_eager, {__name__}.{name}, inductor with {{'max_autotune': True}}"
     )
+
+
+@pytest.mark.parametrize("policy", ["warn", "raise"])
+def test_a_warning_names_a_file_of_the_user(policy: str, tmp_path: object) -> None:
+    fault = faults.wrong_value() if policy == "warn" else faults.wrong_stride()
+    options = {"compiler": fault, "on_divergence": policy, "localize": False, "report_dir": str(tmp_path)}
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="numcheck", options=options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(torch.ones(3, 4))
+    [warning] = [one for one in caught if issubclass(one.category, DivergenceWarning)]
+    assert warning.filename == __file__
