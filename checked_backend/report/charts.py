@@ -12,7 +12,7 @@ from checked_backend.findings import Distribution, Finding
 from checked_backend.report.causes import several_regions
 from checked_backend.report.clean import first_line
 
-__all__ = ["LogAxis", "error_chart", "fits", "heat_map", "heat_words", "histogram", "joined"]
+__all__ = ["LogAxis", "error_chart", "fits", "heat_map", "heat_words", "histogram", "joined", "picture", "tag"]
 
 _MOST_TICKS = 10
 _TICK = 48  # pixels that a tick and its number need
@@ -62,12 +62,9 @@ class LogAxis:
         lines = []
         for power in range(self.low, self.high + 1, step):
             x = self.left + self.width * (power - self.low) / (self.high - self.low)
-            lines.append(
-                Markup(
-                    '<line class="grid" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>'
-                    '<text class="tick" x="{0}" y="{3}">1e{4}</text>'
-                ).format(f"{x:.1f}", top, bottom, top - 8, power)
-            )
+            at = f"{x:.1f}"
+            lines.append(tag("line", class_="grid", x1=at, x2=at, y1=top, y2=bottom))
+            lines.append(tag("text", f"1e{power}", class_="tick", x=at, y=top - 8))
         return joined(lines)
 
 
@@ -90,6 +87,20 @@ def fits_subject(subject: str, longest: int) -> str:
     if len(line) <= longest or not 0 < kept < longest // 2:
         return fits(line, longest)
     return f"{line[:kept]}...{line[len(line) - longest + kept + 3 :]}"
+
+
+def picture(kind: str, box: str, words: str, parts: Iterable[Markup], **more: object) -> Markup:
+    """A picture that reads as text too."""
+    return tag("svg", joined(parts), class_=kind, role="img", viewBox=box, **more, aria_label=words)
+
+
+def tag(name: str, inside: object = None, **attributes: object) -> Markup:
+    """An element; what is in it and its attributes are escaped."""
+    written = joined(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
+    )
+    end = "/>" if inside is None else Markup(">{}</{}>").format(inside, name)
+    return Markup("<{}{}").format(name, written) + Markup(end)
 
 
 def joined(parts: Iterable[Markup]) -> Markup:
@@ -122,28 +133,17 @@ def error_chart(findings: Sequence[Finding]) -> Markup | None:
     axis = LogAxis.of((number for _, *both in bars for number in both), _LEFT, _PLOT)
     height = _HEAD + _ROW * len(bars) + 6
     told = "; ".join(f"{name}: error {error:.2g}, noise {noise:.2g}" for name, error, noise in bars)
-    parts = [
-        Markup('<svg class="chart" role="img" viewBox="0 0 {} {}" aria-label="{}">').format(
-            _LEFT + _PLOT + _END,
-            height,
-            f"Error and rounding noise, relative: {told}",
-        ),
-        axis.grid(_HEAD, height),
-    ]
+    parts = [axis.grid(_HEAD, height)]
     for number, (name, error, noise) in enumerate(bars):
         top, long = _HEAD + _ROW * number, axis.length(error)
-        parts.append(
-            Markup(
-                '<text class="name" x="{}" y="{}">{}</text>'
-                '<rect class="error" x="{}" y="{}" width="{:.1f}" height="9"/>'
-                '<rect class="noise" x="{}" y="{}" width="{:.1f}" height="6"/>'
-                '<text class="value" x="{:.1f}" y="{}">{}</text>'
-            ).format(
-                _LEFT - 8, top + 16, name, _LEFT, top + 4, long, _LEFT, top + 15,
-                axis.length(noise), _LEFT + long + 6, top + 13, f"{error:.2g}",
-            )
-        )  # fmt: skip
-    return joined([*parts, Markup("</svg>")])
+        parts += [
+            tag("text", name, class_="name", x=_LEFT - 8, y=top + 16),
+            tag("rect", class_="error", x=_LEFT, y=top + 4, width=f"{long:.1f}", height=9),
+            tag("rect", class_="noise", x=_LEFT, y=top + 15, width=f"{axis.length(noise):.1f}", height=6),
+            tag("text", f"{error:.2g}", class_="value", x=f"{_LEFT + long + 6:.1f}", y=top + 13),
+        ]
+    box = f"0 0 {_LEFT + _PLOT + _END} {height}"
+    return picture("chart", box, f"Error and rounding noise, relative: {told}", parts)
 
 
 def _bar(finding: Finding, where: bool) -> tuple[str, float, float] | None:
@@ -190,16 +190,12 @@ def heat_map(distribution: Distribution) -> Markup | None:
                 paths.setdefault(level, []).append(at)
     width, height = max(across, _LEAST_CELLS) * _CELL, len(distribution.blocks) * _CELL
     parts = [
-        Markup('<svg class="heat" role="img" viewBox="-1 -1 {} {}" style="max-width:{}px" aria-label="{}">').format(
-            width + 2,
-            height + 2,
-            min(2 * width, _WIDEST_MAP, _TALLEST_MAP * width // height),
-            heat_words(distribution),
-        ),
-        Markup('<rect class="sheet" x="0" y="0" width="{}" height="{}"/>').format(across * _CELL, height),
-        *(Markup('<path class="{}" d="{}"/>').format(level, "".join(at)) for level, at in sorted(paths.items())),
+        tag("rect", class_="sheet", x=0, y=0, width=across * _CELL, height=height),
+        *(tag("path", class_=level, d="".join(at)) for level, at in sorted(paths.items())),
     ]
-    return joined([*parts, Markup("</svg>")])
+    widest = min(2 * width, _WIDEST_MAP, _TALLEST_MAP * width // height)
+    box = f"-1 -1 {width + 2} {height + 2}"
+    return picture("heat", box, heat_words(distribution), parts, style=f"max-width:{widest}px")
 
 
 def heat_words(distribution: Distribution) -> str:
@@ -250,33 +246,19 @@ def histogram(distribution: Distribution) -> Markup | None:
     top = math.log10(max(every)) + 0.5
     wide = _BAR * max(len(counts), _LEAST_BARS)
     told = "; ".join(f"{_range(place)} ulp: {_short(count)}" for place, count in counts.items() if count)
-    parts = [
-        Markup(
-            '<svg class="chart bars" role="img" viewBox="0 0 {} {}" style="min-width:{}px;max-width:{}px" '
-            'aria-label="{}">'
-        ).format(wide, _TOP + _TALL + _FOOT, 3 * wide // 4, wide, f"Elements by their difference: {told}")
-    ]
+    parts = []
     for at, (place, count) in enumerate(counts.items()):
         x, tall = _BAR * at, 0.0 if not count else max(2.0, _TALL * (math.log10(count) + 0.5) / top)
-        parts.append(
-            Markup(
-                '<rect class="{}" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>'
-                '<text class="tick" x="{}" y="{}">{}</text>'
-            ).format(
-                "error" if place else "noise", x + 3, _TOP + _TALL - tall, _BAR - 6, tall,
-                x + _BAR / 2, _TOP + _TALL + 15, _tick(place),
-            )
-        )  # fmt: skip
+        y, middle = _TOP + _TALL - tall, x + _BAR / 2
+        kind = "error" if place else "noise"
+        parts.append(tag("rect", class_=kind, x=x + 3, y=f"{y:.1f}", width=_BAR - 6, height=f"{tall:.1f}"))
+        parts.append(tag("text", _tick(place), class_="tick", x=middle, y=_TOP + _TALL + 15))
         if count:
-            parts.append(
-                Markup('<text class="tick count" x="{}" y="{:.1f}">{}</text>').format(
-                    x + _BAR / 2, _TOP + _TALL - tall - 4, _short(count)
-                )
-            )
-    parts.append(
-        Markup('<text class="tick" x="{}" y="{}">units in the last place</text>').format(wide / 2, _TOP + _TALL + 31)
-    )
-    return joined([*parts, Markup("</svg>")])
+            parts.append(tag("text", _short(count), class_="tick count", x=middle, y=f"{y - 4:.1f}"))
+    parts.append(tag("text", "units in the last place", class_="tick", x=wide / 2, y=_TOP + _TALL + 31))
+    style = f"min-width:{3 * wide // 4}px;max-width:{wide}px"
+    words = f"Elements by their difference: {told}"
+    return picture("chart bars", f"0 0 {wide} {_TOP + _TALL + _FOOT}", words, parts, style=style)
 
 
 def _range(place: int) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ReportFile", "dumps", "encode", "json_schema", "json_values", "read_file", "validated"]
 
 _T = TypeVar("_T")
+_MOST_MEMBERS = 2**17
 _SAID = {
     "tuple_type": "expected a list",
     "dict_type": "expected an object",
@@ -93,7 +94,7 @@ def read_file(text: str) -> ReportFile:
         CheckedBackendError: With the place, what was expected there, and what was found.
     """
     try:
-        raw = json.loads(text, parse_constant=_refuse_constant)
+        raw = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_bounded)
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckedBackendError(f"not a report: not JSON: {error}") from None
     try:
@@ -136,3 +137,9 @@ def _adapter() -> TypeAdapter[ReportFile]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"the constant {name} is not JSON; a report writes it as a string")
+
+
+def _bounded(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(members) > _MOST_MEMBERS:  # each that is wrong costs a kilobyte
+        raise CheckedBackendError(f"not a report: an object has {len(members)} members")
+    return dict(members)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
 from checked_backend.findings import NodeError
-from checked_backend.report.charts import LogAxis, fits, joined
+from checked_backend.report.charts import LogAxis, fits, picture, tag
 from checked_backend.report.clean import percent
 from checked_backend.report.operator_names import operator_name
 
@@ -56,16 +56,12 @@ def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None
     axis = LogAxis.of(numbers, _LEFT, _PLOT)
     height = _HEAD + _ROW * len(nodes) + 6
     rows = {node.name: place for place, node in enumerate(nodes)}
-    parts = [
-        Markup('<svg class="chart flow" role="img" viewBox="0 0 {} {}" aria-label="{}">').format(
-            _WIDTH, height, flow_sentence(flow, at_fault)
-        ),
-        axis.grid(_HEAD, height),
-    ]
+    parts = [axis.grid(_HEAD, height)]
     for place, node in enumerate(nodes):
         parts += [_arc(rows[name], place, nodes[rows[name]]) for name in node.inputs if rows.get(name, place) < place]
-    parts += [_row(place, node, axis, is_at_fault=node.name == at_fault) for place, node in enumerate(nodes)]
-    return joined([*parts, Markup("</svg>")])
+    for place, node in enumerate(nodes):
+        parts += _row(place, node, axis, is_at_fault=node.name == at_fault)
+    return picture("chart flow", f"0 0 {_WIDTH} {height}", flow_sentence(flow, at_fault), parts)
 
 
 def _drawn(flow: Sequence[NodeError], at_fault: str | None) -> Sequence[NodeError]:
@@ -110,46 +106,25 @@ def _arc(source: int, target: int, node: NodeError) -> Markup:
     """A line from an operator to one that reads its result; the further it goes, the wider it swings."""
     x, begin, end = _ARCS - 8, _middle(source), _middle(target)
     swing = x if target == source + 1 else max(4, x - 10 - 7 * (target - source))
-    return Markup('<path class="arc{}" d="M{} {:.0f}C{} {:.0f} {} {:.0f} {} {:.0f}"/>').format(
-        " hot" if diverges(node) else "", x, begin, swing, begin, swing, end, x, end
+    return tag(
+        "path",
+        class_=f"arc{' hot' * diverges(node)}",
+        d=f"M{x} {begin:.0f}C{swing} {begin:.0f} {swing} {end:.0f} {x} {end:.0f}",
     )
 
 
-def _row(place: int, node: NodeError, axis: LogAxis, *, is_at_fault: bool) -> Markup:
-    middle = _middle(place)
+def _row(place: int, node: NodeError, axis: LogAxis, *, is_at_fault: bool) -> Iterator[Markup]:
+    middle, left = _middle(place), axis.left
     hot, long = diverges(node), axis.length(node.error if not math.isnan(node.error) else math.inf)
-    parts = []
     if is_at_fault:
-        parts.append(
-            Markup('<rect class="fault" x="0" y="{}" width="{}" height="{}"/>').format(middle - _ROW // 2, _WIDTH, _ROW)
-        )
-    parts.append(
-        Markup('<circle class="dot{}" cx="{}" cy="{:.0f}" r="4"/><text x="{}" y="{:.0f}">{}</text>').format(
-            " hot" if hot else "", _ARCS - 8, middle, _ARCS + 4, middle + 4, fits(_label(node), _LONGEST)
-        )
-    )
-    left = axis.left
+        yield tag("rect", class_="fault", x=0, y=middle - _ROW // 2, width=_WIDTH, height=_ROW)
+    yield tag("circle", class_=f"dot{' hot' * hot}", cx=_ARCS - 8, cy=middle, r=4)
+    yield tag("text", fits(_label(node), _LONGEST), x=_ARCS + 4, y=middle + 4)
     if node.error > 0 or math.isnan(node.error):
-        parts.append(
-            Markup('<rect class="{}" x="{}" y="{:.0f}" width="{:.1f}" height="9"/>').format(
-                "error" if hot else "within", left, middle - 8, long
-            )
-        )
-        parts.append(
-            Markup('<text class="value" x="{:.1f}" y="{:.0f}">{}</text>').format(
-                left + long + 6, middle + 1, f"{node.error:.2g}"
-            )
-        )
+        kind = "error" if hot else "within"
+        yield tag("rect", class_=kind, x=left, y=middle - 8, width=f"{long:.1f}", height=9)
+        yield tag("text", f"{node.error:.2g}", class_="value", x=f"{left + long + 6:.1f}", y=middle + 1)
     if node.noise:
-        parts.append(
-            Markup('<rect class="noise" x="{}" y="{:.0f}" width="{:.1f}" height="5"/>').format(
-                left, middle + 3, axis.length(node.noise)
-            )
-        )
+        yield tag("rect", class_="noise", x=left, y=middle + 3, width=f"{axis.length(node.noise):.1f}", height=5)
     if node.own is not None and node.own > 0:
-        parts.append(
-            Markup('<circle class="own" cx="{:.1f}" cy="{:.0f}" r="3.5"/>').format(
-                left + axis.length(node.own), middle - 3
-            )
-        )
-    return joined(parts)
+        yield tag("circle", class_="own", cx=f"{left + axis.length(node.own):.1f}", cy=middle - 3, r=3.5)

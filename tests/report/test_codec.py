@@ -183,6 +183,7 @@ def test_what_the_schema_forbids_is_refused_with_its_place(place: str, value: ob
         ("{}", "report.schema: it is missing"),
         ("[" * 100_000, "not JSON: "),
         ("9" * 5000, "not JSON: "),
+        (dict.fromkeys(map(str, range(2**17 + 1))), "an object has 131073 members"),
         ('{"x": NaN}', "not JSON: the constant NaN is not JSON; a report writes it as a string"),
         (edited("coverage.detection_limit", {"x": 10**400}), "report.coverage.detection_limit.x: "),
         (edited("findings.0.evidence", {"a": {"$float": "evil"}}), "report.findings[0].evidence.a: "),

