@@ -167,13 +167,6 @@ def advise(
 ) -> tuple[str, ...]:
     """Return what to do next, each piece of advice once, in the order of the findings.
 
-    Args:
-        findings: The findings to advise on.
-        nothing_checked: Whether no comparison ran.
-        nothing_compiled: Whether a whole program was compared of which no region was compiled.
-        skipped: Whether something that matters was skipped.
-        localized: Whether the operator was looked for.
-
     Returns:
         Paragraphs; empty if there is nothing to do.
     """

@@ -23,14 +23,7 @@ _LEAST_POWER = -18
 
 @dataclass(frozen=True, slots=True)
 class LogAxis:
-    """A horizontal axis on which each step is a power of ten.
-
-    Attributes:
-        left: Where it begins.
-        width: How wide it is.
-        low: The power of ten at its left end.
-        high: The power of ten at its right end.
-    """
+    """A horizontal axis from one power of ten to another."""
 
     left: float
     width: float
@@ -119,9 +112,6 @@ _LONGEST = 41
 
 def error_chart(findings: Sequence[Finding]) -> Markup | None:
     """Draw each result's error beside its rounding noise on a logarithmic axis.
-
-    Args:
-        findings: Those of one cause; the first ones are drawn.
 
     Returns:
         The picture, which reads as text too; None where no finding has numbers.

@@ -93,11 +93,7 @@ def limits(coverage: Coverage) -> list[str]:
 
 
 def skips(coverage: Coverage, *, all_of_them: bool = True) -> list[str]:
-    """Each thing that was skipped once, those that matter first.
-
-    Args:
-        all_of_them: Whether to tell those too in which no error could hide.
-    """
+    """Each thing that was skipped once, those that matter first."""
     regions: dict[tuple[bool, str, str], list[str]] = {}
     for skip in sorted(coverage.skipped, key=lambda skip: not skip.matters):
         if skip.matters or all_of_them:

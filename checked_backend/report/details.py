@@ -91,11 +91,7 @@ def values_at(finding: Finding) -> str:
 
 
 def side_by_side(finding: Finding, *, region: bool = False) -> tuple[str, str, str, str] | None:
-    """The place of the greatest difference, both values there, and the difference; None if nothing is known.
-
-    Args:
-        region: Name its region too.
-    """
+    """The place of the greatest difference, both values there, and the difference; None if nothing is known."""
     metrics = finding.metrics
     if metrics is None or metrics.index is None:
         return None

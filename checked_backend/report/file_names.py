@@ -28,11 +28,7 @@ def process_rank() -> int | None:
 
 
 def this_moment(now: datetime | None = None) -> str:
-    """The part of file names that no other process uses: ``20260102T030405Z-1234``, or with the rank before the number.
-
-    Args:
-        now: The time, if not the present.
-    """
+    """The part of file names that no other process uses: ``20260102T030405Z-rank0-1234``, or without the rank."""
     when = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
     rank = process_rank()
     return "-".join([when, *([] if rank is None else [f"rank{rank}"]), str(os.getpid())])

@@ -42,10 +42,6 @@ def diverges(node: NodeError) -> bool:
 def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None:
     """Draw a graph from top to bottom with each operator's error on a logarithmic axis.
 
-    Args:
-        flow: The operators, in the graph's order.
-        at_fault: The name of the node that errs.
-
     Returns:
         The picture, which reads as text too; None where there is nothing to draw.
     """

@@ -24,9 +24,6 @@ def render_junit(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] =
 
     A *fail* is a ``failure``. An *inconclusive* verdict and an unreadable file are an ``error``, because most services
     count ``skipped`` as success and neither is a pass.
-
-    Args:
-        broken: Files that could not be read, and why.
     """
     verdicts = [report.verdict for report in reports]
     suite = ElementTree.Element(

@@ -101,12 +101,7 @@ class Ledger:
             self._skips.setdefault(skip)
 
     def begun(self, about: object, skip: Skip) -> None:
-        """Note something that is not checked if it is never over.
-
-        Args:
-            about: What has begun.
-            skip: What is not checked then.
-        """
+        """Note something that is not checked if it is never over."""
         with self._lock:
             self._begun[about] = skip
             if len(self._begun) > MOST_UNDER_WAY:  # the oldest never ends: a run may be long
@@ -135,9 +130,7 @@ class Ledger:
         """Note a call that was not checked, which matters as long as no other call of its region was.
 
         Args:
-            skip: What was not checked.
             region: The region; others may have its name, as those have that are compiled after a reset.
-            backward: Whether it is about the region's backward pass.
         """
         with self._lock:
             self._until_compared.setdefault((skip, region), backward)
@@ -167,11 +160,7 @@ class Ledger:
                     noted[subject] = max(limit, noted.get(subject, 0.0))
 
     def region(self, info: RegionInfo, region: object = None) -> None:
-        """Add a region's call counts to what is known of its name.
-
-        Args:
-            info: The counts.
-        """
+        """Add a region's call counts to what is known of its name."""
         with self._lock:
             self._compared[region, False] += info.checked_calls
             self._compared[region, True] += info.checked_backwards
@@ -217,11 +206,7 @@ class Ledger:
         return known
 
     def unearned(self, region: object, name: str, subject: str = "all calls", reason: str = _UNEARNED) -> None:
-        """Note that no check of a region, or of a part of it, is earned yet, unless one was made before.
-
-        Args:
-            region: The region; others may have its name.
-        """
+        """Note that no check of a region, or of a part of it, is earned yet, unless one was made before."""
         if (region, subject) not in self._unearned:
             with self._lock:
                 self._unearned.setdefault((region, subject), Skip(subject, reason, matters=True, region=name))
@@ -295,28 +280,14 @@ class Ledger:
             self._compiled_by.setdefault(candidate)
 
     def report(self, title: str, *, only: Sequence[Finding] | None = None) -> Report:
-        """A report of everything so far. It asks the C++ compiler for its version: not for use at every call.
-
-        Args:
-            only: Report these findings instead of all.
-        """
+        """A report of everything so far. It asks the C++ compiler for its version: not for use at every call."""
         candidates = {"compiled by": ", ".join(self._compiled_by)} if self._compiled_by else {}
         facts = {**candidates, **environment()}
         return Report(self.findings(only), self.coverage(), title=title, environment=facts)
 
 
 class PassedCalls:
-    """A counter of calls of a region that are not checked. Most calls are none, so that they only add to a number.
-
-    Args:
-        info: The region's name and source lines, before any call.
-        ledgers: They read the counter.
-
-    Attributes:
-        info: The region's name and source lines.
-        region: The region.
-        count: How many calls there were.
-    """
+    """A counter of calls of a region that are not checked. Most calls are none, so that they only add to a number."""
 
     def __init__(self, info: RegionInfo, ledgers: Sequence[Ledger], region: object = None) -> None:
         self.info = info

@@ -24,14 +24,7 @@ _LONGEST_CODE = 80
 
 
 class Line(NamedTuple):
-    """A line of the user's program.
-
-    Attributes:
-        file: The file's name.
-        number: The line's number.
-        function: The function it is in, or "".
-        code: Its text, or "".
-    """
+    """A line of the user's program."""
 
     file: str
     number: int
@@ -69,11 +62,7 @@ def is_line_blamed(finding: Finding) -> bool:
 
 
 def one_line(cause: Cause, *, remedies: bool = True) -> str:
-    """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``.
-
-    Args:
-        remedies: Whether to name the repro and the workaround.
-    """
+    """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``."""
     told = list(_remedies(cause.findings)) if remedies else []
     return first_line(f"{_place(cause)}{_said(cause)}" + (f": {', '.join(told)}" if told else ""))
 

@@ -39,14 +39,7 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The news of another rank.
-
-    Attributes:
-        rank: Which one.
-        host: On which machine.
-        ends: Whether it ends its program with that.
-        report: Its report.
-    """
+    """The news of another rank."""
 
     rank: int
     host: str
@@ -70,11 +63,7 @@ class Peers:
         self._missing: set[int] = set()
 
     def announce(self, report: Report, *, ends: bool) -> None:
-        """Tell the other ranks of a report.
-
-        Args:
-            ends: Whether this rank ends its program with it.
-        """
+        """Tell the other ranks of a report."""
         text = report.to_json()
         if len(text) > _LONGEST:
             findings = tuple(

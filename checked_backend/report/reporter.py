@@ -29,9 +29,6 @@ class Reporter:
     """The place to which one region's checks write.
 
     Everything goes to the region's own ledger and to the sessions that are active where it happens.
-
-    Args:
-        region: The region's name and source lines.
     """
 
     def __init__(self, region: RegionInfo, options: CheckOptions | InterpreterOptions) -> None:
