@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from checked_backend.findings.pictures import MOST_NODES
 from checked_backend.findings.values import Count
@@ -13,6 +13,12 @@ from checked_backend.findings.values import Count
 __all__ = ["MOST_CODE", "Kernel"]
 
 MOST_CODE = 2**17  # characters
+
+
+def _bounded(code: str) -> str:
+    if len(code) > MOST_CODE:  # pydantic itself counts the characters of valid UTF-8 alone
+        raise ValueError(f"expected at most {MOST_CODE} characters")
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,7 @@ class Kernel:
 
     name: str
     language: str
-    code: Annotated[
-        str, AfterValidator(str), Field(max_length=MOST_CODE)
-    ]  # as it is, pydantic counts no half surrogate
+    code: Annotated[str, AfterValidator(_bounded), WithJsonSchema({"type": "string", "maxLength": MOST_CODE})]
     lines_left_out: Count = 0
     computes: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)] = ()
     others: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)] = ()

@@ -127,7 +127,11 @@ def validated(adapter: TypeAdapter[_T], raw: object, name: str) -> _T:
 
 def json_schema() -> dict[str, Any]:
     """The schema (JSON Schema 2020-12) of what `Report.to_json` writes."""
-    return {"$schema": GenerateJsonSchema.schema_dialect, **_adapter().json_schema()}
+    schema = _adapter().json_schema()
+    for part in schema["$defs"].values():
+        if "properties" in part:
+            part["additionalProperties"] = False  # pydantic 2.11 and before say it of the outermost alone
+    return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
 
 
 @cache
