@@ -57,11 +57,6 @@ class Cause:
         """Whether it fails nothing."""
         return all(finding.severity is Severity.WARNING for finding in self.findings)
 
-    @property
-    def is_layout(self) -> bool:
-        """Whether it is about layout alone."""
-        return all(finding.is_layout for finding in self.findings)
-
 
 def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
     """Group findings by where they come from; those that fail come first.

@@ -14,7 +14,6 @@ __all__ = [
     "missed",
     "region_line",
     "skips",
-    "smallest_caught",
 ]
 
 _LONGEST = 120
@@ -54,20 +53,13 @@ def coverage_line(coverage: Coverage) -> str:
         parts.append(f"{plural(len(coverage.regions), 'region')}, {checked} of {plural(calls, 'call')}{more}")
     if any(coverage.checked.values()):
         parts.append(", ".join(counts(coverage)))
-    limit = smallest_caught(coverage)
-    parts += [limit] if limit else []
+    if coverage.detection_limit:
+        subject, limit = max(coverage.detection_limit.items(), key=lambda item: item[1])
+        parts.append(f"an error of {limit:.2g} would have been caught everywhere (the bluntest is {clean(subject)})")
     unimportant = sum(not skip.matters for skip in coverage.skipped)
     parts += [f"{unimportant} skipped without harm"] if unimportant else []
     parts += [f"{plural(len(coverage.ignored), 'finding')} ignored as you asked"] if coverage.ignored else []
     return "; ".join(parts)
-
-
-def smallest_caught(coverage: Coverage) -> str:
-    """Which relative error would have been caught in every tensor; empty where that is not known."""
-    if not coverage.detection_limit:
-        return ""
-    subject, limit = max(coverage.detection_limit.items(), key=lambda item: item[1])
-    return f"an error of {limit:.2g} would have been caught everywhere (the bluntest is {clean(subject)})"
 
 
 def region_line(region: RegionInfo) -> str:
