@@ -11,7 +11,7 @@ from pathlib import Path
 from checked_backend.autostart import HOOKED, UNCHECKED
 from checked_backend.report import Report
 from checked_backend.report.file_names import this_moment
-from checked_backend.report.write import read_reports, rewrite_report, write_report, write_whole
+from checked_backend.report.write import read_reports, write_report, write_whole
 
 __all__ = ["WHOLE_CALLS", "Mark", "ProcessReport", "RunFolder"]
 
@@ -48,18 +48,17 @@ class Mark:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._mark = folder / f"{this_moment()}{_MARK}"
-        self._saved: Report | None = None
+        self._path: Path | None = None
         write_whole(json.dumps({"program": program}) + "\n", self._mark)
 
     def save(self, found: ProcessReport) -> None:
         """Write the report. It replaces the one that was written before."""
         spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
         report = replace(found.report, environment={**found.report.environment, **spent})
-        if self._saved is None:
-            report = replace(report, path=None)
-            self._saved = replace(report, path=write_report(report, self._folder))
+        if self._path is None:
+            self._path = write_report(report, self._folder)
         else:
-            rewrite_report(replace(report, path=self._saved.path))
+            write_whole(report.to_json(), self._path)
 
     def ended(self) -> None:
         """Note that the report is complete."""

@@ -23,7 +23,6 @@ __all__ = [
     "files_of_one_report",
     "keep_alone",
     "read_reports",
-    "rewrite_report",
     "write_report",
     "write_whole",
 ]
@@ -69,18 +68,6 @@ def write_report(report: Report, directory: Path) -> Path:
     target, temporary, descriptor = _claim(directory, stem)
     _finish(descriptor, data, temporary, target)
     return target
-
-
-def rewrite_report(report: Report) -> None:
-    """Write a report over the file that it has, whole or not at all.
-
-    Raises:
-        OSError: The folder cannot be written to, or the disk is full. The old file is kept.
-        ValueError: The report has no file.
-    """
-    if report.path is None:
-        raise ValueError("a report that was not written cannot be written anew")
-    write_whole(report.to_json(), report.path)
 
 
 def write_whole(text: str, target: Path) -> None:
@@ -257,7 +244,7 @@ class KeptReport:
             if files is not None:
                 files.append(self._path)
         else:
-            rewrite_report(replace(report, path=self._path))
+            write_whole(report.to_json(), self._path)
 
     def _unwritten(self, report: Report, error: OSError) -> Report:
         why = error.strerror or str(error)
