@@ -1,4 +1,4 @@
-"""Run a dumped graph in eager. Every size and index is checked against the tensor's memory before it is used."""
+"""Run a dumped graph in eager, and refuse what would write out of its memory before it runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import fx
 from checked_backend._torch.autograd import get_dynamic_layer_stack_depth, transforms_unharmed
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 from checked_backend._torch.pytree import tree_leaves
-from checked_backend.dump.forwards import forward_problem, out_problem
-from checked_backend.dump.higher_order import higher_order_problem
 from checked_backend.dump.load import Dump
-from checked_backend.dump.ranges import argument_problem, memory_problem
+from checked_backend.dump.unchecked import block_mask_problem, memory_problem, operator_argument_problem
 from checked_backend.errors import DumpError
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
@@ -31,50 +29,26 @@ class OutOfRange(Exception):
 
 
 class _Guard(OperatorMode):
-    """Checks each operator's arguments before it runs, and its results before they are used."""
+    """Checks each operator's arguments before it runs."""
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _check_memory(func, (args, kwargs))
-        name = func.name().partition(".")[0]
-        given = _named(func, args, kwargs)
-        why = out_problem(func) or argument_problem(name, given) or forward_problem(name, given)
-        if why is not None:
-            raise OutOfRange(f"{name.replace('::', '.')}: {why}")
-        result = func(*args, **kwargs)
-        _check_memory(func, result)
-        return result
+        _refuse(func, args, kwargs, operator_argument_problem(func, args, kwargs))
+        return func(*args, **kwargs)
 
     def _higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _check_memory(func, (args, kwargs))
-        why = higher_order_problem(func.name(), args, kwargs)
-        if why is not None:
-            raise OutOfRange(f"{func.name()}: {why}")
+        _refuse(func, args, kwargs, block_mask_problem(func.name(), args, kwargs))
         return super()._higher_order(func, args, kwargs)
 
 
-def _check_memory(func: OpOverload | HigherOrderOperator, value: Any) -> None:
-    for leaf in tree_leaves(value):
-        why = memory_problem(leaf) if isinstance(leaf, torch.Tensor) else None
-        if why is not None:
-            raise OutOfRange(f"{func}: {why}")
-
-
-def _named(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    declared = func._schema.arguments
-    given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
-    given |= {argument.name: value for argument, value in zip(declared, args, strict=False)}
-    return given | kwargs
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str | None) -> None:
+    leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    why = why or next(filter(None, map(memory_problem, leaves)), None)
+    if why is not None:
+        raise OutOfRange(f"{func.name().partition('.')[0].replace('::', '.')}: {why}")
 
 
 class _Refused(Exception):
-    """Raised for a node that eager does not run."""
-
-    def __init__(self, node: fx.Node, error: Exception) -> None:
-        super().__init__(f"node {node.name}: {_told(error)}")
-
-
-class _Unclosed(Exception):
-    """Raised if the graph leaves a mode on, under which later code would run."""
+    """Raised for a node that eager does not run, and for a graph after which later code would run otherwise."""
 
 
 class _Nodewise(fx.Interpreter):
@@ -84,7 +58,7 @@ class _Nodewise(fx.Interpreter):
         except _Refused:
             raise
         except Exception as error:
-            raise _Refused(n, error) from error
+            raise _Refused(f"node {n.name}: {_describe(error)}") from error
 
 
 def rehearse(dump: Dump, seed: int = 0) -> None:
@@ -113,14 +87,14 @@ def rehearse(dump: Dump, seed: int = 0) -> None:
                 depth = get_dynamic_layer_stack_depth()
                 outputs = interpreter.run(*inputs)
                 if get_dynamic_layer_stack_depth() != depth:
-                    raise _Unclosed("the graph enters a transform of torch.func and does not leave it")
+                    raise _Refused("the graph enters a transform of torch.func and does not leave it")
                 roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
                 if roots:
                     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-        except (_Refused, _Unclosed) as error:
+        except _Refused as error:
             raise DumpError(f"{dump.path / 'graph.json'}: {error}") from None
         except Exception as error:
-            raise DumpError(f"{dump.path / 'graph.json'}: the backward pass in eager: {_told(error)}") from None
+            raise DumpError(f"{dump.path / 'graph.json'}: the backward pass in eager: {_describe(error)}") from None
 
 
 @contextmanager
@@ -137,7 +111,7 @@ def _modes_unharmed() -> Iterator[None]:
                 torch.set_autocast_dtype(kind, dtype)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OutOfRange):
         return f"it would leave its memory: {clean(str(error))}"
     first = (str(error).strip().splitlines() or [""])[0]

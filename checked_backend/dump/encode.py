@@ -1,9 +1,11 @@
-"""Encode a graph as JSON values."""
+"""Encode a graph and its inputs as JSON values, with everything that a faithful replay needs."""
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, triton_kernel
 from checked_backend._torch.symbols import shape_facts, size_hint
-from checked_backend.dump.arguments import BadArgument, argument_nodes, takes_message
-from checked_backend.dump.portable import attribute
+from checked_backend.dump.rebuild import BadArgument, argument_nodes, takes_message
+from checked_backend.dump.schema import is_path
 from checked_backend.dump.targets import (
     Unresolved,
     checked_target,
@@ -21,11 +23,19 @@ from checked_backend.dump.targets import (
     known_function,
     needed_import,
 )
-from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason
+from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason, value_range
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 
-__all__ = ["EncodedGraph", "encode_graph", "encode_value", "tensor_bytes"]
+__all__ = [
+    "EncodedGraph",
+    "describe_inputs",
+    "encode_graph",
+    "encode_value",
+    "input_names",
+    "tensor_bytes",
+    "traced_inputs",
+]
 
 
 class EncodedGraph:
@@ -75,13 +85,17 @@ def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]
             found.unsupported[f"node {node.name} calls the module {node.target}"] = None
         if node.op != "get_attr" or node.target in subgraphs or node.target in constants:
             continue
-        value = attribute(gm, str(node.target))
-        if isinstance(value, fx.GraphModule):
-            subgraphs[str(node.target)] = _graph(value, found, f"{path}{node.target}.")
-        elif isinstance(value, torch.Tensor) and unsupported_reason(value) is None:
-            constants[str(node.target)] = found.constants.describe(value)
+        value: Any = gm
+        for step in node.target.split("."):
+            value = getattr(value, step, None)
+        reason = unsupported_reason(value) if isinstance(value, torch.Tensor) else f"a {type(value).__qualname__}"
+        if not is_path(node.target):
+            found.unsupported[f"attribute {path}{node.target} has a name that is no identifier"] = None
+        elif isinstance(value, fx.GraphModule):
+            subgraphs[node.target] = _graph(value, found, f"{path}{node.target}.")
+        elif reason is None:
+            constants[node.target] = found.constants.describe(value)
         else:
-            reason = unsupported_reason(value) if isinstance(value, torch.Tensor) else f"a {type(value).__qualname__}"
             found.unsupported[f"attribute {path}{node.target} is {reason}"] = None
     return {"nodes": nodes, "subgraphs": subgraphs, "constants": constants}
 
@@ -142,9 +156,7 @@ def encode_value(value: Any) -> Any:
     Raises:
         TypeError: The argument has a type that a dump cannot hold. The message is that type.
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if type(value) is int:
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": str(value)}
@@ -220,3 +232,97 @@ def _facts(gm: fx.GraphModule, found: EncodedGraph) -> None:
 
 def _strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def traced_inputs(gm: fx.GraphModule) -> list[Any]:
+    """The value that tracing recorded for each placeholder."""
+    return [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def input_names(gm: fx.GraphModule) -> list[tuple[str, str | None]]:
+    """For each placeholder its name, and the name that the user or AOT autograd has for it."""
+    return [(node.name, _source(node)) for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def _source(node: fx.Node) -> str | None:
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", None)
+    if name is not None:
+        return str(name() if callable(name) else name)
+    description = node.meta.get("desc")
+    return None if description is None else str(description.expr())
+
+
+def describe_inputs(
+    names: Sequence[tuple[str, str | None]], traced: Sequence[Any], actual: Sequence[Any] | None
+) -> tuple[dict[str, Any], TensorTable]:
+    """The JSON values of inputs, and their storages, which the caller may save.
+
+    Args:
+        names: The result of `input_names`.
+        traced: The result of `traced_inputs`, with shapes as expressions.
+        actual: The arguments of the graph's call, before it runs; None if it was not called yet.
+    """
+    table = TensorTable()
+    entries: list[dict[str, Any]] = []
+    grad = torch.is_grad_enabled()
+    with torch.no_grad():
+        for position, (name, source) in enumerate(names):
+            value = traced[position] if actual is None or position >= len(actual) else actual[position]
+            entries.append({"name": name, "source": source, **_describe(value, traced[position], table)})
+        document: dict[str, Any] = {
+            "inputs": entries,
+            "storages": table.storages(),
+            "called": actual is not None,
+            "ambient": _ambient(entries, grad),
+            "rng": None if actual is None else _rng(table),
+        }
+    shared = Counter(entry["tensor"]["storage"] for entry in entries if entry["type"] == "tensor")
+    for entry in entries:
+        if entry["type"] == "tensor":
+            storage = entry["tensor"]["storage"]
+            entry["tensor"]["alias_group"] = storage if shared[storage] > 1 else None
+    return document, table
+
+
+def _describe(value: Any, traced: Any, table: TensorTable) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor):
+        reason = unsupported_reason(value)
+        if reason is not None:
+            return {"type": "other", "value": reason}
+        spec = table.describe(value)
+        spec["range"] = value_range(value)
+        if spec["symbolic"] is None and isinstance(traced, torch.Tensor) and unsupported_reason(traced) is None:
+            spec["symbolic"] = TensorTable().describe(traced)["symbolic"]
+        return {"type": "tensor", "tensor": spec}
+    symbol = str(traced.node.expr) if isinstance(traced, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        value = size_hint(value)
+    if isinstance(value, (bool, int)):
+        return {"type": type(value).__name__, "value": value, "symbol": symbol}
+    if isinstance(value, float):
+        return {"type": "float", "value": repr(value), "symbol": symbol}
+    if value is None:
+        return {"type": "none", "value": None, "symbol": symbol}
+    return {"type": "other", "value": f"a {type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _ambient(entries: Sequence[dict[str, Any]], grad: bool) -> dict[str, Any]:
+    kinds = {"cpu", *(entry["tensor"]["device"].partition(":")[0] for entry in entries if entry["type"] == "tensor")}
+    return {
+        "grad": grad,
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": {
+            kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            for kind in sorted(kinds)
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        },
+    }
+
+
+def _rng(table: TensorTable) -> dict[str, str]:
+    states = {"cpu": torch.get_rng_state()}
+    for device in {storage["device"] for storage in table.storages()}:
+        if device.startswith("cuda"):
+            states[device] = torch.cuda.get_rng_state(device)
+    return {device: base64.b64encode(bytes(state.tolist())).decode("ascii") for device, state in sorted(states.items())}

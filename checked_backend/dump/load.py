@@ -11,11 +11,10 @@ import torch
 from torch import fx
 
 from checked_backend.dump.files import check_memory, check_text, read_json, read_regions
-from checked_backend.dump.imported import provides_nothing
 from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
-from checked_backend.dump.targets import Trusted
+from checked_backend.dump.targets import Trusted, provides_nothing
 from checked_backend.errors import DumpError
 from checked_backend.report.clean import clean
 

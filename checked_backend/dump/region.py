@@ -1,6 +1,7 @@
 """Dump the graphs of one region while it is compiled, and their inputs when they are first called.
 
-A dump that fails must not end the user's program. It warns, and the program goes on.
+The folders are ``DIR/NAME/NAME_{kind}_{INDEX}/``, numbered without shared state and written atomically. A dump that
+fails must not end the user's program. It warns, and the program goes on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import functools
 import json
 import os
 import platform
+import re
+import shutil
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +27,101 @@ from torch import fx
 
 from checked_backend._torch.dynamo import dynamo_restarts
 from checked_backend._torch.modes import disable_current_modes
-from checked_backend.dump.encode import EncodedGraph, encode_graph, tensor_bytes
+from checked_backend.dump.encode import (
+    EncodedGraph,
+    describe_inputs,
+    encode_graph,
+    input_names,
+    tensor_bytes,
+    traced_inputs,
+)
 from checked_backend.dump.files import sha256, with_checksum
-from checked_backend.dump.folders import DumpSlot, claim_slot
-from checked_backend.dump.inputs import describe_inputs, input_names, traced_inputs
 from checked_backend.dump.module import module_source, repro_source
-from checked_backend.dump.portable import portable
 from checked_backend.errors import DumpError, DumpWarning
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 from checked_backend.random_state import random_untouched
 from checked_backend.report.dot import graph_to_dot, render_svg
 
-__all__ = ["RegionDump", "saved_activations"]
+__all__ = ["DumpSlot", "RegionDump", "claim_slot", "saved_activations"]
 
 _SVG_NODES, _SVG_SECONDS = 2000, 10.0
+_CLAIMS = ".claims"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSlot:
+    """One index of one name. The graphs of one region share it."""
+
+    folder: Path
+    name: str
+    index: int
+
+    def path(self, kind: str) -> Path:
+        """Folder of the graph of this kind."""
+        return self.folder / f"{self.name}_{kind}_{self.index}"
+
+    def write(self, kind: str, fill: Callable[[Path], None]) -> Path:
+        """Have a graph's folder filled, and rename it into place, so that no reader sees half of it.
+
+        Raises:
+            DumpError: The folder cannot be written.
+        """
+        target = self.path(kind)
+        try:
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=self.folder))
+            try:
+                fill(temporary)
+                temporary.chmod(0o755)  # mkdtemp makes folders that only the owner can read
+                os.rename(temporary, target)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise DumpError(
+                f"cannot write the dump {target}: {error}. Set the option dump to another folder."
+            ) from error
+        return target
+
+    def discard(self) -> None:
+        """Remove the graphs of this index, and free the index. Files that cannot be removed stay."""
+        for path in self.folder.glob(f"{self.name}_*_{self.index}"):
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            (self.folder / _CLAIMS / str(self.index)).unlink()
+
+
+def claim_slot(root: Path, name: str) -> DumpSlot:
+    """Claim the next free index of a region's name, also against other threads and processes.
+
+    Characters that do not belong in a file name become ``_``.
+
+    Raises:
+        DumpError: The folder cannot be made.
+    """
+    safe = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("._") or "graph"
+    folder = root / safe
+    claims = folder / _CLAIMS
+    try:
+        claims.mkdir(parents=True, exist_ok=True)
+        index = _first_free(folder, safe)
+        while True:
+            with suppress(FileExistsError):
+                # exclusive creation makes the claim; it lasts, because forward and backward come at different times
+                os.close(os.open(claims / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                return DumpSlot(folder, safe, index)
+            index += 1
+    except OSError as error:
+        raise DumpError(
+            f"cannot make the dump folder {folder}: {error}. Set the option dump to another folder."
+        ) from error
+
+
+def _first_free(folder: Path, name: str) -> int:
+    pattern = re.compile(re.escape(name) + r"_[a-z]+_(\d+)")
+    used = [int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    return max(used, default=-1) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +188,7 @@ class RegionDump:
         self._written[kind] = text
         try:
             with _real_tensors():
-                self._pending[kind] = self._write(kind, portable(gm))
+                self._pending[kind] = self._write(kind, gm)
         except Exception as error:  # see the module's docstring
             _warn(error)
 
@@ -148,25 +231,13 @@ class RegionDump:
 
     def _complete(self, pending: _Pending, args: Sequence[Any]) -> None:
         document, table = describe_inputs(pending.names, pending.traced, args)
-        values = None
-        if self._values:
-            temporary = pending.folder / ".inputs.safetensors.tmp"
-            try:
+        values = "inputs.safetensors" if self._values else None
+        if values is not None:
+            with _replacing(pending.folder / values) as temporary:
                 document["storages"] = table.save(temporary)
-                os.replace(temporary, pending.folder / "inputs.safetensors")
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            values = "inputs.safetensors"
         # this file says whether the other one is valid, so replacing it completes the dump
-        text = _json({**document, **pending.facts, "values": values})
-        temporary = pending.folder / ".inputs.json.tmp"
-        try:
-            temporary.write_bytes(text)
-            os.replace(temporary, pending.folder / "inputs.json")
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with _replacing(pending.folder / "inputs.json") as temporary:
+            temporary.write_bytes(_json({**document, **pending.facts, "values": values}))
 
     def _fill(
         self,
@@ -249,6 +320,18 @@ def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
         {"name": node.name, "source": source_line(node), "bytes": tensor_bytes(recorded_value(node))}
         for node in dict.fromkeys(nodes)
     ]
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of another."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-__all__ = ["DEVICE", "FORMAT", "VERSION", "Graph", "GraphFile", "InputsFile", "Node", "Tensor", "named_constant"]
+__all__ = [
+    "DEVICE",
+    "FORMAT",
+    "VERSION",
+    "Graph",
+    "GraphFile",
+    "InputsFile",
+    "Node",
+    "Tensor",
+    "is_path",
+    "named_constant",
+]
 
 FORMAT = "checked_backend dump"
 VERSION = 2
@@ -54,8 +65,13 @@ def _identifier(name: str) -> str:
     return name
 
 
+def is_path(name: str) -> bool:
+    """Whether a dump may hold a subgraph or a constant of this name."""
+    return all(part.isascii() and part.isidentifier() and not part.startswith("__") for part in name.split("."))
+
+
 def _path(name: str) -> str:
-    if not all(part.isascii() and part.isidentifier() and not part.startswith("__") for part in name.split(".")):
+    if not is_path(name):
         raise ValueError("not a path of identifiers")
     return name
 

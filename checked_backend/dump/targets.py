@@ -1,14 +1,20 @@
 """Convert the target of a node to text and back. Only names on a list and operators registered here are allowed.
 
 A dump may come from a stranger. Its text is never imported, evaluated or looked up by attribute. It is a key of a table
-of functions that compute, or the name of an operator in torch's own registry.
+of functions that compute, or the name of an operator in torch's own registry. Of a module that the user names with
+``--import`` it may call the module's own operators and functions, and neither names that the module merely imports, nor
+anything behind an attribute: ``from os import system`` in the module gives a dump no shell.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 from checked_backend._torch.operators import (
@@ -17,10 +23,17 @@ from checked_backend._torch.operators import (
     OpOverloadPacket,
     custom_op_module,
     find_op_packet,
+    registration_file,
 )
-from checked_backend.dump.functions import function_names, functions, is_allowed_method
-from checked_backend.dump.imported import may_provide, own_function, registers
-from checked_backend.dump.operators import checked_form, is_custom, operator_problem, refusal_by_name
+from checked_backend.dump.allowed import (
+    checked_form,
+    function_names,
+    functions,
+    is_allowed_method,
+    is_custom,
+    operator_problem,
+    refusal_by_name,
+)
 
 __all__ = [
     "Trusted",
@@ -35,15 +48,17 @@ __all__ = [
 ]
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,200}"
-_OP = re.compile(rf"op:({_NAME})\.({_NAME})\.({_NAME})")
-_PACKET = re.compile(rf"(?:packet|higher_order):({_NAME}(?:\.{_NAME})?)")
-_FUNCTION = re.compile(rf"function:({_NAME}(?:\.{_NAME}){{0,20}}):({_NAME}(?:\.{_NAME}){{0,20}})")
+_PATH = rf"{_NAME}(?:\.{_NAME}){{0,20}}"
+_TARGET = re.compile(
+    rf"op:(?P<operator>{_NAME}\.{_NAME})\.(?P<overload>{_NAME})|packet:(?P<packet>{_NAME}\.{_NAME})"
+    rf"|higher_order:(?P<higher_order>{_NAME})|method:(?P<method>{_NAME})|function:(?P<module>{_PATH}):(?P<function>{_PATH})"
+)
 _EMPTY = r"(?:empty|empty_like|empty_strided|empty_permuted|new_empty|new_empty_strided)"
 _UNINITIALIZED = re.compile(
     rf"op:(?:aten|prims)\.{_EMPTY}\.\w+|packet:(?:aten|prims)\.{_EMPTY}|function:torch[\w.]*:{_EMPTY}|method:{_EMPTY}"
 )
-_METHOD = re.compile(rf"method:({_NAME})")
 _LISTED = "it is not among the functions of torch and Python that a dump may call"
+_NEVER = ("torch", "checked_backend", "builtins", *sys.stdlib_module_names)
 
 
 class Unresolved(Exception):
@@ -65,14 +80,11 @@ class Trusted:
 
     def operator(self, name: str) -> bool:
         """Whether an operator that is not torch's, ``namespace::name``, may be called."""
-        return self.operators is None or registers(name, self.modules, self.operators)
+        return self.operators is None or _registers(name, self.modules, self.operators)
 
 
 def encode_target(op: str, target: Any) -> str:
-    """The text of a node's target.
-
-    Args:
-        op: The node's opcode.
+    """The text of the target of a node with this opcode.
 
     Returns:
         ``op:aten.add.Tensor``, ``packet:mylib.foo``, ``higher_order:cond``, ``function:torch:cat``, ``method:view``,
@@ -96,20 +108,12 @@ def encode_target(op: str, target: Any) -> str:
 
 
 def needed_import(text: str) -> str | None:
-    """The module that must be imported before a target can be resolved or run; None if torch is enough.
-
-    Args:
-        text: The result of `encode_target`.
-    """
-    if match := _OP.fullmatch(text) or _PACKET.fullmatch(text):
-        name = ".".join(match.groups()[:2])
-        if text.startswith("higher_order:") or not is_custom(name):
-            return None
+    """The module that must be imported before a target can be resolved or run; None if torch is enough."""
+    match = _TARGET.fullmatch(text)
+    name = match and (match["operator"] or match["packet"])
+    if name and is_custom(name):
         return custom_op_module(name.replace(".", "::", 1)) or f"the module that registers {name.partition('.')[0]}::"
-    match = _FUNCTION.fullmatch(text)
-    if match and f"{match[1]}:{match[2]}" not in functions():
-        return match[1]
-    return None
+    return match["module"] if match and text.removeprefix("function:") not in functions() else None
 
 
 def known_function(function: Any) -> str | None:
@@ -119,11 +123,11 @@ def known_function(function: Any) -> str | None:
 
 def is_importable(text: str, target: Any) -> bool:
     """Whether a function's text, from `encode_target`, leads to it again in a process that imports its module."""
-    match = _FUNCTION.fullmatch(text)
-    if match is None:
+    match = _TARGET.fullmatch(text)
+    if match is None or match["function"] is None:
         return False
-    value: Any = sys.modules.get(match[1])
-    for step in match[2].split("."):
+    value: Any = sys.modules.get(match["module"])
+    for step in match["function"].split("."):
         value = getattr(value, step, None)
     return value is target
 
@@ -133,85 +137,127 @@ def leaves_uninitialized(text: str) -> bool:
     return _UNINITIALIZED.fullmatch(text) is not None
 
 
-def checked_target(text: str) -> None:
-    """Refuse a target that no dump may call, whether or not it is registered here.
+def checked_target(text: str) -> re.Match[str]:
+    """The parts of a target that a dump may call, whether or not it is registered here.
 
     Raises:
         Unresolved: The text is no target, or a forbidden one.
     """
-    if match := _OP.fullmatch(text):
-        why = refusal_by_name(f"{match[1]}.{match[2]}")
-    elif match := _PACKET.fullmatch(text):
-        why = refusal_by_name(match[1])
-    elif match := _METHOD.fullmatch(text):
-        why = None if is_allowed_method(match[1]) else "a dump may not call this method"
-    elif match := _FUNCTION.fullmatch(text):
-        torchs = match[1].partition(".")[0] == "torch" and f"{match[1]}:{match[2]}" not in functions()
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        why: str | None = "it names no operator, function or method"
+    elif match["method"]:
+        why = None if is_allowed_method(match["method"]) else "a dump may not call this method"
+    elif match["function"]:
+        torchs = _top(match["module"]) == "torch" and text.removeprefix("function:") not in functions()
         why = f"a dump may not call this function; {_LISTED}" if torchs else None
     else:
-        why = "it names no operator, function or method"
-    if why is not None:
+        why = refusal_by_name(match["operator"] or match["packet"] or match["higher_order"])
+    if match is None or why is not None:
         raise Unresolved(f"{text[:300]!r}: {why}")
+    return match
 
 
 def resolve_target(text: str, trusted: Trusted | None = None) -> Any:
-    """The target for a text of `encode_target`.
-
-    Args:
-        trusted: The targets allowed besides torch's own; by default every operator that this program registered.
+    """The target for a text of `encode_target`. By default every operator that this program registered is trusted.
 
     Raises:
         Unresolved: The target is not registered here, or a dump may not call it.
     """
-    checked_target(text)
+    match = checked_target(text)
     trusted = trusted or Trusted()
-    if match := _OP.fullmatch(text):
-        packet = _packet(text, f"{match[1]}.{match[2]}", trusted)
-        overload = getattr(packet, match[3], None) if match[3] in packet.overloads() else None
-        if not isinstance(overload, OpOverload):
-            raise Unresolved(f"{text!r} is not registered here{_hint(text)}")
-        return _computing(text, overload)
-    if match := _PACKET.fullmatch(text):
-        if text.startswith("packet:") and "." in match[1]:
-            return _computing(text, _packet(text, match[1], trusted))
-        operator = find_op_packet("higher_order", match[1].rpartition(".")[2])
-        if not isinstance(operator, HigherOrderOperator):
-            raise Unresolved(f"{text!r} is not registered here{_hint(text)}")
-        return _computing(text, operator)
-    if match := _METHOD.fullmatch(text):
-        return match[1]
-    name = text.removeprefix("function:")
-    if name in functions():
-        return functions()[name]
-    module, _, path = name.partition(":")
+    if match["method"]:
+        return match["method"]
+    if match["function"]:
+        return _function(text, match["module"], match["function"], trusted)
+    name = match["operator"] or match["packet"]
+    found: Any = find_op_packet(*(checked_form(name).split(".") if name else ("higher_order", match["higher_order"])))
+    if match["overload"]:
+        known = isinstance(found, OpOverloadPacket) and match["overload"] in found.overloads()
+        found = getattr(found, match["overload"]) if known else None
+    if not isinstance(found, (OpOverload, OpOverloadPacket) if name else HigherOrderOperator):
+        raise Unresolved(f"{text!r} is not registered here{_hint(text)}")
+    if name and is_custom(name) and not trusted.operator(name.replace(".", "::", 1)):
+        raise Unresolved(f"{text!r} is not an operator of a module that you named{_hint(text)}")
+    why = operator_problem(found)
+    if why is not None:
+        raise Unresolved(f"{text!r}: {why}")
+    return found
+
+
+def provides_nothing(module: str) -> bool:
+    """Whether naming a module allows nothing more. Of torch and Python, a dump may call only the listed functions."""
+    return _top(module) in _NEVER and module != "__main__"
+
+
+def _function(text: str, module: str, name: str, trusted: Trusted) -> Callable[..., Any]:
+    known = functions().get(f"{module}:{name}")
+    if known is not None:
+        return known
     if module not in trusted.modules:
         raise Unresolved(f"{text!r}: {_LISTED}{_hint(text)}")
-    found = own_function(module, path)
+    found = _own_function(module, name)
     if isinstance(found, str):
         raise Unresolved(f"{text!r}: {found}")
     return found
 
 
-def _packet(text: str, name: str, trusted: Trusted) -> OpOverloadPacket:
-    namespace, _, rest = checked_form(name).partition(".")
-    packet = find_op_packet(namespace, rest)
-    if not isinstance(packet, OpOverloadPacket):
-        raise Unresolved(f"{text!r} is not registered here{_hint(text)}")
-    if is_custom(name) and not trusted.operator(name.replace(".", "::", 1)):
-        raise Unresolved(f"{text!r} is not an operator of a module that you named{_hint(text)}")
-    return packet
+def _own_function(module: str, name: str) -> Callable[..., Any] | str:
+    """A function that a module defines itself; or the reason why there is none, as the end of a sentence."""
+    if provides_nothing(module):
+        return f"of {module}, a dump may call what is on the list only"
+    home = sys.modules.get(module)
+    found = vars(home).get(name) if isinstance(home, ModuleType) else None
+    if found is None:
+        return f"{module} has no function {name!r}"
+    if name.startswith("__") or not isinstance(found, FunctionType):
+        return f"{module}.{name} is no plain function"
+    # A decorator may wrap the function, but the function inside must be the module's own. Its ``__module__`` does not
+    # show that: numpy.load, which opens files, has the ``__module__`` numpy.
+    namespace = getattr(inspect.unwrap(found), "__globals__", {})
+    if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
+        return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
+    return found
 
 
-def _computing(text: str, operator: Any) -> Any:
-    why = operator_problem(operator)
-    if why is not None:
-        raise Unresolved(f"{text!r}: {why}")
-    return operator
+def _registers(name: str, imported: Collection[str], new: Collection[str]) -> bool:
+    """Whether one of the modules that the user named registered the operator ``namespace::name``.
+
+    Args:
+        new: The operators that were registered while the modules were imported.
+    """
+    home = custom_op_module(name)
+    if home is not None:
+        return any(_top(home) == _top(module) for module in imported)
+    file = registration_file(name)
+    if file.endswith(".py") and not _is_in_package(file, "torch"):
+        return any(_is_in_package(file, _top(module)) or _is_file_of(file, module) for module in imported)
+    # registered in C++, or by torch for another module: its owner is unknown, but not when it was registered
+    return name in new or any(_plain(name.partition("::")[0]) == _plain(_top(module)) for module in imported)
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _is_in_package(file: str, package: str) -> bool:
+    return any(Path(file).is_relative_to(path) for path in getattr(sys.modules.get(package), "__path__", ()))
+
+
+def _is_file_of(file: str, module: str) -> bool:
+    own = getattr(sys.modules.get(module), "__file__", None)
+    return own is not None and Path(own) == Path(file)
 
 
 def _hint(text: str) -> str:
-    function = _FUNCTION.fullmatch(text)
-    if function and not may_provide(function[1], function[2]):
-        return ", whatever is imported"
+    match = _TARGET.fullmatch(text)
+    if match and match["function"]:
+        name = match["function"]
+        if provides_nothing(match["module"]) or "." in name or name.startswith("__"):
+            return ", whatever is imported"
     needed = needed_import(text)
     return "" if needed is None else f". Import {needed} first, if you trust it"

@@ -95,10 +95,10 @@ BODIES = {
     "m": body(["b", "h", "q", "k"], [call("r", "op:aten.ge.Tensor", node("q"), node("k"))], node("r")),
 }
 TABLES: list[tuple[dict[str, Any], str]] = [
-    ({"index": 10**6}, "kv_indices from 1000000 to 1000000, where blocks 0 to 3 are there"),
+    ({"index": 10**6}, "kv_indices from 1000000 to 1000000, where 0 to 3 are there"),
     ({"index": 4}, "kv_indices from 4 to 4, where"),
     ({"index": -1}, "kv_indices from -1 to -1, where"),
-    ({"count": 5}, "kv_num_blocks from 5 to 5, where kv_indices has 4 in a row"),
+    ({"count": 5}, "kv_num_blocks from 5 to 5, where 0 to 4 are there"),
     ({"count": -1}, "kv_num_blocks from -1 to -1"),
     ({"blocks": 1}, r"kv_num_blocks is of shape \(1, 1, 1\), where \(1, 2, 4\) is needed"),
     ({"rows": 0}, "a block of its mask has 0 rows"),
@@ -106,7 +106,7 @@ TABLES: list[tuple[dict[str, Any], str]] = [
     ({"columns": 2**62}, "a block of its mask has"),
     ({"rows": 1.5}, "a block of its mask has 1.5 rows"),
     ({"dtype": "float32"}, "not torch.int32"),
-    ({"columns": 64, "index": 2}, "where blocks 0 to 1 are there"),
+    ({"columns": 64, "index": 2}, "where 0 to 1 are there"),
 ]
 
 

@@ -1,11 +1,16 @@
-"""A dump whose JSON was changed anywhere, with checksums that fit: it is used, or refused with a `DumpError`."""
+"""Dumps whose JSON was changed anywhere, with checksums that fit, are used in a child process under an audit hook.
+
+Each is used, or refused with a `DumpError`, and reaches nothing.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,8 @@ import torch
 from torch import nn
 
 import checked_backend as cb
-from checked_backend.dump import render_dump
+from checked_backend.dump import rehearse, render_dump
+from checked_backend.process.child import Limits, Noticeboard, confined
 from tests.support.dump_tools import dumps, edit
 
 JUNK: list[Any] = [
@@ -33,6 +39,12 @@ JUNK: list[Any] = [
     *({"device": "nowhere"}, {"device": 5}, {"target": "op:aten.add.Tensor"}, {"target": 5}, {"layout": "strided"}),
     *({"tensor": 5}, {"tensor": {"symbolic": {"shape": 5}}}, {"symbol": []}, {"items": 5}, {"items": [{"items": [1]}]}),
 ]
+
+
+USED, WRONG, REACHED = 0, 4, 5
+REACHING = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.remove", "os.rename", "os.symlink", "os.mkdir")
+REACHING += ("subprocess.Popen", "ctypes.dlopen", "socket.connect", "shutil.", "pty.spawn", "pickle.find_class")
+BATCH = 20
 
 
 class Net(nn.Module):
@@ -86,36 +98,62 @@ def mutate(document: dict[str, Any], chance: random.Random) -> tuple[Any, ...]:
     return (*path, junk)
 
 
-def use(dump: Path) -> str:
-    """Load, show, build inputs and graph: ``used``, ``refused``, or what else came out."""
-    try:
-        loaded = cb.load_dump(dump)
-        render_dump(loaded)
-        _ = loaded.metadata
-        loaded.inputs()
-        with loaded.ambient():
-            _ = loaded.module
-    except cb.DumpError as error:
-        return "refused" if str(error).startswith(str(dump)) else f"refused without a file: {error}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "used"
+def watch(board: Noticeboard) -> None:
+    """End this process where something reaches out of it."""
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(given[1], str) and set(given[1]) & set("wax+")
+        strange = event == "open" and str(given[0]).startswith(("/etc", "/proc/self/mem", "~"))
+        if event.startswith(REACHING) or writes or strange:
+            board.note(f"{board.read()[2]}: reached {event} {given!r}"[:700])
+            os._exit(REACHED)
+
+    sys.addaudithook(hook)
 
 
-@pytest.mark.parametrize("file", ["graph.json", "inputs.json"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_changed_dump_is_used_or_refused(originals: list[Path], tmp_path: Path, file: str, seed: int) -> None:
-    chance = random.Random(seed)
-    used = 0
-    for number in range(60):
-        dump = Path(shutil.copytree(chance.choice(originals), tmp_path / str(number)))
-        done: list[tuple[Any, ...]] = []
-        edit(dump / file, lambda document, done=done: done.append(mutate(document, chance)))
-        if file == "graph.json":
-            checksum = json.loads((dump / "graph.json").read_text())["checksum"]
-            edit(dump / "inputs.json", lambda document, checksum=checksum: document.update(graph=checksum))
-        outcome = use(dump)
-        assert outcome in ("used", "refused"), f"{done}: {outcome}"
-        used += outcome == "used"
-        shutil.rmtree(dump)
-    assert used < 60
+def use(dumps: dict[Path, Any], board: Noticeboard) -> int:
+    """Load, show and run each dump, and note how often one was refused."""
+    watch(board)
+    refused = 0
+    for dump, changes in dumps.items():
+        board.note(f"{refused} {changes!r}"[:500])
+        try:
+            loaded = cb.load_dump(dump, registered=())
+            render_dump(loaded)
+            _ = loaded.metadata
+            rehearse(loaded)
+        except cb.DumpError as error:
+            refused += 1
+            if not str(error).startswith(str(dump)):
+                board.note(f"{changes!r}: refused without its file: {error}"[:700])
+                return WRONG
+        except Exception as error:
+            board.note(f"{changes!r}: {type(error).__name__}: {error}"[:700])
+            return WRONG
+    board.note(str(refused))
+    return USED
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("batches", [15, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(0)])])
+def test_a_changed_dump_is_used_or_refused_and_kills_nobody(
+    originals: list[Path], tmp_path: Path, batches: int
+) -> None:
+    refused = 0
+    for batch in range(batches):
+        changed: dict[Path, Any] = {}
+        for number in range(BATCH):
+            chance = random.Random(batch * BATCH + number)
+            dump = Path(shutil.copytree(chance.choice(originals), tmp_path / f"{batch}_{number}"))
+            file, done = chance.choice(["graph.json", "inputs.json"]), changed.setdefault(dump, [])
+            for _ in range(chance.randint(1, 3)):
+                edit(dump / file, lambda document, done=done, chance=chance: done.append(mutate(document, chance)))
+            if file == "graph.json":
+                checksum = json.loads((dump / "graph.json").read_text())["checksum"]
+                edit(dump / "inputs.json", lambda document, checksum=checksum: document.update(graph=checksum))
+        ended = confined(lambda board, changed=changed: use(changed, board), Limits(60, 4 << 30))
+        assert ended.status == USED, ended
+        refused += int(ended.stage)
+        for dump in changed:
+            shutil.rmtree(dump)
+    assert 0 < refused < batches * BATCH

@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_warning(tmp_path: Path, monkeyp
 
 KILLER = """
 import os, sys, pathlib, torch
-from checked_backend.dump import folders, region, tensors
+from checked_backend.dump import region, tensors
 calls, last = 0, int(sys.argv[2])
 def dying(function):
     def call(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Operators with arguments that fit nothing: refused by the guard of a replay or by torch, and nobody dies."""
+"""Operators with arguments that fit nothing: refused by the guard of a replay or by torch, or the child dies alone."""
 
 from __future__ import annotations
 
@@ -11,41 +11,28 @@ import pytest
 import torch
 
 from checked_backend._torch.pytree import tree_leaves
+from checked_backend.dump.allowed import refusal_by_name
 from checked_backend.dump.eager import OutOfRange, _Guard
-from checked_backend.dump.operators import refusal_by_name
 from tests.support.dump_tools import python
 
 PROGRAM = Path(__file__).parents[1] / "support" / "wild_program.py"
-FATAL = (
-    "_adaptive_avg_pool2d_backward _fft_c2c _fft_c2r _fft_r2c _foreach_copy _log_softmax_backward_data "
-    "_native_batch_norm_legit _pdist_backward _softmax_backward_data _weight_norm_interface "
-    "_weight_norm_interface_backward batch_norm_backward batch_norm_update_stats fractional_max_pool2d_backward "
-    "fractional_max_pool3d_backward native_batch_norm_backward reflection_pad1d_backward reflection_pad2d_backward "
-    "nanmedian rrelu_with_noise smooth_l1_loss_backward unfold_backward"
+WRITING = (
+    "_adaptive_avg_pool2d_backward _fft_c2c _fft_c2r _fft_r2c _foreach_copy _fused_adam_ _fused_sgd_ "
+    "_native_batch_norm_legit _weight_norm_interface _weight_norm_interface_backward batch_norm_backward "
+    "batch_norm_update_stats fractional_max_pool2d_backward fractional_max_pool3d_backward native_batch_norm_backward "
+    "native_group_norm native_layer_norm_backward reflection_pad1d_backward reflection_pad2d_backward nanmedian "
+    "rrelu_with_noise unfold_backward"
 )
-"""Kernels that killed the process before the guard looked at their arguments."""
-
-
-def tried(part: int, parts: int, tries: int, folder: Path, names: str = "") -> dict[str, Any]:
-    done = python(PROGRAM, part, parts, tries, *names.split(), folder=folder, module_path=Path(__file__).parents[2])
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+"""Kernels that write out of their memory where nothing looks at their arguments."""
 
 
 @pytest.mark.process
-def test_what_trusts_its_caller_kills_nobody(tmp_path: Path) -> None:
-    told = tried(0, 1, 60, tmp_path, FATAL)
+def test_what_trusts_its_caller_writes_nowhere_else(tmp_path: Path) -> None:
+    done = python(PROGRAM, 60, *WRITING.split(), folder=tmp_path, module_path=Path(__file__).parents[2])
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    told = json.loads(done.stdout.splitlines()[-1])
     assert told["deaths"] == {}
     assert told["worked"] > 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(12))
-def test_no_operator_that_a_dump_may_call_kills_its_process(part: int, tmp_path: Path) -> None:
-    told = tried(part, 12, 20, tmp_path)
-    assert told["deaths"] == {}
-    assert told["worked"] > 500
 
 
 def test_steps_of_a_kernel_are_not_called_by_themselves() -> None:
@@ -97,7 +84,7 @@ def test_a_gradient_must_fit_its_forward() -> None:
         assert backward(torch.ones(1, 2, 6, 6), X, [1, 1, 1, 1]).shape == X.shape
         with pytest.raises(OutOfRange, match=r"grad_output is of shape \(1, 2, 4, 4\), not \(1, 2, 6, 6\)"):
             backward(X, X, [1, 1, 1, 1])
-        with pytest.raises(OutOfRange, match="reflection_pad2d does not take what it is given back"):
+        with pytest.raises(OutOfRange, match="its arguments do not fit together"):
             backward(X, X, [])
 
 
