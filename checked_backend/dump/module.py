@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,7 @@ from checked_backend.graphs.workarounds import powers_called
 __all__ = ["module_source", "repro_source"]
 
 _INTERPRETING = ("higher_order:autograd_function_apply", "higher_order:tag_activation_checkpoint")
-_KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree")
+_KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree", "json", "os")
 
 _HEADER = '''\
 """{title}
@@ -28,6 +28,10 @@ _HEADER = '''\
 Written by checked_backend from torch {torch}. {needs}
 """
 
+from __future__ import annotations
+
+import json
+import os
 from math import inf, nan
 
 import torch
@@ -42,25 +46,12 @@ NoneType = type(None)
 _CONSTANTS = '''
 def _constants(specs):
     """Read constants.safetensors, which lies next to this file: storages as bytes."""
-    import json
-    import os
-
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "constants.safetensors")
-    storages, constants = {}, {}
-    with open(path, "rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        first = stream.tell()
-        for name, entry in header.items():
-            start, end = entry["data_offsets"]
-            stream.seek(first + start)
-            storages[name] = stream.read(end - start)
-    for name, (storage, start, place, dtype, shape, stride, offset) in specs.items():
-        data = storages[storage]
-        base = torch.zeros(start + len(data), dtype=torch.uint8, device=place)
-        if data:
-            base[start:].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        empty = torch.empty(0, dtype=dtype, device=place)
-        constants[name] = empty.set_(base.untyped_storage(), offset, shape, stride)
+    storages = read_storages(os.path.join(os.path.dirname(os.path.abspath(__file__)), "constants.safetensors"))
+    constants = {}
+    for name, (storage, start, device, spec) in specs.items():
+        base = torch.zeros(start + storages[storage].numel(), dtype=torch.uint8, device=device)
+        base[start:] = storages[storage]
+        constants[name] = _view(base, spec)
     return constants
 
 '''
@@ -169,12 +160,7 @@ if __name__ == "__main__":
 
 
 def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_version: str) -> str:
-    """The text of ``module.py``: one class per graph, the outermost ``GraphModule``; subgraphs come before their users.
-
-    Args:
-        title: The first line of the module's docstring.
-        torch_version: The version of torch, for the docstring.
-    """
+    """The text of ``module.py``: a class for each graph, the outermost ``GraphModule``, after those that it uses."""
     classes: list[str] = []
     names: dict[str, Any] = {}
     _add_class(gm, encoded.graph, encoded, "GraphModule", classes, names)
@@ -189,7 +175,10 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
         needs=_comment(f"Needs {needs}."),
         imports="".join(f"{line}\n" for line in dict.fromkeys(imports)),
     )
-    helpers = _CONSTANTS if encoded.constants.storages() else ""
+    helpers = ""
+    if encoded.constants.storages():
+        read, view = inspect.getsource(standalone.read_storages), inspect.getsource(standalone._view)
+        helpers = f"{read}\n\n{view}\n{_CONSTANTS}"
     helpers += _BODY if any("_graph_module(" in text for text in classes) else ""
     return header + helpers + "\n\n".join(classes) + "\n"
 
@@ -297,15 +286,7 @@ def _specs(constants: Mapping[str, Any], encoded: EncodedGraph) -> str:
     storages = encoded.constants.storages()
     rows = []
     for name, spec in constants.items():
-        place = storages[spec["storage"]]
-        values: Sequence[str] = (
-            repr(f"storage_{spec['storage']}"),
-            repr(place["start"]),
-            repr(spec["device"]),
-            f"torch.{spec['dtype']}",
-            repr(tuple(spec["shape"])),
-            repr(tuple(spec["stride"])),
-            repr(spec["storage_offset"]),
-        )
-        rows.append(f"    {name!r}: ({', '.join(values)}),\n")
+        layout = {key: spec[key] for key in ("dtype", "shape", "stride", "storage_offset")}
+        place = f"storage_{spec['storage']}", storages[spec["storage"]]["start"], spec["device"]
+        rows.append(f"    {name!r}: {(*place, layout)!r},\n")
     return "{\n" + "".join(rows) + "}"

@@ -126,21 +126,20 @@ def _first_free(folder: Path, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A graph whose inputs are not known yet."""
+    """A graph whose inputs are not known yet.
+
+    Attributes:
+        facts: What ``inputs.json`` says of the graph.
+    """
 
     folder: Path
     names: list[tuple[str, str | None]]
     traced: list[Any]
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
 
 
 class RegionDump:
-    """The dump of one region: its graphs share an index.
-
-    Args:
-        slot: The index.
-        values: Whether to save the values of the inputs.
-    """
+    """The dump of one region: its graphs share an index. With ``values``, the values of the inputs are saved."""
 
     def __init__(self, slot: DumpSlot, *, values: bool) -> None:
         self._slot = slot
@@ -194,11 +193,10 @@ class RegionDump:
 
     def _write(self, kind: str, gm: fx.GraphModule) -> _Pending:
         encoded = encode_graph(gm)
-        names, traced = input_names(gm), traced_inputs(gm)
         facts = {"symbols": encoded.symbols, "relations": encoded.relations}
-        folder = self._slot.write(kind, lambda target: self._fill(target, kind, gm, encoded, (names, traced), facts))
-        checksum = json.loads((folder / "inputs.json").read_bytes())["graph"]
-        return _Pending(folder, names, traced, {**facts, "graph": checksum})
+        pending = _Pending(self._slot.path(kind), input_names(gm), traced_inputs(gm), facts)
+        self._slot.write(kind, lambda target: self._fill(target, kind, gm, encoded, pending))
+        return pending
 
     def watched(self, kind: str, function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """A boxed callable that records its inputs at its first call."""
@@ -239,16 +237,8 @@ class RegionDump:
         with _replacing(pending.folder / "inputs.json") as temporary:
             temporary.write_bytes(_json({**document, **pending.facts, "values": values}))
 
-    def _fill(
-        self,
-        target: Path,
-        kind: str,
-        gm: fx.GraphModule,
-        encoded: EncodedGraph,
-        inputs: tuple[list[tuple[str, str | None]], list[Any]],
-        facts: Mapping[str, Any],
-    ) -> None:
-        title = self._slot.path(kind).name
+    def _fill(self, target: Path, kind: str, gm: fx.GraphModule, encoded: EncodedGraph, pending: _Pending) -> None:
+        title = pending.folder.name
         storages = encoded.constants.storages()
         if storages:
             storages = encoded.constants.save(target / "constants.safetensors")
@@ -268,7 +258,7 @@ class RegionDump:
                 "graph": encoded.graph,
                 "storages": storages,
                 "stacks": list(encoded.stacks),
-                **facts,
+                **pending.facts,
                 "pairs": self._pairs(kind),
                 "saved": saved_activations(gm, kind),
                 "requires": list(encoded.requires),
@@ -276,8 +266,9 @@ class RegionDump:
                 "files": {name: sha256(content) for name, content in data.items()},
             }
         )
-        document, _ = describe_inputs(*inputs, None)
-        (target / "inputs.json").write_bytes(_json({**document, **facts, "values": None, "graph": graph["checksum"]}))
+        pending.facts["graph"] = graph["checksum"]
+        document, _ = describe_inputs(pending.names, pending.traced, None)
+        (target / "inputs.json").write_bytes(_json({**document, **pending.facts, "values": None}))
         (target / "graph.json").write_bytes(_text(graph))  # last: without it a folder is no dump
 
     def _identity(self, kind: str) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +196,9 @@ def _write(path: Path, regions: dict[str, torch.Tensor]) -> None:
         position = after
     text = json.dumps(header).encode("ascii")
     text += b" " * (-len(text) % _ALIGN)
-    with open(path, "wb", buffering=0) as stream:
-        head = memoryview(len(text).to_bytes(8, "little") + text)
-        for view in chain([head], _pieces(regions)):
-            while view:
-                view = view[stream.write(view) :]  # a raw file may take less than it is given
-
-
-def _pieces(regions: dict[str, torch.Tensor]) -> Iterator[memoryview]:
-    for region in regions.values():
-        for first in range(0, region.numel(), _CHUNK):
-            piece = region[first : first + _CHUNK].cpu()
-            yield memory_of(piece)
+    with open(path, "wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for region in regions.values():
+            for first in range(0, region.numel(), _CHUNK):
+                piece = region[first : first + _CHUNK].cpu()
+                stream.write(memory_of(piece))

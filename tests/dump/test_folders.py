@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from checked_backend.dump import claim_slot
+from checked_backend.dump.region import claim_slot
 from checked_backend.errors import DumpError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 from pathlib import Path
@@ -172,3 +173,16 @@ def test_a_fresh_process_refuses_too(original: Path, tmp_path: Path) -> None:
     assert (code, out) == (3, "")
     assert "node r: eager refuses it: IndexError" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere a division by zero kills nobody")
+def test_a_kernel_that_kills_its_process_is_told_in_a_sentence(original: Path, tmp_path: Path) -> None:
+    empty, saved = call("e", "function:torch:ones", [0, 3]), call("s", "function:torch:ones", [3])
+    given = (node("e"), node("e"), None, None, None, node("s"), node("s"), True, 1e-5, [True, False, False])
+    dump = forged(
+        original, tmp_path / "dump", [empty, saved, call("r", "op:aten.native_batch_norm_backward.default", *given)]
+    )
+    code, out, err = replayed(dump, "--compiler", "eager")
+    assert (code, out) == (3, "")
+    assert err == f"checked-backend: {dump}: the process was killed by SIGFPE while running the graph in eager\n"

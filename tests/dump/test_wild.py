@@ -17,10 +17,10 @@ from tests.support.dump_tools import python
 
 PROGRAM = Path(__file__).parents[1] / "support" / "wild_program.py"
 WRITING = (
-    "_adaptive_avg_pool2d_backward _fft_c2c _fft_c2r _fft_r2c _foreach_copy _fused_adam_ _fused_sgd_ "
-    "_native_batch_norm_legit _weight_norm_interface _weight_norm_interface_backward batch_norm_backward "
+    "_adaptive_avg_pool2d_backward _ctc_loss_backward _fft_c2c _fft_c2r _fft_r2c _foreach_copy _fused_adam_ "
+    "_fused_sgd_ _native_batch_norm_legit _weight_norm_interface _weight_norm_interface_backward batch_norm_backward "
     "batch_norm_update_stats fractional_max_pool2d_backward fractional_max_pool3d_backward native_batch_norm_backward "
-    "native_group_norm native_layer_norm_backward reflection_pad1d_backward reflection_pad2d_backward nanmedian "
+    "native_layer_norm_backward reflection_pad1d_backward reflection_pad2d_backward nanmedian "
     "rrelu_with_noise unfold_backward"
 )
 """Kernels that write out of their memory where nothing looks at their arguments."""
@@ -64,6 +64,15 @@ HONEST: dict[str, Any] = {
     "pdist": lambda x: torch.pdist(x.reshape(8, 4)),
     "smooth_l1": lambda x: torch.nn.functional.smooth_l1_loss(x, x.detach() * 2),
     "unfold": lambda x: x.unfold(2, 3, 1),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (4, 4), torch.ones(4, 4)),
+    "max_pool3d": lambda x: torch.nn.functional.max_pool3d(x, 2),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    "ctc": lambda x: torch.nn.functional.ctc_loss(
+        x[0].log_softmax(2), torch.ones(4, 1, dtype=torch.int64), [2] * 4, [1] * 4
+    ),
+    "embedding_bag": lambda x: torch.nn.functional.embedding_bag(torch.tensor([[0, 3]]), x[0, 0], mode="max"),
+    "lstm": lambda x: torch.nn.LSTM(4, 2)(x[0])[0],
+    "solve": lambda x: torch.linalg.solve(x + 9 * torch.eye(4), x),
     "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True),
 }
 

@@ -62,11 +62,14 @@ def run(dump: cb.Dump) -> list[Any]:
 
 
 def edit(path: Path, change: Any) -> None:
-    """Change a JSON file of a dump and make its checksum fit, as a stranger would."""
+    """Change a JSON file of a dump and make the checksums fit, as a stranger would."""
     document = json.loads(path.read_text())
     document.pop("checksum")
     change(document)
-    path.write_text(json.dumps(with_checksum(document)))
+    full = with_checksum(document)
+    path.write_text(json.dumps(full))
+    if path.name == "graph.json":
+        edit(path.with_name("inputs.json"), lambda inputs: inputs.update(graph=full["checksum"]))
 
 
 def python(*words: object, folder: Path, module_path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,8 +68,6 @@ def forged(
         document["graph"]["nodes"] = [*inputs, *calls, output]
 
     edit(dump / "graph.json", change)
-    checksum = json.loads((dump / "graph.json").read_text())["checksum"]
-    edit(dump / "inputs.json", lambda document: document.update(graph=checksum))
     return dump
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -76,9 +75,6 @@ def _edited(file: str, edits: dict[str, tuple[Callable[[Any], Any], str]]) -> An
     for name, (change, _) in {"nothing": (lambda _: None, ""), **edits}.items():
         dump = Path(shutil.copytree(original, "edited"))
         edit(dump / file, change)
-        if file == "graph.json":
-            checksum = json.loads((dump / "graph.json").read_text())["checksum"]
-            edit(dump / "inputs.json", lambda document, checksum=checksum: document.update(graph=checksum))
         answers[name] = _used(dump)
         shutil.rmtree(dump)
     return answers
