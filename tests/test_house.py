@@ -32,16 +32,16 @@ IMPORT_BY_NAME = {
     "cli/verbs.py": "--help is quick without torch",
     "fuzz/examine.py": "planted faults are loaded where they are asked for",
     "fuzz/generate/torchfuzz.py": "PyTorch's torchfuzz is in a checkout",
-    "fuzz/worker.py": "memory and threads are limited before torch is loaded",
+    "fuzz/worker.py": "only what is asked for is loaded",
     "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
+    "process/job.py": "memory and threads are limited before torch is loaded",
+    "process/warm.py": "who starts it says what to import before a fork; the libraries of suites are optional",
     "pytest_plugin/__init__.py": "a test run that does not ask for checks loads no torch",
-    "sweep/forker.py": "the driver says what to import before a fork; the libraries of suites are optional",
-    "sweep/ray_engine.py": "ray is optional",
+    "runs/pool.py": "ray is optional",
     "sweep/suites/__init__.py": "the libraries of suites are optional",
     "sweep/suites/huggingface.py": "transformers is optional",
     "sweep/suites/timm_models.py": "timm is optional",
     "sweep/suites/torchbench.py": "the models are in a checkout",
-    "sweep/worker.py": "memory and threads are limited before torch is loaded",
 }
 """Files that import modules by name when they run, and why."""
 

@@ -109,7 +109,7 @@ def fuzz(
     """
     _later("torch")
     tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
-    drawn, job = _later("checked_backend.fuzz.generate.choices"), _later("checked_backend.sweep.job")
+    drawn, job = _later("checked_backend.fuzz.generate.choices"), _later("checked_backend.process.job")
     seconds = _seconds(time)
     if not -_MOST_SEED <= seed < _MOST_SEED:
         raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
@@ -171,7 +171,7 @@ def selftest(
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
     _refuse_without_hypothesis()
     module = _later("checked_backend.fuzz.selftest")
-    results = module.run_selftest(_later("checked_backend.sweep.job").JobResources(_memory(None, 1)))
+    results = module.run_selftest(_later("checked_backend.process.job").JobResources(_memory(None, 1)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 

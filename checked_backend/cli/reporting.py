@@ -10,13 +10,14 @@ import typer
 from checked_backend.cli.found import encode_found, merged, worst_of, write_found
 from checked_backend.cli.fuzzing import Pages, report_fuzz
 from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text
-from checked_backend.cli.sweeping import Files, refuse_outside_sweeps, report_sweep
+from checked_backend.cli.sweeping import report_sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
+from checked_backend.fuzz.sqlite_file import FUZZ, is_database
 from checked_backend.report.certificate import render_certificate
 from checked_backend.report.codec import dumps, json_schema
 from checked_backend.report.write import read_reports, write_whole
-from checked_backend.sweep.file import FUZZ, is_database
+from checked_backend.runs.folder import RunFolder
 
 __all__ = ["report"]
 
@@ -24,7 +25,9 @@ __all__ = ["report"]
 def report(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="DB_OR_DIR", help="A database of sweep or fuzz, a report file, or a folder of reports."),
+        typer.Argument(
+            metavar="DB_OR_DIR", help="A report file, a folder of reports or of a sweep, or a database of fuzz."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
     json_file: Annotated[
@@ -38,11 +41,8 @@ def report(
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of reports.")] = False,
     verbose: Verbose = False,
-    run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Of a sweep: its number, name or torch version; default the last.")
-    ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Of a sweep: compare with this run; default the one before.")
+        Path | None, typer.Option(metavar="DIR", help="Of a sweep: say what changed since this one.")
     ] = None,
 ) -> Verdict:
     """Show reports, a sweep and what changed since another, or a fuzz. The exit code is that of the worst one."""
@@ -53,16 +53,17 @@ def report(
         path, json_file = Path(str(json_file)), STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
-    if model_explorer and (is_database(path, FUZZ) or is_database(path)):
-        raise typer.BadParameter("a database has no graphs; name a folder of reports", param_hint="--model-explorer")
+    is_sweep = RunFolder.is_one(path, "sweep")
+    if model_explorer and (is_sweep or is_database(path, FUZZ)):
+        raise typer.BadParameter("this has no graphs; name a folder of reports", param_hint="--model-explorer")
+    if is_sweep:
+        _refuse_certificate("sweep", certificate=certificate)
+        return report_sweep(path, since, html=html, json_file=json_file, junit=junit)
+    if since is not None:
+        raise typer.BadParameter("only the folder of a sweep has that", param_hint="--since")
     if is_database(path, FUZZ):
-        refuse_outside_sweeps(run=run, since=since)
         _refuse_certificate("fuzz", certificate=certificate)
         return report_fuzz(path, Pages(html, json_file, junit))
-    if is_database(path):
-        _refuse_certificate("sweep", certificate=certificate)
-        return report_sweep(path, run, since, Files(html, json_file, junit))
-    refuse_outside_sweeps(run=run, since=since)
     found = read_reports(path)
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)

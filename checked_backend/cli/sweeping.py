@@ -1,38 +1,36 @@
-"""The verb ``sweep``, and the part of ``report`` that shows a database of sweeps."""
+"""The verb ``sweep``, and the part of ``report`` that shows a sweep."""
 
 from __future__ import annotations
 
 import importlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from checked_backend.cli.printing import print_text
+from checked_backend.cli.printing import STDOUT, print_text
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.process.child import default_memory
 from checked_backend.process.interrupt import terminable
+from checked_backend.process.job import JobResources
 from checked_backend.report.write import write_whole
-from checked_backend.sweep.case import Settings
-from checked_backend.sweep.database import Database, Run
+from checked_backend.runs.data import render_json, render_junit
+from checked_backend.runs.page import render_html
+from checked_backend.runs.results import Results
+from checked_backend.runs.summary import Summary, compare, summarize
+from checked_backend.runs.text import render_text
 from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
-from checked_backend.sweep.job import JobResources
 from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
-from checked_backend.sweep.render.data import render_json
-from checked_backend.sweep.render.html import render_html
-from checked_backend.sweep.render.junit import render_junit
-from checked_backend.sweep.render.text import render_text
 from checked_backend.sweep.rules import TAGS, load_rules
-from checked_backend.sweep.summary import Summary, SweepComparison, compare, find_run, summarize
+from checked_backend.sweep.settings import Settings
 
-__all__ = ["Files", "refuse_outside_sweeps", "report_sweep", "sweep"]
+__all__ = ["report_sweep", "sweep"]
 
-_STDOUT = "-"
 _MOST_GIB = 1e6
 
 Words = list[str] | None
@@ -43,12 +41,12 @@ def sweep(
         Words,
         typer.Argument(
             metavar="SUITE",
-            help="huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR; with --merge, databases.",
+            help="huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR; with --merge, folders.",
             show_default=False,
         ),
     ] = None,
-    db: Annotated[Path, typer.Option(metavar="FILE", help="Keeps results; a sweep goes on where it ended.")] = Path(
-        "checked_backend_sweep.db"
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Keeps results; a sweep goes on where it ended.")] = Path(
+        "checked_backend_sweep"
     ),
     mode: Annotated[
         Words, typer.Option(metavar="MODE[:DTYPE,...]", help="inference or training; may be repeated.")
@@ -90,12 +88,11 @@ def sweep(
     engine: Annotated[str, typer.Option(metavar="ENGINE", help="local or ray.")] = "local",
     address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of the Ray cluster.")] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Run the I-th of N parts only, from 1.")] = "1/1",
-    merging: Annotated[bool, typer.Option("--merge", help="Put the databases named into --db.")] = False,
+    merging: Annotated[bool, typer.Option("--merge", help="Put the folders named into --out.")] = False,
     rerun: Annotated[
         Words, typer.Option(metavar="STATUS", help="Run again what ended so: failed, all, crash, hang, ...")
     ] = None,
     flaky: Annotated[int, typer.Option(min=1, metavar="N", help="Run each case N times.")] = 1,
-    run_name: Annotated[str, typer.Option("--run", metavar="NAME", help="A name for this run, to compare with.")] = "",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="A new Python for each case, not a fork of one that has imported torch.")
     ] = False,
@@ -104,11 +101,11 @@ def sweep(
 ) -> Verdict | None:
     """Check a whole suite of models, each in a process of its own. Its code is run: trust it.
 
-    Results are kept in a database as they come; `checked-backend report DB` shows and compares them.
+    Results are kept in a folder as they come; `checked-backend report DIR` shows them, and compares two folders.
     """
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if merging:
-        merge(db, [Path(part) for part in suites or ()], lambda line: console.print(line, soft_wrap=True))
+        merge(out, [Path(part) for part in suites or ()], lambda line: console.print(line, soft_wrap=True))
         return None
     if engine not in ("local", "ray"):
         raise SuiteError(f"--engine got {engine!r}; expected local or ray")
@@ -126,7 +123,7 @@ def sweep(
     )
     asked = Sweep(
         suites=suites or (),
-        db=db,
+        out=out,
         request=Request(
             ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
             devices=_devices(device or ["cpu"]),
@@ -136,9 +133,8 @@ def sweep(
         ),
         selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),
         rules=load_rules(config or ()),
-        name=run_name,
         jobs=jobs,
-        place=JobResources(_memory(memory, jobs), threads or max(1, _cores() // jobs), folder=str(Path.cwd())),
+        resources=JobResources(_memory(memory, jobs), threads or max(1, _cores() // jobs), folder=str(Path.cwd())),
         engine=engine,
         address=address,
         rerun=statuses_of(rerun or ()),
@@ -150,92 +146,49 @@ def sweep(
             skipped = "" if job.settings.skip is None else f"  skipped: {job.settings.skip}"
             print_text(f"{job.case.suite}  {job.case}{skipped}")
         return None
-    with terminable(), warm_processes(asked) as forking:
-        summary, ran = run_sweep(asked, console, forking=forking)
+    with terminable(), warm_processes(asked) as warm:
+        summary, ran = run_sweep(asked, console, warm=warm)
     if not (summary.cases or summary.waiting or as_json) and asked.selection.shard != (1, 1):
         console.print(f"part {shard} has no cases: there are fewer cases than parts", soft_wrap=True)
         return Verdict.PASS
     print_text(render_json(summary) if as_json else render_text(summary))
     if not ran:
         again = "none of it ended so" if asked.rerun else "--rerun runs cases again"
-        console.print(f"all of it had results in {db} already; {again}", soft_wrap=True)
+        console.print(f"all of it had results in {out} already; {again}", soft_wrap=True)
     return summary.verdict
 
 
-class Files:
-    """The files that `report_sweep` writes.
+def report_sweep(
+    path: Path, since: Path | None, *, html: Path | None, json_file: str | None, junit: Path | None
+) -> Verdict:
+    """Show a sweep, and what changed since an earlier one.
 
     Args:
-        html: Path of the HTML page.
-        json_file: Path of the JSON; ``-`` prints it.
-        junit: Path of the JUnit XML.
-    """
-
-    def __init__(
-        self,
-        html: Path | None = None,
-        json_file: str | None = None,
-        junit: Path | None = None,
-    ) -> None:
-        self._writers: Sequence[tuple[Path | None, Callable[[Summary, SweepComparison | None], str]]] = (
-            (html, render_html),
-            (junit, lambda summary, _comparison: render_junit(summary)),
-            (None if json_file in (None, _STDOUT) else Path(str(json_file)), render_json),
-        )
-        self.prints_json = json_file == _STDOUT
-
-    def write(self, summary: Summary, comparison: SweepComparison | None) -> None:
-        """Write each file that was asked for."""
-        for path, render in self._writers:
-            if path is not None:
-                write_whole(render(summary, comparison).rstrip("\n") + "\n", path)
-
-
-def refuse_outside_sweeps(**options: object) -> None:
-    """Raise if an option is given that only applies to a database of sweeps.
+        path: Its folder.
+        since: The folder of the earlier one.
+        html: Where to write an HTML page.
+        json_file: Where to write JSON; ``-`` prints it.
+        junit: Where to write JUnit XML.
 
     Raises:
-        BadParameter: Such an option is given.
+        SuiteError: A folder is not that of a sweep.
     """
-    for name, value in options.items():
-        if value is not None:
-            raise typer.BadParameter("only a database of sweeps has that", param_hint=f"--{name}")
-
-
-def report_sweep(path: Path, run: str | None, since: str | None, files: Files) -> Verdict:
-    """Show a run of a database, and what changed since an earlier one.
-
-    Args:
-        path: The database.
-        run: The run's number, name or torch version; default the last run.
-        since: The run to compare with; default the one before, if there is one.
-        files: The files to write.
-
-    Raises:
-        SuiteError: The file is no database of sweeps, or has no such run.
-    """
-    with Database(path) as database:
-        runs = database.runs()
-        if not runs:
-            raise SuiteError(f"{path}: no runs in it")
-        shown = runs[-1] if run is None else find_run(runs, run)
-        earlier = [other for other in runs if other.number < shown.number]
-        before = earlier[-1] if earlier else None
-        if since is not None:
-            before = find_run(earlier if _has_run(earlier, since) else runs, since)
-        summary = summarize(database, shown)
-        comparison = None if before is None else compare(summarize(database, before), summary)
-    files.write(summary, comparison)
-    print_text(render_json(summary, comparison) if files.prints_json else render_text(summary, comparison))
+    summary = _summary_of(path)
+    comparison = None if since is None else compare(_summary_of(since), summary)
+    as_json = None if json_file is None else render_json(summary, comparison)
+    if html is not None:
+        write_whole(render_html(summary, comparison).rstrip("\n") + "\n", html)
+    if junit is not None:
+        write_whole(render_junit(summary), junit)
+    if as_json is not None and json_file != STDOUT:
+        write_whole(as_json + "\n", Path(str(json_file)))
+    print_text(as_json if as_json is not None and json_file == STDOUT else render_text(summary, comparison))
     return summary.verdict
 
 
-def _has_run(runs: Sequence[Run], word: str) -> bool:
-    try:
-        find_run(runs, word)
-    except SuiteError:
-        return False
-    return True
+def _summary_of(path: Path) -> Summary:
+    with Results(path) as results:
+        return summarize(results)
 
 
 def _compiler_options(words: Sequence[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_pro
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
 from checked_backend.fuzz.worker import CONFIRMING
-from checked_backend.sweep.worker import AnswerFolder
+from checked_backend.process.job import AnswerFolder
 
 __all__ = ["confirm", "shows"]
 

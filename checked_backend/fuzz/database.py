@@ -19,8 +19,8 @@ from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.source import function_of
-from checked_backend.sweep.file import FUZZ, Format, SqliteFile
-from checked_backend.sweep.status import Status
+from checked_backend.fuzz.sqlite_file import FUZZ, Format, SqliteFile
+from checked_backend.runs.status import Status
 
 __all__ = ["UNSETTLED", "Corpus", "Entry", "Totals"]
 

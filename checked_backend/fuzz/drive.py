@@ -17,7 +17,7 @@ from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import Group, may_be, signature_of
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, Death, GenerateTask, Reins, Task
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 
 __all__ = ["FuzzEnd", "Listener", "run_fuzz"]
 

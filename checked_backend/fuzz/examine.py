@@ -33,7 +33,7 @@ from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of
 from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 
 __all__ = [
     "CHECK_FAILED",

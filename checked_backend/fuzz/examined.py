@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from checked_backend.errors import FuzzError
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 
 __all__ = ["Examined"]
 

@@ -13,7 +13,7 @@ from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.render.summary import standing
 from checked_backend.report.clean import clean
 from checked_backend.report.progress import LiveView
-from checked_backend.sweep.progress import duration
+from checked_backend.runs.progress import duration
 
 __all__ = ["Progress"]
 

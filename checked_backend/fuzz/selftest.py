@@ -15,8 +15,8 @@ from checked_backend.fuzz.planted import CONTROL, FAULTS
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
 from checked_backend.fuzz.try_faults import Tried
-from checked_backend.fuzz.worker import MODULE
-from checked_backend.sweep.job import JobResources, run_worker
+from checked_backend.fuzz.worker import WORK
+from checked_backend.process.job import Job, JobResources, run
 
 __all__ = ["render_json", "render_text", "run_selftest"]
 
@@ -47,11 +47,11 @@ def run_selftest(place: JobResources) -> list[Tried]:
 
 def _in_one_process(names: Sequence[str], place: JobResources) -> list[Tried]:
     question = {"ask": "selftest", "faults": names, "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
-    answer = run_worker(question, _SECONDS, place, module=MODULE)
-    if not answer.text:
-        raise FuzzError(f"selftest: the process {answer.ended.words} while {answer.ended.stage}\n{answer.log}")
-    found = [Tried(**raw) for raw in json.loads(answer.text)]
-    why = f"its process {answer.ended.words} while {answer.ended.stage}"
+    answer = run(Job(WORK, question, _SECONDS), place)
+    if not answer.answer:
+        raise FuzzError(f"selftest: the process {answer.words} while {answer.stage}\n{answer.log}")
+    found = [Tried(**raw) for raw in json.loads(answer.answer)]
+    why = f"its process {answer.words} while {answer.stage}"
     return [*found, *(Tried(name, FAULTS[name].words, False, 0, finding=why) for name in names[len(found) :])]
 
 

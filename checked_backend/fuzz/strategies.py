@@ -32,8 +32,8 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import describe_inputs, render_function
+from checked_backend.runs.status import Status
 from checked_backend.sweep.examine import refuse_unknown
-from checked_backend.sweep.status import Status
 
 __all__ = ["assert_passes", "make_program", "programs"]
 

@@ -19,9 +19,9 @@ from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.groups import DEATHS, Group, signature_of
 from checked_backend.fuzz.merge import merge
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.worker import CONFIRMING, GENERATING, MODULE, OUT_OF_TIME
-from checked_backend.sweep.job import IMPORTING, Answer, JobResources, ran_out_of_memory, run_worker
-from checked_backend.sweep.status import Status
+from checked_backend.fuzz.worker import CONFIRMING, GENERATING, OUT_OF_TIME, WORK
+from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, run
+from checked_backend.runs.status import Status
 
 __all__ = ["Asked", "CheckTask", "ConfirmTask", "Death", "GenerateTask", "Reins", "Stopped", "Task", "left_out_words"]
 
@@ -126,9 +126,7 @@ class GenerateTask:
         left_out: Counter[str] = Counter()
         start, end = self.start, self.start + self.count
         for _ in range(_DEATHS + 1):
-            answer = run_worker(
-                self._question(asked, start, end), _GENERATE_SECONDS, asked.place, reins.started, MODULE
-            )
+            answer = _run(self._question(asked, start, end), _GENERATE_SECONDS, asked, reins)
             if reins.stopped:
                 raise Stopped
             raw = _parsed(answer)
@@ -136,20 +134,20 @@ class GenerateTask:
                 raise FuzzError(str(raw["refused"]))
             made |= raw.get("programs", {})
             left_out.update(raw.get("left_out", {}))
-            stage, _, number = answer.ended.stage.rpartition(" ")
+            stage, _, number = answer.stage.rpartition(" ")
             if stage != GENERATING or not number.isdecimal():
                 break
-            left_out[f"making it {answer.ended.words}"] += 1
+            left_out[f"making it {answer.words}"] += 1
             start = int(number) + 1
             if start >= end:
                 break
-        if not made and answer.ended.stage == IMPORTING and ran_out_of_memory(answer):
+        if not made and answer.stage == IMPORTING and answer.kind == "memory":
             raise FuzzError(
                 f"torch cannot be imported within {asked.place.memory} bytes of memory; --memory may give more"
             )
         if not made:
             why = left_out_words(left_out)
-            raise FuzzError(f"no programs were generated: {why or f'the process {answer.ended.words}'}\n{answer.log}")
+            raise FuzzError(f"no programs were generated: {why or f'the process {answer.words}'}\n{answer.log}")
         return made, left_out
 
     def _question(self, asked: Asked, start: int, end: int) -> dict[str, Any]:
@@ -212,10 +210,10 @@ class CheckTask:
             "seconds": _CHUNK_SECONDS,
         }
         seconds = asked.timeout * max(1, -(-len(self.entries) // self.batch))
-        answer = run_worker(question, seconds, asked.place, reins.started, MODULE)
+        answer = _run(question, seconds, asked, reins)
         found = {int(place): Examined.from_json(raw) for place, raw in _parsed(answer).items()}
         missing = [place for place in range(len(self.entries)) if place not in found]
-        in_time = answer.ended.status == 0 and answer.ended.stage == OUT_OF_TIME
+        in_time = answer.exit == 0 and answer.stage == OUT_OF_TIME
         if not missing or reins.stopped or in_time:
             return found, []  # what is missing waits in the corpus
         blamed = _blamed(answer, missing)
@@ -231,13 +229,13 @@ class CheckTask:
         return found, [*again, *([CheckTask(rest, self.batch)] if rest else [])]
 
 
-def _blamed(answer: Answer, missing: Sequence[int]) -> list[int]:
+def _blamed(answer: JobEnd, missing: Sequence[int]) -> list[int]:
     """The places of programs that may have ended a process: the one it was at, or its batch.
 
     Raises:
         FuzzError: It was at none yet.
     """
-    match answer.ended.stage.split():
+    match answer.stage.split():
         case ["batch", first, last]:
             return [place for place in missing if int(first) <= place <= int(last)]
         case ["program", place, _, _] if int(place) in missing:
@@ -245,20 +243,20 @@ def _blamed(answer: Answer, missing: Sequence[int]) -> list[int]:
     raise _not_begun(answer)
 
 
-def _not_begun(answer: Answer) -> FuzzError:
+def _not_begun(answer: JobEnd) -> FuzzError:
     """The error of a process that ended before it compiled anything: that says nothing of a program."""
-    return FuzzError(f"a process {answer.ended.words} while {answer.ended.stage}, before it compiled:\n{answer.log}")
+    return FuzzError(f"a process {answer.words} while {answer.stage}, before it compiled:\n{answer.log}")
 
 
-def _died(answer: Answer) -> Examined:
+def _died(answer: JobEnd) -> Examined:
     """The result of a program whose process died."""
-    words = f"the process {answer.ended.words}"
-    if answer.ended.overdue is not None:
+    words = f"the process {answer.words}"
+    if answer.kind == "hang":
         return Examined(Status.HANG, words, answer.seconds, kind="crash", detail="crash.hang")
-    if ran_out_of_memory(answer):
+    if answer.kind == "memory":
         return Examined(Status.OUT_OF_MEMORY, words, answer.seconds)
-    if answer.ended.status < 0 and -answer.ended.status != signal.SIGKILL:
-        name = signal.Signals(-answer.ended.status).name
+    if answer.exit < 0 and -answer.exit != signal.SIGKILL:
+        name = signal.Signals(-answer.exit).name
         return Examined(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.signal", actual=name)
     return Examined(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.exit")
 
@@ -312,12 +310,12 @@ class ConfirmTask:
         }
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        answer = run_worker(question, seconds, asked.place, reins.started, MODULE)
+        answer = _run(question, seconds, asked, reins)
         raw = _parsed(answer)
         if reins.stopped:
             raise Stopped
         if not raw:  # it took its process with it
-            if answer.ended.stage != CONFIRMING:
+            if answer.stage != CONFIRMING:
                 raise _not_begun(answer)
             gone = _died(answer)
             return None if not gone.kind else self._made(self.text, gone, {})
@@ -342,9 +340,13 @@ class ConfirmTask:
 Task = GenerateTask | CheckTask | ConfirmTask
 
 
-def _parsed(answer: Answer) -> dict[str, Any]:
+def _run(question: Mapping[str, Any], seconds: float, asked: Asked, reins: Reins) -> JobEnd:
+    return run(Job(WORK, question, seconds), asked.place, "fresh", reins.started)
+
+
+def _parsed(answer: JobEnd) -> dict[str, Any]:
     try:
-        raw = json.loads(answer.text) if answer.text else {}
+        raw = json.loads(answer.answer) if answer.answer else {}
     except ValueError:
         return {}
     return raw if isinstance(raw, dict) else {}

@@ -15,7 +15,7 @@ from checked_backend.fuzz.generate.make import rules_for
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.strategies import make_program
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 
 __all__ = ["PLAIN", "Tried", "try_faults"]
 

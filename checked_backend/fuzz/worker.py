@@ -1,7 +1,6 @@
-"""The process that generates, checks or confirms: ``python -m checked_backend.fuzz.worker FOLDER PARENT``.
+"""The work of a process that generates, checks or confirms, as `checked_backend.process.job` runs it.
 
-It takes a question as JSON on stdin, and writes its answer and its current stage to files in the folder, which outlive
-it. ``generate`` answers with programs, ``check`` with what came out for each program, as soon as it is known;
+``generate`` answers with programs, ``check`` with what came out for each program, as soon as it is known;
 ``confirm`` checks one program, makes it smaller, and answers with both.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 import time
 import warnings
 from collections import Counter
@@ -20,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.errors import CheckedBackendError, FuzzError
-from checked_backend.process.child import die_with, limit_memory
-from checked_backend.sweep.job import IMPORTING
-from checked_backend.sweep.worker import AnswerFolder
+from checked_backend.process.job import AnswerFolder
 
-__all__ = ["CONFIRMING", "GENERATING", "MODULE", "OUT_OF_TIME", "main"]
+__all__ = ["CONFIRMING", "GENERATING", "OUT_OF_TIME", "WORK", "answer"]
 
-MODULE = "checked_backend.fuzz.worker"
+WORK = "checked_backend.fuzz.worker:answer"
 
 CONFIRMING = "confirming"
 """The stage of a worker that checks a program once more. No stage after it has no answer."""
@@ -40,26 +36,20 @@ OUT_OF_TIME = "out of time"
 _Question = Mapping[str, Any]
 
 
-def main(folder: Path, parent: int) -> None:
-    """Answer one question.
+def answer(question: _Question, answers: AnswerFolder) -> None:
+    """Answer one question, in a process of its own.
 
     Args:
-        folder: The folder for the answer.
-        parent: The id of the process that asks. This process ends with it.
+        question: What to do.
+        answers: Gets the stages and the answers.
     """
-    die_with(parent)
-    question = json.loads(sys.stdin.read())
-    limit_memory(question.get("memory"))
-    answers = AnswerFolder(folder)
-    answers.note(IMPORTING)
     warnings.simplefilter("ignore")
-    torch = importlib.import_module("torch")
-    if question.get("threads"):
-        torch.set_num_threads(question["threads"])
     kept = question.get("reports") if question.get("localize") else None  # other reports are in the answer
     os.environ["CHECKED_BACKEND_PROGRESS"] = "0"  # the terminal shows that of all workers
-    os.environ["CHECKED_BACKEND_REPORT_DIR"] = kept or str(folder / "reports")
-    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(folder / "hypothesis"))  # else it makes one where we are
+    os.environ["CHECKED_BACKEND_REPORT_DIR"] = kept or str(answers.path / "reports")
+    os.environ.setdefault(
+        "HYPOTHESIS_STORAGE_DIRECTORY", str(answers.path / "hypothesis")
+    )  # else it makes one where we are
     asks: Mapping[str, Callable[[_Question, AnswerFolder], None]] = {
         "generate": _generate,
         "check": _check,
@@ -147,10 +137,3 @@ def _selftest(question: _Question, answers: AnswerFolder) -> None:
     for tried in try_faults(question["faults"], **counts, note=answers.note):
         found.append(asdict(tried))
         answers.answer(json.dumps(found))  # a fault that takes all the time hides no other result
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # skips threads and destructors, which could change the exit status

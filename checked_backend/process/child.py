@@ -24,11 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, however the parent dies. Only Linux can do that.
-
-    Args:
-        parent: The parent's process id.
-    """
+    """Have this process killed when its parent, a process id, dies, however that dies. Only Linux can do that."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -86,12 +82,7 @@ class Noticeboard:
         self.note("starting")
 
     def note(self, stage: str, seconds: float | None = None) -> None:
-        """Note the stage that begins now.
-
-        Args:
-            stage: The stage, in words.
-            seconds: How long it may take, if that is less than the time left.
-        """
+        """Note the stage that begins now, and how long it may take if that is less than the time left."""
         allowed = self._limits.seconds if seconds is None else min(seconds, self._limits.seconds)
         end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
         text = f"{end!r} {allowed!r} {stage}".encode()[:1000]
@@ -181,11 +172,7 @@ def _scratch() -> TextIO:
 
 
 def limit_memory(memory: int | None) -> None:
-    """Limit this process's memory, and make it the first that the system kills if memory runs out.
-
-    Args:
-        memory: Bytes; None for no limit. Only Linux has such a limit.
-    """
+    """Limit this process's bytes (only on Linux), and make it the first that the system kills if memory runs out."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415  Windows lacks it

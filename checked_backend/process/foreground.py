@@ -24,9 +24,6 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
 
     A signal that is sent to this process reaches the program; if this process is killed, so is the program.
 
-    Args:
-        command: Its words.
-
     Returns:
         Its exit code; negative: the number of the signal that killed it.
 

@@ -32,14 +32,9 @@ def has_interpreter() -> bool:
 
 
 def call_in_fresh_interpreter(module: str, function: str, words: Sequence[str]) -> int:
-    """Call a function with a list of words in a fresh Python. Its output is printed here, line by line.
+    """Call a function of a module, both by name, with a list of words in a fresh Python.
 
-    Ctrl-C reaches both processes. This process waits until the other has ended.
-
-    Args:
-        module: The module's name.
-        function: The name of a function in the module, which takes the words.
-        words: Strings.
+    Its output is printed here, line by line. Ctrl-C reaches both. This process waits until the other has ended.
 
     Returns:
         The exit status. A negative status is the number of the signal that killed the process.

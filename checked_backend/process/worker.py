@@ -178,11 +178,7 @@ def _drop_signal_handlers() -> None:
 
 
 def how_it_died(exit_code: int) -> Death:
-    """How a process died, from its exit code.
-
-    Args:
-        exit_code: The exit code; negative for a signal.
-    """
+    """How a process died, from its exit code, which is negative for a signal."""
     if exit_code >= 0:
         return Death("crash.exit", f"exited with status {exit_code}")
     name = signal.Signals(-exit_code).name

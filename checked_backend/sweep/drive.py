@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
+from checked_backend._torch.preload import LATE_MODULES
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import CaseResult
-from checked_backend.sweep.database import Attempt, Database, Run
-from checked_backend.sweep.engine import Engine, LocalEngine
-from checked_backend.sweep.job import Forking, Job, JobResources, run_job
-from checked_backend.sweep.plan import Listed, Request, Selection, fingerprint_of, list_suite, planned
-from checked_backend.sweep.progress import Progress
-from checked_backend.sweep.ray_engine import RayEngine
+from checked_backend.process.job import JobResources, Warm
+from checked_backend.process.warm import WarmProcesses
+from checked_backend.runs.pool import LocalPool, Pool, RayPool
+from checked_backend.runs.progress import Progress
+from checked_backend.runs.results import Results, WantedCase
+from checked_backend.runs.status import Status
+from checked_backend.runs.summary import Summary, summarize
+from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, planned
 from checked_backend.sweep.rules import Rules
-from checked_backend.sweep.status import Status
-from checked_backend.sweep.summary import Summary, summarize
-from checked_backend.sweep.warm import WarmProcesses, can_fork, modules_of
+from checked_backend.sweep.run_case import SweepJob, run_case
 
-__all__ = ["Plan", "Sweep", "merge", "plan_sweep", "run_sweep", "statuses_of", "warm_processes"]
+__all__ = ["Plan", "Sweep", "merge", "modules_of", "plan_sweep", "run_sweep", "statuses_of", "warm_processes"]
 
-_FAILED = "failed"
-_ALL = "all"
 _LOCAL = "local"
+_ALWAYS = ("torch", "checked_backend.sweep.examine", "checked_backend.sweep.suites", *LATE_MODULES)
+_OF_SUITE = MappingProxyType(
+    {
+        "huggingface": (
+            "transformers.modeling_utils",
+            "transformers.masking_utils",
+            "transformers.processing_utils",
+            "transformers.generation.utils",
+            "transformers.models.auto.modeling_auto",
+        )
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +49,23 @@ class Sweep:
 
     Attributes:
         suites: The suites, as the user names them.
-        db: The database for the results.
-        request: How to run each model.
-        selection: Which models to run.
-        rules: Known properties of models.
-        name: The user's name for the run.
+        out: The folder for the results.
         jobs: How many jobs run at a time.
-        place: The resources of each job.
-        engine: ``local`` or ``ray``.
-        address: The address of a Ray cluster.
+        resources: Those of each job.
+        engine: ``local`` or ``ray``, with the address of its cluster.
         rerun: Statuses whose cases run again.
         repeats: How often to run each case.
         fresh: Whether each case gets a fresh Python, and is never forked from one that has imported torch.
     """
 
     suites: Sequence[str]
-    db: Path
+    out: Path
     request: Request = field(default_factory=Request)
     selection: Selection = field(default_factory=Selection)
     rules: Rules = field(default_factory=Rules)
-    name: str = ""
     jobs: int = 1
-    place: JobResources = field(default_factory=JobResources)
-    engine: str = "local"
+    resources: JobResources = field(default_factory=JobResources)
+    engine: str = _LOCAL
     address: str | None = None
     rerun: Sequence[str] = ()
     repeats: int = 1
@@ -71,34 +77,33 @@ class Plan:
     """The cases of a sweep, and the versions they run under.
 
     Attributes:
-        jobs: The cases of this part of the sweep, in order, each with its settings.
-        sources: Fingerprints of suites by label.
+        jobs: The cases of this part of the sweep, in order.
         versions: Versions of the libraries that results depend on.
         devices: The number of CUDA devices here.
-        compilers: Fingerprints of the files of compilers, by their names; empty of one that is a backend's name.
         others: The cases of other parts.
     """
 
-    jobs: Sequence[Job]
-    sources: Mapping[str, str]
-    versions: Mapping[str, str]
+    jobs: Sequence[SweepJob]
+    versions: dict[str, str]
     devices: int
-    compilers: Mapping[str, str] = field(default_factory=dict)
-    others: Sequence[Job] = ()
+    others: Sequence[SweepJob] = ()
 
 
-def warm_processes(asked: Sweep) -> AbstractContextManager[Forking | None]:
-    """Processes that fork a sweep's workers, one for each concurrent job; None if they cannot be forked."""
-    if asked.fresh or asked.engine != _LOCAL or not can_fork(asked.request.devices):
+def warm_processes(asked: Sweep) -> AbstractContextManager[Warm | None]:
+    """Processes that are forked for a sweep's cases, one for each concurrent job; None if they cannot be forked."""
+    on_cpu = set(asked.request.devices) == {"cpu"}  # CUDA does not survive a fork
+    if asked.fresh or asked.engine != _LOCAL or sys.platform != "linux" or not on_cpu:
         return nullcontext()
-    return WarmProcesses(asked.jobs, modules_of(asked.suites), asked.place)
+    return WarmProcesses(asked.jobs, modules_of(asked.suites), asked.resources)
 
 
-def plan_sweep(asked: Sweep, forking: Forking | None = None) -> Plan:
+def modules_of(suites: Sequence[str]) -> list[str]:
+    """What to import before a fork: no code of the user's own."""
+    return [*_ALWAYS, *(module for suite in suites for module in _OF_SUITE.get(suite.partition(":")[0], ()))]
+
+
+def plan_sweep(asked: Sweep, warm: Warm | None = None) -> Plan:
     """Find out which cases a sweep has. The only code that runs is what lists a suite's models.
-
-    Args:
-        forking: Forks the process that lists models; None for a fresh Python.
 
     Raises:
         SuiteError: A suite, a filter or a device cannot be used.
@@ -107,98 +112,73 @@ def plan_sweep(asked: Sweep, forking: Forking | None = None) -> Plan:
         raise SuiteError("name a suite: huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR")
     listed: list[Listed] = []
     for text in asked.suites:
-        suite = list_suite(text, asked.request.compilers, asked.place, forking)
+        suite = list_suite(text, asked.request.compilers, asked.resources, warm)
         if suite.label in [other.label for other in listed]:
-            raise SuiteError(f"two suites are called {suite.label}; sweep them into two databases")
+            raise SuiteError(f"two suites are called {suite.label}; sweep them into two folders")
         listed.append(suite)
     devices = max(suite.devices for suite in listed)
     if "cuda" in asked.request.devices and not devices and asked.engine == _LOCAL:
         raise SuiteError("--device cuda: torch finds no CUDA device here")
     asked.selection.refuse_unknown([str(model["name"]) for suite in listed for model in suite.models])
     jobs = [job for suite in listed for job in planned(suite, asked.request, asked.rules, asked.selection)]
-    all_parts, mine = replace(asked.selection, shard=(1, 1)), {job.case.key for job in jobs}
+    all_parts, mine = replace(asked.selection, shard=(1, 1)), {job.case for job in jobs}
     whole = [job for suite in listed for job in planned(suite, asked.request, asked.rules, all_parts)]
     versions = {name: version for suite in listed for name, version in suite.versions.items()}
-    return Plan(
-        jobs,
-        {suite.label: suite.fingerprint for suite in listed},
-        versions,
-        devices,
-        {compiler: fingerprint_of(compiler) for compiler in asked.request.compilers},
-        [job for job in whole if job.case.key not in mine],
-    )
+    return Plan(jobs, dict(sorted(versions.items())), devices, [job for job in whole if job.case not in mine])
 
 
 def run_sweep(
     asked: Sweep,
     console: Console,
     plan: Plan | None = None,
-    engine: Engine | None = None,
-    forking: Forking | None = None,
+    pool: Pool[SweepJob] | None = None,
+    warm: Warm | None = None,
 ) -> tuple[Summary, int]:
     """Run the cases that have no result yet, and summarize all the cases asked for.
 
     Args:
-        console: Where to print progress.
         plan: The plan of the sweep, if it has been made already.
-        engine: Where jobs run, instead of the engine that the sweep names.
-        forking: Forks the processes of jobs on this machine; None for fresh ones.
+        pool: Where jobs run, instead of the engine that the sweep names.
 
     Returns:
         A summary of the cases asked for, and the number of jobs that ran now.
 
     Raises:
-        SuiteError: A suite, filter, device, engine or database cannot be used.
+        SuiteError: A suite, filter, device, engine or folder cannot be used.
     """
-    plan = plan or plan_sweep(asked, forking)
-    with Database(asked.db, write=True) as database:
-        run = database.begin(asked.name, plan.versions)
-        database.ask(run, [(job.case, _state(job, plan)) for job in (*plan.jobs, *plan.others)])
-        todo = _todo(asked, plan, database, run)
-        engine = engine or _engine(asked, plan, forking)
+    plan = plan or plan_sweep(asked, warm)
+    with Results(asked.out, write=True) as results:
+        for why in results.damaged:
+            console.print(f"{why}; it is set aside as .damaged, and its case runs again", soft_wrap=True)
+        mine = [job.case for job in plan.jobs]
+        results.begin(plan.versions)
+        wanted = [WantedCase(job.case, job.state, skip=job.settings.skip) for job in (*plan.jobs, *plan.others)]
+        results.ask(wanted, asked.rerun, set(mine))
+        todo = _todo(asked, plan, results)
         progress = Progress(len(todo), len(plan.jobs) - len(todo), console)
-        with progress, closing(engine.run(todo, progress.begun)) as outcomes:
-            for job, outcome in outcomes:
-                database.add(run, _result(job, outcome, plan))
-                progress.done(job, outcome)
-        summary = summarize(database, run).of({job.case.key for job in plan.jobs})
-    return summary, len(todo)
+        pool = pool or _pool(asked, plan, warm)
+        with progress, closing(pool.run(todo, progress.begun)) as done:
+            for job, result in done:
+                results.add(job.case, result)
+                progress.done(job.case, result)
+        return summarize(results, mine), len(todo)
 
 
-def _todo(asked: Sweep, plan: Plan, database: Database, run: Run) -> list[Job]:
-    runnable = []
-    for job in plan.jobs:
-        if job.settings.skip is not None:
-            database.add(run, _result(job, CaseResult(Status.SKIPPED, job.settings.skip), plan))
-        else:
-            runnable.append(job)
-    again: list[Job] = []
-    if asked.rerun:
-        again = database.ask_again(run, {(job.case.key, _state(job, plan)): job for job in runnable}, asked.rerun)
-    made = database.attempts(run)
-    return again + [
-        Job(job.spec, job.case, job.settings, attempt)
-        for attempt in range(asked.repeats)
-        for job in runnable
-        if attempt not in made.get((job.case.key, _state(job, plan)), {})
-    ]
+def _todo(asked: Sweep, plan: Plan, results: Results) -> list[SweepJob]:
+    """The jobs to run, each as often as results are missing."""
+    missing = {
+        job.case: asked.repeats - len(results.done(results.wanted[job.case]))
+        for job in plan.jobs
+        if job.settings.skip is None
+    }
+    return [job for turn in range(asked.repeats) for job in plan.jobs if missing.get(job.case, 0) > turn]
 
 
-def _result(job: Job, outcome: CaseResult, plan: Plan) -> Attempt:
-    return Attempt(job.case, job.attempt, "", _state(job, plan), outcome)
-
-
-def _state(job: Job, plan: Plan) -> str:
-    compiler = plan.compilers.get(job.case.compiler, "")
-    state = job.settings.digest(plan.sources[job.case.suite] + (compiler and f", compiled by {compiler}"))
-    return state if job.settings.skip is None else f"skipped {state}"
-
-
-def _engine(asked: Sweep, plan: Plan, forking: Forking | None) -> Engine:
+def _pool(asked: Sweep, plan: Plan, warm: Warm | None) -> Pool[SweepJob]:
     if asked.engine == "ray":
-        return RayEngine(asked.address, asked.place)
+        return RayPool(run_case, asked.resources, asked.address)
     gpus = _visible_gpus(plan.devices) if "cuda" in asked.request.devices else ()
-    return LocalEngine(asked.jobs, asked.place, gpus, partial(run_job, forking=forking))
+    return LocalPool(partial(run_case, warm=warm), asked.resources, asked.jobs, gpus)
 
 
 def _visible_gpus(count: int) -> Sequence[str]:
@@ -214,32 +194,28 @@ def statuses_of(words: Sequence[str]) -> list[str]:
     Raises:
         SuiteError: A status is unknown.
     """
-    found: list[str] = []
+    groups = {
+        "failed": [status.value for status in Status if status.failed],
+        "all": [status.value for status in Status if status is not Status.SKIPPED],
+        **{status.value: [status.value] for status in Status},
+    }
     for word in words:
-        if word == _FAILED:
-            found += [status.value for status in Status if status.failed]
-        elif word == _ALL:
-            found += [status.value for status in Status if status is not Status.SKIPPED]
-        else:
-            try:
-                found.append(Status(word.replace("_", " ")).value)
-            except ValueError:
-                valid = ", ".join([_FAILED, _ALL, *(status.value for status in Status)])
-                raise SuiteError(f"--rerun got {word!r}; expected {valid}") from None
-    return found
+        if word.replace("_", " ") not in groups:
+            raise SuiteError(f"--rerun got {word!r}; expected {', '.join(groups)}")
+    return [status for word in words for status in groups[word.replace("_", " ")]]
 
 
 def merge(into: Path, parts: Sequence[Path], tell: Callable[[str], None]) -> None:
-    """Copy the results of several databases into one.
+    """Copy the results of several folders into one.
 
     Raises:
-        SuiteError: A source is no database of sweeps, or is the target itself.
+        SuiteError: A source is no folder of a sweep, or is the target itself.
     """
     if not parts:
-        raise SuiteError("--merge: name the databases to merge; the result goes to --db")
-    with Database(into, write=True) as database:
+        raise SuiteError("--merge: name the folders to merge; the result goes to --out")
+    with Results(into, write=True) as results:
         for part in parts:
             if part.resolve() == into.resolve():
-                raise SuiteError(f"--merge: {part} is the database to write to; give another --db")
-            with Database(part) as other:
-                tell(f"{part}: {database.merge(other)} results")
+                raise SuiteError(f"--merge: {part} is the folder to write to; give another --out")
+            with Results(part) as other:
+                tell(f"{part}: {results.merge(other)} results")

@@ -7,11 +7,12 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.checking import check
@@ -19,18 +20,19 @@ from checked_backend.checking.target import load_compiler, parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
 from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
+from checked_backend.process.job import AnswerFolder
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.report.session import Session
-from checked_backend.sweep.case import Case, CaseResult, Settings
-from checked_backend.sweep.job import IMPORTING
+from checked_backend.runs.case import Case, CaseResult
+from checked_backend.runs.status import Status
 from checked_backend.sweep.overrides import override
 from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
-from checked_backend.sweep.status import Status
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import suite_of
 from checked_backend.sweep.suites.base import Built, Unsupported
 
-__all__ = ["examine", "refuse_unknown"]
+__all__ = ["answer_case", "examine", "refuse_unknown"]
 
 _SEED = 0
 _SEED_OF_CHECK = 6_031_769
@@ -38,91 +40,83 @@ _SEED_OF_CHECK = 6_031_769
 
 _LONGEST = 600
 _EMPTY = "what it returns has no elements, so nothing was compared: does the batch size leave any?"
-_NOT_BROUGHT = "a function's own tensors cannot be brought to {}"
-_SHRUNK = "as small as this suite makes it, it does not run in eager"
 
 
 def refuse_unknown(compiler: str | Callable[..., object]) -> None:
-    """Raise if a name is no Dynamo backend.
-
-    Raises:
-        OptionError: There is no backend of that name.
-    """
+    """Raise an `OptionError` if a name is no Dynamo backend."""
     resolve_compiler(parse_options(CheckOptions, "sweep", {"compiler": compiler}))
 
 
+def answer_case(question: Mapping[str, Any], answers: AnswerFolder) -> None:
+    """Run a case in a process of its own: the fields of `checked_backend.sweep.run_case.SweepJob` as JSON values."""
+    settings = TypeAdapter(Settings).validate_python(question["settings"])
+    case = Case(**question["case"])
+    examine(question["spec"], case, settings, answers.note, lambda result: answers.answer(result.to_json()))
+
+
 def examine(
-    spec: str,
-    case: Case,
-    settings: Settings,
-    *,
-    note: Callable[[str], None],
-    answer: Callable[[CaseResult], None],
+    spec: str, case: Case, settings: Settings, note: Callable[[str], None], answer: Callable[[CaseResult], None]
 ) -> None:
-    """Run a case and answer with its outcome. No exception escapes. If this process dies, its parent sees that.
+    """Run a case and answer with its result. No exception escapes. If this process dies, its parent sees that.
 
     Args:
-        spec: The suite.
-        settings: How to run and check the case.
-        note: Called with the name of each stage as it begins.
-        answer: Called with the outcome.
+        answer: Called with the result. If a region is wrong, it is called before, too: this process may end while the
+            operator is looked for.
     """
-    stage = IMPORTING
+
+    def tell(result: CaseResult) -> None:
+        answer(replace(result, peak=_peak_of_process()))
+
+    stage = "building the model"
     built: Built | None = None
-
-    def noted(now: str) -> None:
-        nonlocal stage
-        stage = now
-        note(now)
-
     try:
-        noted("building the model")
-        _seed()
+        note(stage)
+        _seed(_SEED)
         built = suite_of(spec).build(case, settings)
         program = prepare(built, case.mode, settings.run_as or case.dtype, case.device)
-        noted("running the model in eager")
+        stage = "running the model in eager"
+        note(stage)
         empty = _runs_in_eager(program)
     except (Exception, SystemExit) as error:
         refused = _refused(error, stage)
-        if built is not None and built.shrunk and refused.status is Status.ERROR:
-            refused = replace(refused, status=Status.UNSUPPORTED, message=f"{_SHRUNK}: {refused.message}")
-        wanted = settings.run_as or case.dtype
-        function = built is not None and not built.ready and not isinstance(built.function, torch.nn.Module)
-        if function and wanted in ("bfloat16", "float16") and refused.status is Status.ERROR:
-            message = f"{_NOT_BROUGHT.format(wanted)}: {refused.message}"
-            refused = replace(refused, status=Status.UNSUPPORTED, message=message)
-        answer(replace(refused, peak=_peak_of_process()))
+        excuse = _excuse(built, settings.run_as or case.dtype)
+        if excuse and refused.status is Status.ERROR:
+            refused = replace(refused, status=Status.UNSUPPORTED, message=f"{excuse}: {refused.message}")
+        tell(refused)
         return
-    try:
-        noted("checking the compiled program")
-        _seed(_SEED_OF_CHECK)
-        with _told_at_once(settings, answer):
-            report = override(_checked(built, program, case, settings), settings)
-        outcome = replace(_outcome_of(report, settings), peak=_peak_of_process())
-    except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        answer(replace(_unchecked(error, stage), peak=_peak_of_process()))
-        return
-    if empty and outcome.status is Status.PASS:
-        outcome = replace(outcome, status=Status.INCONCLUSIVE, message=_EMPTY)
-    answer(outcome)
 
-
-@contextmanager
-def _told_at_once(settings: Settings, answer: Callable[[CaseResult], None]) -> Iterator[None]:
-    """Answer as soon as a region is wrong: this process may end while the operator is looked for."""
-
-    def tell() -> None:
+    def tell_early() -> None:
         # rules name a program's results, for which a region has names of its own
         if not settings.ignore_outputs and not settings.noise:
-            answer(replace(_outcome_of(session.report, settings), peak=_peak_of_process()))
+            tell(_result_of(session.report, settings))
 
-    session = Session(tell)
-    with session.entered():
-        yield
+    stage = "checking the compiled program"
+    try:
+        note(stage)
+        _seed(_SEED_OF_CHECK)
+        session = Session(tell_early)
+        with session.entered():
+            report = override(_checked(built, program, case, settings), settings)
+        result = _result_of(report, settings)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        tell(_unchecked(error, stage))
+        return
+    if empty and result.status is Status.PASS:
+        result = replace(result, status=Status.INCONCLUSIVE, message=_EMPTY)
+    tell(result)
 
 
-def _seed(seed: int = _SEED) -> None:
+def _excuse(built: Built | None, dtype: str) -> str:
+    """Why a model that does not run in eager may not be to blame; empty if it is."""
+    if built is None:
+        return ""
+    if not built.ready and not isinstance(built.function, torch.nn.Module) and dtype in ("bfloat16", "float16"):
+        return f"a function's own tensors cannot be brought to {dtype}"
+    return "as small as this suite makes it, it does not run in eager" if built.shrunk else ""
+
+
+def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -138,7 +132,7 @@ def _runs_in_eager(program: Prepared) -> bool:
         copied = copy.deepcopy(program)
     except Exception:  # some models cannot be copied; the check reports that itself
         copied = program
-    results = copied.step(copied.function)
+    results = copied.step()
     if program.training and scalar_loss(results) is None:
         raise Unsupported("nothing of what it returns has gradients, so there is nothing to train")
     tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
@@ -162,7 +156,7 @@ def _checked(built: Built, program: Prepared, case: Case, settings: Settings) ->
 
 
 def _refused(error: BaseException, stage: str) -> CaseResult:
-    """The outcome of a model that cannot be built or does not run in eager."""
+    """The result of a model that cannot be built or does not run in eager."""
     traceback.print_exception(error)
     for cause in _causes(error):
         if isinstance(cause, Exception) and is_out_of_memory(cause):
@@ -204,7 +198,7 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}".rstrip(": ")[:_LONGEST]
 
 
-def _outcome_of(report: Report, settings: Settings) -> CaseResult:
+def _result_of(report: Report, settings: Settings) -> CaseResult:
     limits = [limit for limit in report.coverage.detection_limit.values() if math.isfinite(limit)]
     status, why, expected = Status.of_verdict(report.verdict), "", ""
     if report.verdict is Verdict.FAIL:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.report import Report
 from checked_backend.subjects import Subject
-from checked_backend.sweep.case import Settings
-from checked_backend.sweep.rules import Pattern
+from checked_backend.sweep.rules import matches
+from checked_backend.sweep.settings import Settings
 
 __all__ = ["override"]
 
@@ -17,11 +17,7 @@ _OF_VALUES = (Kind.PRECISION, Kind.LOGIC)
 
 
 def override(report: Report, settings: Settings) -> Report:
-    """Remove the findings that rules ignore. The coverage keeps each of them, with the rule's reason.
-
-    Args:
-        settings: The settings of the case, with its rules.
-    """
+    """Remove the findings that rules ignore. The coverage keeps each of them, with the rule's reason."""
     kept: list[Finding] = []
     ignored: list[Finding] = []
     notes: list[str] = []
@@ -44,7 +40,7 @@ def override(report: Report, settings: Settings) -> Report:
 
 def _matching(subject: str, names: Mapping[str, object]) -> str | None:
     bare = Subject.of(subject).text
-    return next((name for name in names if Pattern(name).fullmatch(bare)), None)
+    return next((name for name in names if matches(name, bare)), None)
 
 
 def _ignored(subject: str, names: Mapping[str, str]) -> str | None:

@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
-from checked_backend.sweep.job import Answer, Forking, Job, JobResources, run_worker
-from checked_backend.sweep.rules import TAGS, Pattern, Rules
+from checked_backend.process.job import Job, JobResources, Warm, run
+from checked_backend.runs.case import Case
+from checked_backend.sweep.rules import TAGS, Rules, matches
+from checked_backend.sweep.run_case import SweepJob
+from checked_backend.sweep.settings import DTYPES, MODES, Settings
 
 __all__ = [
     "FIXED",
@@ -34,6 +37,7 @@ FIXED = "as dumped"
 LISTING_SECONDS = 600.0
 """Seconds after which listing a suite's models is given up."""
 
+_LISTING = "checked_backend.sweep.suites:list_models"
 _PLAIN = ("huggingface", "timm")
 _WITH_PLACE = {"python": "FILE.py", "dumps": "DIR", "torchbench": "DIR"}
 
@@ -44,7 +48,6 @@ class Selection:
 
     Attributes:
         only: Patterns of models to run; none means all.
-        exclude: Patterns of models not to run.
         skip_tags: Tags of rules whose models are skipped: ``slow``.
         canary: Whether to run models that the suite itself lists as unreliable.
         shard: The shard's number, from 1, and the number of shards.
@@ -58,17 +61,13 @@ class Selection:
 
     def has(self, model: str) -> bool:
         """Whether the patterns select a model."""
-        wanted = not self.only or any(Pattern(name).fullmatch(model) for name in self.only)
-        return wanted and not any(Pattern(name).fullmatch(model) for name in self.exclude)
+        wanted = not self.only or any(matches(name, model) for name in self.only)
+        return wanted and not any(matches(name, model) for name in self.exclude)
 
     def refuse_unknown(self, models: Sequence[str]) -> None:
-        """Raise if a pattern of ``only`` selects no model of any suite: it is misspelt.
-
-        Raises:
-            SuiteError: There is such a pattern.
-        """
+        """Raise if a pattern of ``only`` selects no model of any suite: it is misspelt."""
         for name in self.only:
-            if not any(Pattern(name).fullmatch(model) for model in models):
+            if not any(matches(name, model) for model in models):
                 raise SuiteError(f"--only got {name!r}, which no model matches; there are {', '.join(models[:8])}, ...")
 
 
@@ -78,8 +77,6 @@ class Request:
 
     Attributes:
         ways: Pairs of mode and dtype.
-        devices: ``cpu``, ``cuda``.
-        compilers: Names of candidates.
         dynamic: False for static shapes, True for dynamic ones; may have both.
         settings: The settings that apply unless a rule changes them.
     """
@@ -100,7 +97,6 @@ class Listed:
         label: The suite's name in results.
         models: Its models, as JSON values.
         fingerprint: A text that changes when the models do.
-        versions: Versions of the libraries that results depend on.
         devices: The number of CUDA devices that a process sees here.
     """
 
@@ -146,16 +142,19 @@ def fingerprint_of(compiler: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
-def list_suite(text: str, compilers: Sequence[str], place: JobResources, forking: Forking | None = None) -> Listed:
+def list_suite(text: str, compilers: Sequence[str], resources: JobResources, warm: Warm | None = None) -> Listed:
     """List a suite's models, in a separate process, because listing may run the code of the suite's authors.
 
     Raises:
         SuiteError: There is no such suite, it has no models, its library is missing, or its process died.
     """
     spec, label = spec_of(text)
-    question = {"ask": "models", "spec": spec, "compilers": list(compilers)}
-    answer = run_worker(question, LISTING_SECONDS, replace(place, threads=1), forking=forking)
-    raw = _read(answer, text)
+    job = Job(_LISTING, {"spec": spec, "compilers": list(compilers)}, LISTING_SECONDS)
+    end = run(job, replace(resources, threads=1), warm or "fresh")
+    if not end.answer:
+        last = (end.log.strip().splitlines() or [""])[-1]
+        raise SuiteError(f"suite {text}: its models cannot be listed: the process {end.words}: {last}")
+    raw = json.loads(end.answer)
     if "error" in raw:
         raise SuiteError(str(raw["error"]))
     names = [str(model["name"]) for model in raw["models"]]
@@ -165,19 +164,10 @@ def list_suite(text: str, compilers: Sequence[str], place: JobResources, forking
     return Listed(spec, label, raw["models"], raw["fingerprint"], raw["versions"], raw["devices"])
 
 
-def _read(answer: Answer, text: str) -> dict[str, Any]:
-    if not answer.text:
-        last = (answer.log.strip().splitlines() or [""])[-1]
-        raise SuiteError(f"suite {text}: its models cannot be listed: the process {answer.ended.words}: {last}")
-    raw: dict[str, Any] = json.loads(answer.text)
-    return raw
-
-
 def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
     """Parse modes such as ``inference`` and ``training:amp,float32`` to pairs of mode and dtype.
 
     Args:
-        words: Modes, each with its dtypes after a colon if it has any.
         dtypes: The dtypes of modes that name none.
 
     Raises:
@@ -195,13 +185,18 @@ def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, 
     return list(dict.fromkeys(pairs))
 
 
-def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[Job]:
+def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[SweepJob]:
     """The cases of a suite in this shard, in order, each with its settings.
 
     Raises:
         SuiteError: No case is left.
     """
-    jobs = [_job(listed, case, model, request, rules, selection) for model, case in _cases(listed, request, selection)]
+    made_by = {compiler: fingerprint_of(compiler) for compiler in request.compilers}
+    jobs = []
+    for model, case in _cases(listed, request, selection):
+        settings = _settings(case, model, request, rules, selection)
+        compiled = made_by[case.compiler] and f", compiled by {made_by[case.compiler]}"
+        jobs.append(SweepJob(listed.spec, case, settings, settings.digest(listed.fingerprint + compiled)))
     if not jobs:
         names = ", ".join(str(model["name"]) for model in listed.models[:8])
         raise SuiteError(
@@ -212,19 +207,14 @@ def planned(listed: Listed, request: Request, rules: Rules, selection: Selection
 
 
 def _cases(listed: Listed, request: Request, selection: Selection) -> Iterator[tuple[Mapping[str, Any], Case]]:
-    for model in listed.models:
-        if not selection.has(model["name"]):
-            continue
-        for mode, dtype in [(FIXED, FIXED)] if model["fixed"] else request.ways:
-            for device in request.devices:
-                for compiler in request.compilers:
-                    for dynamic in (False,) if model["fixed"] else request.dynamic:
-                        yield model, Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
+    for model in filter(lambda model: selection.has(model["name"]), listed.models):
+        ways = [(FIXED, FIXED)] if model["fixed"] else request.ways
+        shapes = (False,) if model["fixed"] else request.dynamic
+        for (mode, dtype), device, compiler, dynamic in product(ways, request.devices, request.compilers, shapes):
+            yield model, Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
 
 
-def _job(
-    listed: Listed, case: Case, model: Mapping[str, Any], request: Request, rules: Rules, selection: Selection
-) -> Job:
+def _settings(case: Case, model: Mapping[str, Any], request: Request, rules: Rules, selection: Selection) -> Settings:
     settings = rules.apply(case, request.settings)
     if settings.skip is None:
         for tag in TAGS:
@@ -232,4 +222,4 @@ def _job(
                 settings = replace(settings, skip=f"{tag.replace('_', ' ')}: {settings.tags[tag]}")
     if settings.skip is None and model["canary"] and not selection.canary:
         settings = replace(settings, skip="a canary model; --canary runs it", canary=True)
-    return Job(listed.spec, case, settings)
+    return settings

@@ -22,8 +22,6 @@ class Prepared:
 
     Attributes:
         function: A function or a module. The module applies autocast itself if the case asks for it.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
         training: Whether a step has a backward pass.
     """
 
@@ -32,32 +30,16 @@ class Prepared:
     kwargs: Mapping[str, Any]
     training: bool
 
-    def step(self, function: Callable[..., Any]) -> object:
-        """Run one step: forward, and in training backward, too.
-
-        Args:
-            function: The program's function, or the compiled one.
-
-        Returns:
-            The results of the program.
-        """
+    def step(self) -> object:
+        """Run one step: forward, and in training backward, too. Returns the results of the program."""
         if not self.training:
             with torch.no_grad():
-                return function(*self.args, **self.kwargs)
-        for parameter in self.parameters():
-            parameter.grad = None
-        results = function(*self.args, **self.kwargs)
+                return self.function(*self.args, **self.kwargs)
+        results = self.function(*self.args, **self.kwargs)
         loss = scalar_loss(results)
         if loss is not None:
             loss.backward()
         return results
-
-    def parameters(self) -> Sequence[torch.Tensor]:
-        """The tensors that get gradients in a step."""
-        module = self.function
-        own = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
-        given = [leaf for leaf in tree_leaves([self.args, self.kwargs]) if isinstance(leaf, torch.Tensor)]
-        return [*own, *(leaf for leaf in given if leaf.requires_grad and leaf.is_leaf)]
 
 
 def scalar_loss(results: object) -> torch.Tensor | None:
@@ -70,13 +52,7 @@ def scalar_loss(results: object) -> torch.Tensor | None:
 
 
 def prepare(built: Built, mode: str, dtype: str, device: str) -> Prepared:
-    """Bring a program to a mode, a dtype and a device.
-
-    Args:
-        mode: ``inference`` or ``training``.
-        dtype: The case's dtype, or the one that a rule replaces it with.
-        device: ``cpu`` or ``cuda``.
-    """
+    """Bring a program to a mode, a device, and the case's dtype or the one that a rule replaces it with."""
     training = mode == "training"
     if built.ready:
         return Prepared(built.function, built.args, built.kwargs, training)

@@ -2,53 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
 
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from checked_backend.errors import SuiteError
 from checked_backend.findings import Kind
-from checked_backend.sweep.case import DTYPES, MODES, Case, Settings
-from checked_backend.sweep.lines import Lined, load_lined
+from checked_backend.runs.case import Case
+from checked_backend.sweep.settings import Dtype, Mode, Settings
 
-__all__ = ["SUITES", "TAGS", "Rule", "Rules", "load_rules"]
+__all__ = ["SUITES", "TAGS", "Rule", "Rules", "load_rules", "matches"]
 
-SUITES = ("torchbench", "huggingface", "timm", "python", "dumps")
+_Suite = Literal["torchbench", "huggingface", "timm", "python", "dumps"]
+SUITES: tuple[str, ...] = get_args(_Suite)
 """Kinds of suites."""
 
 TAGS = ("slow", "non_deterministic", "control_flow")
 """Properties of a model that a rule can note and that do not change how the model is run."""
 
-_VERSION = 1
-_WHERE = {"mode": MODES, "dtype": DTYPES, "device": ("cpu", "cuda"), "compiler": None, "dynamic": None}
+_MAX_BYTES = 4 * 2**20
+_MAX_NAMES = 100_000
 _MAX_FOLDED = 4
+_STRING = "tag:yaml.org,2002:str"
+_PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule of a file.
+def matches(pattern: str, text: str) -> bool:
+    """Whether a pattern matches all of a text. Only ``*`` is special: names have brackets and question marks."""
+    return fnmatchcase(text, pattern.replace("[", "[[]").replace("?", "[?]"))
 
-    Attributes:
-        models: Patterns of model names, in which ``*`` stands for any text.
-        suite: The kind of suite that the rule applies to; None for every.
-        when: Values that a case must have, by field.
-        change: Changes the settings of such a case.
-    """
 
-    models: tuple[Pattern, ...]
-    suite: str | None
-    when: Mapping[str, tuple[object, ...]]
-    change: Callable[[Settings], Settings]
+def _listed(value: object) -> list[object]:
+    """One value or several, without the lists within lists that YAML aliases make."""
+    return list(_unfolded(value, 0, [0]))
+
+
+def _unfolded(value: object, depth: int, count: list[int]) -> Iterator[object]:
+    count[0] += 1
+    if depth > _MAX_FOLDED or count[0] > _MAX_NAMES:
+        raise ValueError("lists within lists within lists")
+    if not isinstance(value, list):
+        yield value
+        return
+    for part in value:
+        yield from _unfolded(part, depth + 1, count)
+
+
+_Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
+_Texts = Annotated[list[_Text], BeforeValidator(_listed)]
+_Noise = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _When(_Strict):
+    mode: Annotated[list[Mode], BeforeValidator(_listed)] = []
+    dtype: Annotated[list[Dtype], BeforeValidator(_listed)] = []
+    device: Annotated[list[Literal["cpu", "cuda"]], BeforeValidator(_listed)] = []
+    compiler: _Texts = []
+    dynamic: bool = False
+
+
+class Rule(_Strict):
+    """One rule of a file, as the comment at the top of ``rules.yaml`` has it."""
+
+    models: _Texts
+    suite: _Suite = "python"
+    when: _When = _When()
+    reason: _Text
+    skip: bool = False
+    batch_size: Annotated[int, Field(gt=0)] = 1
+    timeout: Annotated[float, Field(gt=0, lt=1e9)] = 1
+    run_as: Dtype = "float32"
+    ignore_outputs: _Texts = []
+    known_fails: _Texts = []
+    noise: Annotated[dict[str, _Noise], BeforeValidator(lambda v: v if isinstance(v, dict) else {"*": v})] = {}
+    slow: bool = False
+    non_deterministic: bool = False
+    control_flow: bool = False
+
+    @field_validator("known_fails")
+    @classmethod
+    def _are_kinds(cls, kinds: list[str]) -> list[str]:
+        valid = [kind.value for kind in Kind if kind.fails]
+        if not set(kinds) <= set(valid):
+            raise ValueError(f"expected kinds of findings: {', '.join(valid)}")
+        return kinds
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Rule:
+        actions = [name for name in Rule.model_fields if name not in ("models", "suite", "when", "reason")]
+        if not self.model_fields_set & set(actions):
+            raise ValueError(f"a rule that does nothing; expected one of {', '.join(actions)}")
+        return self
 
     def applies(self, case: Case) -> bool:
         """Whether the rule applies to a case."""
+        when = self.when.model_dump(include=self.when.model_fields_set)
         return (
-            self.suite in (None, case.suite.partition(":")[0])
-            and all(getattr(case, name) in values for name, values in self.when.items())
-            and any(pattern.fullmatch(case.model) for pattern in self.models)
+            ("suite" not in self.model_fields_set or self.suite == case.suite.partition(":")[0])
+            and all(getattr(case, name) in (v if isinstance(v, list) else [v]) for name, v in when.items())
+            and any(matches(name, case.model) for name in self.models)
         )
+
+    def apply(self, settings: Settings) -> Settings:
+        """The settings of a case that it applies to."""
+        changes = self.model_dump(include=self.model_fields_set & {"batch_size", "timeout", "run_as"})
+        if "skip" in self.model_fields_set:
+            changes["skip"] = self.reason if self.skip else None
+        tags = {tag: why for tag, why in settings.tags.items() if tag not in self.model_fields_set}
+        return replace(
+            settings,
+            **changes,
+            tags={**tags, **{tag: self.reason for tag in TAGS if getattr(self, tag)}},
+            ignore_outputs={**settings.ignore_outputs, **dict.fromkeys(self.ignore_outputs, self.reason)},
+            known_fails={**settings.known_fails, **dict.fromkeys(self.known_fails, self.reason)},
+            noise={**settings.noise, **{subject: (limit, self.reason) for subject, limit in self.noise.items()}},
+        )
+
+
+class _File(_Strict):
+    version: Literal[1]
+    rules: list[Rule] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +141,10 @@ class Rules:
     rules: tuple[Rule, ...] = ()
 
     def apply(self, case: Case, settings: Settings) -> Settings:
-        """Apply the rules to the settings of a case.
-
-        Args:
-            settings: Its settings without rules.
-        """
+        """Apply the rules to the settings that a case has without rules."""
         for rule in self.rules:
             if rule.applies(case):
-                settings = rule.change(settings)
+                settings = rule.apply(settings)
         return settings
 
 
@@ -76,213 +155,75 @@ def load_rules(paths: Sequence[Path]) -> Rules:
         SuiteError: A file is malformed. The message names the file, the line, and what was expected.
     """
     with resources.as_file(resources.files("checked_backend.sweep") / "rules.yaml") as shipped:
-        return Rules(tuple(rule for path in (shipped, *paths) for rule in _rules_of(load_lined(path))))
+        return Rules(tuple(rule for path in (shipped, *paths) for rule in _rules_of(path)))
 
 
-def _rules_of(document: Lined) -> list[Rule]:
-    top = _mapping(document, "the file", ("version", "rules"))
-    version = top.get("version")
-    if version is None:
-        raise document.error(f"'version' is missing; expected 'version: {_VERSION}'")
-    if version.value != _VERSION or isinstance(version.value, bool):
-        raise version.error(f"version got {version.shown}; expected {_VERSION}")
-    rules = top.get("rules", Lined([], document.path, document.line))
-    if not isinstance(rules.value, list):
-        raise rules.error(f"rules got {rules.shown}; expected a list of rules")
-    return [_rule(entry) for entry in rules.value]
+def _rules_of(path: Path) -> list[Rule]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise SuiteError(f"{path}: larger than {_MAX_BYTES // 2**20} MiB, which no file of rules is")
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        if root is None:
+            raise SuiteError(f"{path}:1: there is nothing in it; expected version and rules")
+        _refuse_code(root, path)
+        return _File.model_validate(yaml.SafeLoader("").construct_document(root)).rules
+    except OSError as error:
+        raise SuiteError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SuiteError(f"{path}: not UTF-8 text: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise SuiteError(f"{path}:{line}: not YAML: {error.problem or error}") from None
+    except ValidationError as error:
+        raise SuiteError(f"{path}:{_told(error.errors(include_url=False)[0], root)}") from None
+    except RecursionError:
+        raise SuiteError(f"{path}: nested too deeply; does an alias stand within what it names?") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise SuiteError(f"{path}: not YAML: {error}") from None
 
 
-def _rule(entry: Lined) -> Rule:
-    parts = _mapping(entry, "a rule", ("models", "suite", "when", "reason", *_ACTIONS))
-    if "models" not in parts:
-        raise entry.error("a rule without 'models'; expected names, in which * stands for any text")
-    reason = parts.get("reason")
-    if reason is None:
-        raise entry.error("a rule without 'reason'; expected a sentence that says why")
-    actions = [name for name in parts if name in _ACTIONS]
-    if not actions:
-        raise entry.error(f"a rule that does nothing; expected one of {', '.join(_ACTIONS)}")
-    why = _text(reason, "reason")
-    changes = [_ACTIONS[name](parts[name], name, why) for name in actions]
-
-    def change(settings: Settings) -> Settings:
-        for one in changes:
-            settings = one(settings)
-        return settings
-
-    names = _texts(parts["models"], "models")
-    suite = _suite(parts["suite"]) if "suite" in parts else None
-    return Rule(tuple(Pattern(name) for name in names), suite, _when(parts.get("when")), change)
-
-
-def _suite(entry: Lined) -> str:
-    kind = _text(entry, "suite")
-    if kind not in SUITES:
-        raise entry.error(f"suite got {kind!r}; expected {', '.join(SUITES)}")
-    return kind
-
-
-class Pattern:
-    """A pattern in which only ``*`` is special. ``fnmatch`` does not fit, because names have brackets.
-
-    Nor does a regular expression: it takes time that grows exponentially with the number of stars.
-
-    Args:
-        name: The pattern.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._first, *self._others = name.split("*")
-
-    def fullmatch(self, text: str) -> bool:
-        """Whether it matches all of a text."""
-        if not self._others:
-            return text == self._first
-        *middle, last = self._others
-        if len(text) < len(self._first) + len(last) or not (text.startswith(self._first) and text.endswith(last)):
-            return False
-        place, end = len(self._first), len(text) - len(last)
-        for part in middle:
-            found = text.find(part, place, end)
-            if found < 0:
-                return False
-            place = found + len(part)
-        return True
-
-
-def _when(entry: Lined | None) -> Mapping[str, tuple[object, ...]]:
-    if entry is None:
-        return MappingProxyType({})
-    found: dict[str, tuple[object, ...]] = {}
-    for name, value in _mapping(entry, "when", tuple(_WHERE)).items():
-        valid = _WHERE[name]
-        if name == "dynamic":
-            if not isinstance(value.value, bool):
-                raise value.error(f"dynamic got {value.shown}; expected true or false")
-            found[name] = (value.value,)
+def _refuse_code(root: yaml.Node, path: Path) -> None:
+    """Raise for what is not plain data, and for keys that stand twice. Dates become text."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
             continue
-        words = tuple(_texts(value, name))
-        for word in words:
-            if valid is not None and word not in valid:
-                raise value.error(f"{name} got {word!r}; expected {', '.join(valid)}")
-        found[name] = words
-    return MappingProxyType(found)
+        seen.add(id(node))
+        where = f"{path}:{node.start_mark.line + 1}"
+        if node.tag not in _PLAIN:
+            raise SuiteError(f"{where}: got the tag {node.tag}; expected plain data")
+        if isinstance(node, yaml.MappingNode):
+            names: set[str] = set()
+            for key, value in node.value:
+                if key.tag != _STRING or key.value in names:
+                    what = "a key that is no text" if key.tag != _STRING else f"{key.value!r} stands twice"
+                    raise SuiteError(f"{path}:{key.start_mark.line + 1}: {what}")
+                names.add(key.value)
+                waiting.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+        elif node.tag == "tag:yaml.org,2002:timestamp":
+            node.tag = _STRING
 
 
-SettingsChange = Callable[[Settings], Settings]
-
-
-def _skip(value: Lined, name: str, reason: str) -> SettingsChange:
-    if not isinstance(value.value, bool):
-        raise value.error(f"{name} got {value.shown}; expected true, or false to run what an earlier rule skips")
-    return partial(replace, skip=reason if value.value else None)
-
-
-def _positive(value: Lined, name: str, _reason: str) -> SettingsChange:
-    number = value.value
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise value.error(f"{name} got {value.shown}; expected a whole number from 1 on")
-    return partial(replace, **{name: number})
-
-
-_MOST_SECONDS = 1e9
-
-
-def _seconds(value: Lined, name: str, _reason: str) -> SettingsChange:
-    number = value.value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < _MOST_SECONDS:
-        raise value.error(f"{name} got {value.shown}; expected seconds")
-    return partial(replace, **{name: float(number)})
-
-
-def _dtype(value: Lined, name: str, _reason: str) -> SettingsChange:
-    word = _text(value, name)
-    if word not in DTYPES:
-        raise value.error(f"{name} got {word!r}; expected {', '.join(DTYPES)}")
-    return partial(replace, run_as=word)
-
-
-def _tag(value: Lined, name: str, reason: str) -> SettingsChange:
-    if not isinstance(value.value, bool):
-        raise value.error(f"{name} got {value.shown}; expected true or false")
-
-    def change(settings: Settings) -> Settings:
-        others = {tag: why for tag, why in settings.tags.items() if tag != name}
-        return replace(settings, tags={**others, name: reason} if value.value else others)
-
-    return change
-
-
-def _ignore(value: Lined, name: str, reason: str) -> SettingsChange:
-    subjects = dict.fromkeys(_texts(value, name), reason)
-    return lambda settings: replace(settings, ignore_outputs={**settings.ignore_outputs, **subjects})
-
-
-def _known(value: Lined, name: str, reason: str) -> SettingsChange:
-    valid = [kind.value for kind in Kind if kind.fails]
-    kinds = _texts(value, name)
-    for kind in kinds:
-        if kind not in valid:
-            raise value.error(f"{name} got {kind!r}; expected kinds of findings: {', '.join(valid)}")
-    return lambda settings: replace(settings, known_fails={**settings.known_fails, **dict.fromkeys(kinds, reason)})
-
-
-def _noise(value: Lined, name: str, reason: str) -> SettingsChange:
-    parts: Mapping[str, Lined] = {"*": value}
-    if isinstance(value.value, dict):
-        parts = value.value
-    limits = {}
-    for subject, limit in parts.items():
-        number = limit.value
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1:
-            raise limit.error(
-                f"{name} got {limit.shown}; expected a relative error between 0 and 1, or a mapping of subjects to such"
-            )
-        limits[subject] = (float(number), reason)
-    return lambda settings: replace(settings, noise={**settings.noise, **limits})
-
-
-_ACTIONS: Mapping[str, Callable[[Lined, str, str], SettingsChange]] = MappingProxyType(
-    {
-        "skip": _skip,
-        "batch_size": _positive,
-        "timeout": _seconds,
-        "run_as": _dtype,
-        "ignore_outputs": _ignore,
-        "known_fails": _known,
-        "noise": _noise,
-        **dict.fromkeys(TAGS, _tag),
-    }
-)
-
-
-def _mapping(entry: Lined, what: str, valid: Iterable[str]) -> Mapping[str, Lined]:
-    valid = tuple(valid)
-    if not isinstance(entry.value, dict):
-        raise entry.error(f"{what} got {entry.shown}; expected a mapping with {', '.join(valid)}")
-    found: Mapping[str, Lined] = entry.value
-    for name, value in found.items():
-        if name not in valid:
-            raise value.error(f"{what} has no {name!r}; expected {', '.join(valid)}")
-    return found
-
-
-def _text(entry: Lined, what: str) -> str:
-    if not isinstance(entry.value, str) or not entry.value.strip():
-        raise entry.error(f"{what} got {entry.shown}; expected text")
-    return entry.value
-
-
-def _texts(entry: Lined, what: str) -> list[str]:
-    """One text or several. Nested lists, which YAML aliases make, are flattened."""
-    return list(_folded(entry, what, 0))
-
-
-def _folded(entry: Lined, what: str, depth: int) -> Iterable[str]:
-    if not isinstance(entry.value, list):
-        yield _text(entry, what)
-        return
-    if depth == _MAX_FOLDED:
-        raise entry.error(f"{what}: lists within lists within lists")
-    for part in entry.value:
-        yield from _folded(part, what, depth + 1)
+def _told(error: Any, root: yaml.Node) -> str:
+    """The line of an error, and what is wrong."""
+    node, name = root, "the file"
+    for part in error["loc"]:
+        if isinstance(node, yaml.MappingNode):
+            values = {key.value: value for key, value in node.value}
+            name = str(part) if isinstance(part, str) else name
+            node = values.get(part, node)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node, name = node.value[part], "a rule" if name == "rules" else name
+    value = error["input"]
+    if error["type"] == "missing":
+        what = f"{name!r} is missing"
+    elif error["type"] == "extra_forbidden":
+        kinds: dict[int, type[BaseModel]] = {1: _File, 3: Rule, 4: _When}
+        what = f"there is no {name!r}; expected {', '.join(kinds[len(error['loc'])].model_fields)}"
+    else:
+        shown = "" if isinstance(value, (dict, list, Rule)) else f" got {value!r:.80}"
+        what = f"{name}{shown}: {error['msg'].removeprefix('Value error, ')}"
+    return f"{node.start_mark.line + 1}: {what}"

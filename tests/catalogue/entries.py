@@ -18,8 +18,8 @@ from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
 from checked_backend.process.child import default_memory
-from checked_backend.sweep.job import JobResources
-from checked_backend.sweep.status import Status
+from checked_backend.process.job import JobResources
+from checked_backend.runs.status import Status
 
 __all__ = ["COMPILERS", "FILE", "Entry", "here", "look", "order", "read", "write"]
 

@@ -13,7 +13,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.tasks import CheckTask
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 from tests.catalogue import __main__ as command
 from tests.catalogue import entries
 from tests.catalogue.entries import Entry, here, read

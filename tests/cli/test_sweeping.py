@@ -1,11 +1,10 @@
-"""The verb ``sweep``, and ``report`` with a database of sweeps."""
+"""The verb ``sweep``, and ``report`` with the folder of a sweep."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -15,12 +14,14 @@ import pytest
 
 from checked_backend.cli import sweeping
 from checked_backend.errors import SuiteError
+from checked_backend.runs.results import Results
+from checked_backend.runs.status import Status
+from checked_backend.runs.summary import summarize
 from checked_backend.sweep import drive
-from checked_backend.sweep.database import Database
 from checked_backend.sweep.drive import Sweep
 from checked_backend.sweep.plan import Listed
 from tests.support.cli_tools import Run
-from tests.support.sweep_tools import failing, outcome, run_with
+from tests.support.sweep_tools import failing, keep, outcome
 
 MODELS = """
 import torch
@@ -38,15 +39,24 @@ def linear(batch_size=4):
 @pytest.mark.process
 def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
-    db = tmp_path / "s.db"
-    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--compiler", "one_percent_off", "--db", db, "--threads", "1"]
+    kept = tmp_path / "s"
+    words = [
+        "sweep",
+        f"python:{tmp_path / 'models.py'}",
+        "--compiler",
+        "one_percent_off",
+        "--out",
+        kept,
+        "--threads",
+        "1",
+    ]
     code, out, err = run(*words)
     assert code == 1
-    assert out.startswith("FAIL: run 1 (torch ")
+    assert out.startswith(f"FAIL: {kept} (torch ")
     assert "linear (inference float32 cpu, one_percent_off): logic: output[0]" in out
     assert "[1/1] fail" in err
     page = tmp_path / "s.html"
-    code, out, _ = run("report", db, "--html", page, "--junit", tmp_path / "s.xml", "--json")
+    code, out, _ = run("report", kept, "--html", page, "--junit", tmp_path / "s.xml", "--json")
     assert code == 1
     (case,) = json.loads(out)["cases"]
     assert case["report"]["verdict"] == "fail"
@@ -56,7 +66,7 @@ def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) 
 @pytest.mark.process
 def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
-    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--db", tmp_path / "s.db", "--threads", "1"]
+    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--out", tmp_path / "s", "--threads", "1"]
     code, out, _ = run(*words, "--compiler", f"{tmp_path / 'models.py'}:one_percent_off")
     assert code == 1
     assert "models.py:one_percent_off): logic: output[0]" in out
@@ -69,16 +79,16 @@ def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path) -> None:
 def test_list_runs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [{"name": name, "canary": name == "bird", "fixed": False} for name in ("a", "bird")]
     monkeypatch.setattr(drive, "list_suite", lambda *_: Listed("timm", "timm", models, "", {"torch": "2.13"}, 0))
-    code, out, _ = run("sweep", "timm", "--list", "--mode", "training:amp", "--db", tmp_path / "s.db")
+    code, out, _ = run("sweep", "timm", "--list", "--mode", "training:amp", "--out", tmp_path / "s")
     assert code == 0
     assert out.splitlines() == [
         "timm  a (training amp cpu, inductor)",
         "timm  bird (training amp cpu, inductor)  skipped: a canary model; --canary runs it",
     ]
-    assert not (tmp_path / "s.db").exists()
-    code, _, err = run("sweep", "timm", "timm", "--db", tmp_path / "s.db")
-    assert (code, err) == (3, "checked-backend: two suites are called timm; sweep them into two databases\n")
-    code, _, err = run("sweep", "timm", "--device", "cuda", "--db", tmp_path / "s.db")
+    assert not (tmp_path / "s").exists()
+    code, _, err = run("sweep", "timm", "timm", "--out", tmp_path / "s")
+    assert (code, err) == (3, "checked-backend: two suites are called timm; sweep them into two folders\n")
+    code, _, err = run("sweep", "timm", "--device", "cuda", "--out", tmp_path / "s")
     assert (code, err) == (3, "checked-backend: --device cuda: torch finds no CUDA device here\n")
 
 
@@ -93,7 +103,7 @@ def test_fresh_is_handed_on(
         raise SuiteError("enough")
 
     monkeypatch.setattr(sweeping, "warm_processes", warm)
-    code, _, err = run("sweep", "timm", "--jobs", "3", "--db", tmp_path / "s.db", *words)
+    code, _, err = run("sweep", "timm", "--jobs", "3", "--out", tmp_path / "s", *words)
     assert (code, err) == (3, "checked-backend: enough\n")
     assert [(asked.fresh, asked.jobs) for asked in seen] == [(fresh, 3)]
 
@@ -115,45 +125,40 @@ def test_fresh_is_handed_on(
         (["timm", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["timm", "--optimizer", "Addam"], "--optimizer got 'Addam', which torch.optim does not have"),
         (["timm", "--compiler-option", "fast"], "--compiler-option got 'fast'; give KEY=VALUE"),
-        (["--merge"], "--merge: name the databases"),
+        (["--merge"], "--merge: name the folders"),
     ],
 )
 def test_misuse(run: Run, tmp_path: Path, words: list[str], why: str) -> None:
-    code, _, err = run("sweep", *words, "--db", tmp_path / "s.db")
+    code, _, err = run("sweep", *words, "--out", tmp_path / "s")
     assert code == 3
     assert why in err
 
 
-def test_report_shows_the_last_run_and_what_changed_since_another(run: Run, tmp_path: Path) -> None:
-    db = tmp_path / "s.db"
-    with Database(db, write=True) as database:
-        run_with(database, {"a": outcome(), "b": outcome("fail")}, "2.11.0")
-        run_with(database, {"a": outcome(), "b": outcome()}, "2.12.0")
-        run_with(database, {"a": failing(), "b": outcome()}, "2.13.0")
-    code, out, _ = run("report", db)
+def test_report_shows_a_sweep_and_what_changed_since_another(run: Run, tmp_path: Path) -> None:
+    before = keep(tmp_path / "before", {"a": outcome(), "b": outcome("fail")}, "2.12.0")
+    after = keep(tmp_path / "after", {"a": failing(), "b": outcome()}, "2.13.0")
+    code, out, _ = run("report", after, "--since", before)
     assert code == 1
-    assert out.startswith("FAIL: run 3 (torch 2.13.0")
-    assert "since run 2 (torch 2.12.0" in out
+    assert out.startswith(f"FAIL: {after} (torch 2.13.0")
+    assert f"since {before} (torch 2.12.0" in out
     assert "a (inference float32 cpu, inductor): pass -> fail" in out
-    code, out, _ = run("report", db, "--run", "2.12.0", "--since", "1")
-    assert code == 0
     assert "fixed (1)" in out
-    code, _, err = run("report", db, "--run", "2.9")
+    code, out, _ = run("report", after)
+    assert (code, "since" in out) == (1, False)
+    code, _, err = run("report", after, "--since", tmp_path)
     assert code == 3
-    assert "no run '2.9'" in err
-    code, _, err = run("report", tmp_path, "--run", "1")
+    assert "not the folder of a sweep" in err
+    code, _, err = run("report", tmp_path, "--since", before)
     assert code == 3
-    assert "only a database of sweeps has that" in err
+    assert "only the folder of a sweep has that" in err
 
 
 def test_merge(run: Run, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        with Database(tmp_path / f"{name}.db", write=True) as database:
-            run_with(database, {name: outcome()})
-    code, _, err = run("sweep", "--merge", "--db", tmp_path / "all.db", tmp_path / "a.db", tmp_path / "b.db")
+    parts = [keep(tmp_path / name, {name: outcome()}) for name in ("a", "b")]
+    code, _, err = run("sweep", "--merge", "--out", tmp_path / "all", *parts)
     assert code == 0
     assert err.replace("\n", "").count(": 1 results") == 2
-    code, out, _ = run("report", tmp_path / "all.db")
+    code, out, _ = run("report", tmp_path / "all")
     assert code == 0
     assert "2 pass" in out
 
@@ -191,8 +196,16 @@ def d_last():
 @pytest.mark.ci_sample
 def test_kill_9_of_driver_and_worker_loses_nothing_and_runs_nothing_twice(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(HELD)
-    db = tmp_path / "s.db"
-    words = [sys.executable, "-m", "checked_backend", "sweep", f"python:{tmp_path / 'held.py'}", "--db", str(db)]
+    kept = tmp_path / "s"
+    words = [
+        sys.executable,
+        "-m",
+        "checked_backend",
+        "sweep",
+        f"python:{tmp_path / 'held.py'}",
+        "--out",
+        str(kept),
+    ]
     words += ["--compiler", "eager", "--threads", "1"]
     environment = {**os.environ, "SWEEP_TEST_FOLDER": str(tmp_path)}
     built = tmp_path / "built"
@@ -204,10 +217,8 @@ def test_kill_9_of_driver_and_worker_loses_nothing_and_runs_nothing_twice(tmp_pa
         driver.kill()
         driver.wait()
     wait_until(lambda: not Path(f"/proc/{worker}").exists())
-    connection = sqlite3.connect(db)
-    kept = connection.execute("SELECT status FROM result ORDER BY id").fetchall()
-    connection.close()
-    assert kept == [("pass",), ("crash",)]
+    with Results(kept) as results:
+        assert summarize(results).counts == {Status.PASS: 1, Status.CRASH: 1}
     (tmp_path / "go").touch()
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -233,7 +244,7 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize("words", [["--timeout", "inf"], ["--timeout", "nan"], ["--memory", "nan"], ["--memory", "-1"]])
 def test_limits_are_numbers(run: Run, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "models.py").write_text(MODELS)
-    code, _, err = run("sweep", f"python:{tmp_path / 'models.py'}", "--db", tmp_path / "s.db", *words)
+    code, _, err = run("sweep", f"python:{tmp_path / 'models.py'}", "--out", tmp_path / "s", *words)
     assert code == 3
     assert f"{words[0]} got " in err or "Invalid value for" in err
 
@@ -241,7 +252,7 @@ def test_limits_are_numbers(run: Run, tmp_path: Path, words: list[str]) -> None:
 @pytest.mark.process
 def test_a_part_without_cases_is_told(run: Run, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
-    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--compiler", "eager", "--db", tmp_path / "s.db"]
+    words = ["sweep", f"python:{tmp_path / 'models.py'}", "--compiler", "eager", "--out", tmp_path / "s"]
     code, out, err = run(*words, "--shard", "3/3", "--threads", "1")
     assert (code, out) == (0, "")
     assert "part 3/3 has no cases: there are fewer cases than parts" in err
@@ -251,6 +262,6 @@ def test_a_part_without_cases_is_told(run: Run, tmp_path: Path) -> None:
 def test_names_that_forge_lines_are_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "models.py"
     path.write_text(MODELS + "\nMODELS = {'a\\nPASS': linear}\n")
-    code, _, err = run("sweep", f"python:{path}", "--compiler", "eager", "--db", tmp_path / "s.db")
+    code, _, err = run("sweep", f"python:{path}", "--compiler", "eager", "--out", tmp_path / "s")
     assert code == 3
     assert "a model is called 'a\\nPASS'; expected a printable name that no other has" in err

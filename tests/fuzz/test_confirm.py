@@ -14,8 +14,8 @@ from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import signature_of
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.text import DIFFERS
-from checked_backend.sweep.status import Status
-from checked_backend.sweep.worker import AnswerFolder
+from checked_backend.process.job import AnswerFolder
+from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import program_of
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

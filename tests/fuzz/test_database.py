@@ -15,8 +15,7 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.program import encode_program
-from checked_backend.sweep.database import Database
-from checked_backend.sweep.file import FUZZ, is_database
+from checked_backend.fuzz.sqlite_file import FUZZ, is_database
 from tests.support.fuzz_tools import PASS, failing, filled, group_of, program_of
 
 
@@ -96,7 +95,10 @@ def test_what_is_no_database_of_fuzz_is_refused(path: Path) -> None:
     path.unlink()
     with pytest.raises(FuzzError, match="no such database"):
         Corpus(path)
-    with Database(path, write=True), pytest.raises(FuzzError, match="not a database of fuzz"):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE run (id)")
+    connection.close()
+    with pytest.raises(FuzzError, match="not a database of fuzz"):
         Corpus(path)
     assert not is_database(path, FUZZ)
 

@@ -12,7 +12,7 @@ import torch
 from checked_backend.fuzz.documented import DOCUMENTED, documented
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import failing
 
 SHARED, ONE = "shared memory: output[0]", "the same object: output[0]"

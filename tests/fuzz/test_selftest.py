@@ -17,9 +17,8 @@ from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.selftest import render_text
 from checked_backend.fuzz.try_faults import PLAIN, Tried, try_faults
-from checked_backend.process.child import Ended
-from checked_backend.sweep.job import Answer, JobResources
-from checked_backend.sweep.status import Status
+from checked_backend.process.job import JobEnd, JobResources
+from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS
 
 OF_CONTROL = len(PLAIN) + 4  # and those in one compile
@@ -103,8 +102,8 @@ def test_a_control_that_gets_no_verdicts_is_not_right(monkeypatch: pytest.Monkey
 
 def test_faults_that_the_time_did_not_suffice_for_are_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [{"fault": "logic", "words": "wrong", "caught": True, "programs": 3, "finding": "logic: output[0]"}]
-    slow = Answer(json.dumps(told), Ended(-9, "trying nonfinite", 300.0), "", 300.0, starved=False)
-    monkeypatch.setattr(selftest, "run_worker", lambda *_args, **_more: slow)
+    slow = JobEnd(json.dumps(told), "trying nonfinite", -9, "", 300.0, 300.0)
+    monkeypatch.setattr(selftest, "run", lambda *_args, **_more: slow)
     monkeypatch.setattr(selftest, "_lethal", lambda name, _place: Tried(name, "kills", True, 1, finding="crash"))
     results = {result.fault: result for result in selftest.run_selftest(JobResources())}
     assert set(results) == set(FAULTS)

@@ -28,7 +28,7 @@ from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.make import matches, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.strategies import _Drawn, assert_passes, make_program, programs
-from checked_backend.sweep.status import Status
+from checked_backend.runs.status import Status
 from tests.support.started_programs import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do

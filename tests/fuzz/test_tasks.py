@@ -14,8 +14,8 @@ from checked_backend.fuzz import tasks
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Stopped
-from checked_backend.sweep.job import IMPORTING, Answer, JobResources
-from checked_backend.sweep.status import Status
+from checked_backend.process.job import IMPORTING, JobEnd, JobResources
+from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
 
 ENTRIES = [Entry(place, f"p{place}", encode_program(program_of("torch.neg")), "00") for place in range(4)]
@@ -25,8 +25,8 @@ def _raw(examined: Any) -> Any:
     return json.loads(examined.to_json())
 
 
-def _check(monkeypatch: pytest.MonkeyPatch, given: Answer, count: int = 4) -> tuple[dict[int, Any], list[CheckTask]]:
-    monkeypatch.setattr(tasks, "run_worker", answering(given, asked=[]))
+def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd, count: int = 4) -> tuple[dict[int, Any], list[CheckTask]]:
+    monkeypatch.setattr(tasks, "_run", answering(given, asked=[]))
     return CheckTask(ENTRIES[:count], 2).run(Asked(), Reins())
 
 
@@ -74,11 +74,11 @@ def test_a_compiler_that_ends_its_process_without_an_error_is_blamed(monkeypatch
 
 
 def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "program 0 0 3", -9), asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(answer(None, "program 0 0 3", -9), asked=[]))
     reins = Reins()
     reins.stop()
     assert CheckTask(ENTRIES, 2).run(Asked(), reins) == ({}, [])
-    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "confirming", -9), asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -9), asked=[]))
     with pytest.raises(Stopped):
         ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), reins)
 
@@ -87,7 +87,7 @@ def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkey
     small = encode_program(program_of("torch.exp"))
     asked: list[Any] = []
     told = answer({"program": small, "result": _raw(failing()), "script": "x", "script_shows": True})
-    monkeypatch.setattr(tasks, "run_worker", answering(told, asked=asked))
+    monkeypatch.setattr(tasks, "_run", answering(told, asked=asked))
     group = ConfirmTask(encode_program(program_of("torch.neg", "torch.exp")), failing(), ENTRIES[0]).run(
         Asked(), Reins()
     )
@@ -98,13 +98,13 @@ def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkey
 
 def test_a_failure_that_does_not_show_again_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     told = answer({"program": ENTRIES[0].text, "result": _raw(PASS)})
-    monkeypatch.setattr(tasks, "run_worker", answering(told, asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
     assert ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), Reins()) is None
 
 
 def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "confirming", -signal.SIGSEGV), asked=asked))
+    monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -signal.SIGSEGV), asked=asked))
     group = ConfirmTask(ENTRIES[0].text, failing("crash", "crash.signal", "crash"), ENTRIES[0]).run(Asked(), Reins())
     assert asked[0]["isolate"]
     assert group is not None
@@ -115,24 +115,24 @@ def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.Monkey
 def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     known = group_of("torch.exp", "torch.neg")
     told = answer({"program": encode_program(known.program), "result": _raw(failing(op="aten.exp.default"))})
-    monkeypatch.setattr(tasks, "run_worker", answering(told, asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
     found = ConfirmTask.of_group(known).run(Asked(), Reins())
     assert found is not None
     assert (found.op, found.localized, found.met) == ("exp", True, 1)
 
 
 def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "run_worker", answering(answer({"refused": "--ops names nothing"}), asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(answer({"refused": "--ops names nothing"}), asked=[]))
     with pytest.raises(FuzzError, match="--ops names nothing"):
         GenerateTask(0, 4).run(Asked(), Reins())
-    monkeypatch.setattr(tasks, "run_worker", answering(answer(None, "generating", -11), asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(answer(None, "generating", -11), asked=[]))
     with pytest.raises(FuzzError, match="no programs were generated: the process was killed by SIGSEGV"):
         GenerateTask(0, 4).run(Asked(), Reins())
 
 
 def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     short = replace(answer(None, IMPORTING, 1), log="Traceback\n  File ...\nMemoryError\n")
-    monkeypatch.setattr(tasks, "run_worker", answering(short, asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(short, asked=[]))
     with pytest.raises(FuzzError) as caught:
         GenerateTask(0, 4).run(Asked(place=JobResources(memory=10**7)), Reins())
     assert str(caught.value) == "torch cannot be imported within 10000000 bytes of memory; --memory may give more"
@@ -144,7 +144,7 @@ def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatc
         answer({"programs": {"8": "eight"}, "left_out": {"odd": 1}}, "generating program 10", -signal.SIGSEGV),
         answer({"programs": {"11": "eleven"}, "left_out": {"odd": 2}}, "done"),
     )
-    monkeypatch.setattr(tasks, "run_worker", answering(*told, asked=asked))
+    monkeypatch.setattr(tasks, "_run", answering(*told, asked=asked))
     made, left_out = GenerateTask(8, 5).run(Asked(), Reins())
     assert made == {"8": "eight", "11": "eleven"}
     assert left_out == {"odd": 3, "making it was killed by SIGSEGV": 1}
@@ -154,7 +154,7 @@ def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatc
 def test_a_generator_that_always_ends_its_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     deaths = [answer(None, f"generating program {number}", -signal.SIGSEGV) for number in range(96)]
-    monkeypatch.setattr(tasks, "run_worker", answering(*deaths, asked=asked))
+    monkeypatch.setattr(tasks, "_run", answering(*deaths, asked=asked))
     with pytest.raises(FuzzError, match=r"no programs were generated: .*making it was killed by SIGSEGV"):
         GenerateTask(0, 96).run(Asked(), Reins())
     assert len(asked) == 6
@@ -171,9 +171,9 @@ def test_the_death_of_a_batch_is_kept_until_its_programs_were_checked_alone(monk
 def test_a_process_that_ends_before_it_compiles_blames_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = replace(answer(None, "loading the compiler", 1), log="ImportError: libfoo")
     for entries in (ENTRIES, ENTRIES[:1]):
-        monkeypatch.setattr(tasks, "run_worker", answering(failed, asked=[]))
+        monkeypatch.setattr(tasks, "_run", answering(failed, asked=[]))
         with pytest.raises(FuzzError, match=r"exited with status 1 while loading the compiler.*\nImportError: libfoo"):
             CheckTask(entries, 2).run(Asked(), Reins())
-    monkeypatch.setattr(tasks, "run_worker", answering(failed, asked=[]))
+    monkeypatch.setattr(tasks, "_run", answering(failed, asked=[]))
     with pytest.raises(FuzzError, match="libfoo"):
         ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), Reins())

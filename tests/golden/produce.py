@@ -127,9 +127,9 @@ def _views(files: Files) -> Outputs:
 
 def _sweep(_files: Files) -> Outputs:
     shutil.copy(_HERE / "models.py", ".")
-    words = "--compiler models.py:right --compiler models.py:wrong --db sweep.db --threads 1"
+    words = "--compiler models.py:right --compiler models.py:wrong --out swept --threads 1"
     yield "run.txt", cli("sweep", "python:models.py", *words.split()).text
-    yield from _pages("sweep", "html", "json", "junit")
+    yield from _pages("sweep", "swept", "html", "json", "junit")
 
 
 def _fuzz(_files: Files) -> Outputs:
@@ -140,14 +140,14 @@ def _fuzz(_files: Files) -> Outputs:
     yield "run.txt", ran._replace(err="\n".join([*lines, *ran.err.splitlines()[-1:], ""])).text
     for path in sorted(Path().glob("repros/*")):
         yield f"{path.name}.txt", path.read_text(encoding="utf-8")
-    yield from _pages("fuzz", "html", "json", "junit")
+    yield from _pages("fuzz", "fuzz.db", "html", "json", "junit")
 
 
-def _pages(kind: str, *forms: str) -> Outputs:
-    """What ``report`` makes of a database. Pages may break words anywhere: masks could not find them."""
+def _pages(kind: str, source: str, *forms: str) -> Outputs:
+    """What ``report`` makes of a database or a folder. Pages may break words anywhere: masks could not find them."""
     paths = {form: Path(f"{kind}.{form}") for form in forms}
     words = [word for form, path in paths.items() for word in (f"--{form}", path.name)]
-    yield "report.txt", cli("report", f"{kind}.db", *words).text
+    yield "report.txt", cli("report", source, *words).text
     for path in filter(Path.exists, paths.values()):  # where the run failed there are none, and it says why
         yield path.name, path.read_text(encoding="utf-8").replace("<wbr>", "")
 

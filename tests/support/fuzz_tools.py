@@ -11,9 +11,8 @@ from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
-from checked_backend.process.child import Ended
-from checked_backend.sweep.job import Answer
-from checked_backend.sweep.status import Status
+from checked_backend.process.job import JobEnd
+from checked_backend.runs.status import Status
 
 __all__ = ["PASS", "STRIDES", "answer", "failing", "filled", "group_of", "program_of"]
 
@@ -57,16 +56,16 @@ def filled(corpus: Corpus, programs: Sequence[FuzzProgram]) -> None:
     corpus.add_programs(0, made)
 
 
-def answer(raw: Mapping[Any, Any] | None, stage: str = "", status: int = 0, overdue: float | None = None) -> Answer:
+def answer(raw: Mapping[Any, Any] | None, stage: str = "", status: int = 0, overdue: float | None = None) -> JobEnd:
     """What a worker answered, and how it ended."""
-    return Answer("" if raw is None else json.dumps(raw), Ended(status, stage, overdue), "", 1.0, False)
+    return JobEnd("" if raw is None else json.dumps(raw), stage, status, "", 1.0, overdue)
 
 
-def answering(*answers: Answer, asked: list[Any]) -> Callable[..., Answer]:
-    """A stand-in for `run_worker` that gives these answers in order."""
+def answering(*answers: JobEnd, asked: list[Any]) -> Callable[..., JobEnd]:
+    """A stand-in for `run` of a job that gives these answers in order."""
     waiting = list(answers)
 
-    def run(question: Mapping[str, Any], *_args: Any) -> Answer:
+    def run(question: Mapping[str, Any], *_args: Any) -> JobEnd:
         asked.append(question)
         return waiting.pop(0)
 

@@ -1,65 +1,95 @@
-"""Cases, results and databases of sweeps, made without running any model."""
+"""Cases, results and folders of sweeps, made without running any model."""
 
 from __future__ import annotations
 
+import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checked_backend.findings import Coverage, Finding, Kind
-from checked_backend.report import Report
-from checked_backend.sweep.case import Case, CaseResult, Settings
-from checked_backend.sweep.database import Attempt, Database, Run
-from checked_backend.sweep.drive import Plan, Sweep
-from checked_backend.sweep.job import Job, JobResources
-from checked_backend.sweep.status import Status
-from checked_backend.sweep.summary import Summary, summarize
+from rich.console import Console
 
-__all__ = ["VERSIONS", "asked", "failing", "jobs_of", "outcome", "plan_of", "run_with", "scripted", "summary_of"]
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.process.job import JobResources
+from checked_backend.report import Report
+from checked_backend.runs.case import Case, CaseResult
+from checked_backend.runs.pool import LocalPool
+from checked_backend.runs.results import Results, WantedCase
+from checked_backend.runs.status import Status
+from checked_backend.runs.summary import Summary, summarize
+from checked_backend.sweep.drive import Plan, Sweep, run_sweep
+from checked_backend.sweep.run_case import SweepJob
+from checked_backend.sweep.settings import Settings
+
+__all__ = ["VERSIONS", "asked", "failing", "jobs_of", "keep", "outcome", "plan_of", "scripted", "summary_of", "swept"]
 
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}
 
 
 def outcome(status: str = "pass", **values: Any) -> CaseResult:
-    """An outcome."""
+    """A result."""
     return CaseResult(Status(status), **values)
 
 
-def jobs_of(*models: str, settings: Settings | None = None, suite: str = "python:models.py") -> list[Job]:
+def jobs_of(*models: str, settings: Settings | None = None, suite: str = "python:models.py") -> list[SweepJob]:
     """A job for each model."""
-    return [Job("python:/models.py", Case(suite, model, compiler="eager"), settings or Settings()) for model in models]
+    cases = [Case(suite, model, compiler="eager") for model in models]
+    return [SweepJob("python:/models.py", case, settings or Settings()) for case in cases]
 
 
-def plan_of(jobs: Sequence[Job], versions: Mapping[str, str] | None = None, source: str = "a") -> Plan:
+def plan_of(jobs: Sequence[SweepJob], source: str = "a", **values: Any) -> Plan:
     """A plan with these jobs."""
-    return Plan(jobs, {job.case.suite: source for job in jobs}, versions or VERSIONS, 0)
+    return Plan([replace(job, state=job.settings.digest(source)) for job in jobs], VERSIONS, 0, **values)
 
 
 def scripted(
     answers: Mapping[str, Sequence[str] | str], ran: list[str]
-) -> Callable[[Job, JobResources, Callable[[int], None]], CaseResult]:
+) -> Callable[[SweepJob, JobResources, Callable[[int], None]], CaseResult]:
     """A runner whose answers are known: by model, in the order of attempts."""
+    counts: Counter[str] = Counter()
 
-    def run(job: Job, _place: JobResources, _started: Callable[[int], None]) -> CaseResult:
-        ran.append(job.case.model)
-        told = answers.get(job.case.model, "pass")
-        return outcome(told if isinstance(told, str) else told[min(job.attempt, len(told) - 1)])
+    def run(job: SweepJob, _resources: JobResources, _started: Callable[[int], None]) -> CaseResult:
+        model = job.case.model
+        ran.append(model)
+        counts[model] += 1
+        told = answers.get(model, "pass")
+        return outcome(told if isinstance(told, str) else told[min(counts[model], len(told)) - 1])
 
     return run
 
 
-def run_with(database: Database, outcomes: Mapping[str, CaseResult], torch: str = "2.13.0", state: str = "s") -> Run:
-    """A run in a database, with an outcome for each model."""
-    run = database.begin("", {**VERSIONS, "torch": torch})
-    for model, result in outcomes.items():
-        database.add(run, Attempt(Case("python:models.py", model), 0, "", state, result))
-    return run
+def asked(folder: Path, **values: Any) -> Sweep:
+    """A sweep into a folder."""
+    return Sweep(**{"suites": ("python:models.py",), "out": folder / "sweep", **values})
+
+
+def swept(
+    folder: Path, plan: Plan, answers: Mapping[str, Sequence[str] | str] | None = None, **values: Any
+) -> tuple[Summary, list[str]]:
+    """Run a sweep whose answers are known. Returns its summary, and the models that ran."""
+    ran: list[str] = []
+    pool = LocalPool(scripted(answers or {}, ran), JobResources())
+    summary, count = run_sweep(asked(folder, **values), Console(file=io.StringIO()), plan, pool)
+    assert count == len(ran)
+    return summary, ran
+
+
+def keep(path: Path, outcomes: Mapping[str, CaseResult], torch: str = "2.13.0", state: str = "s") -> Path:
+    """A folder with a result for each model."""
+    with Results(path, write=True) as results:
+        results.begin({**VERSIONS, "torch": torch})
+        results.ask([WantedCase(Case("python:models.py", model), state) for model in outcomes])
+        for model, result in outcomes.items():
+            results.add(Case("python:models.py", model), result)
+    return path
 
 
 def summary_of(folder: Path, outcomes: Mapping[str, CaseResult], torch: str = "2.13.0") -> Summary:
-    """A run as it is read from a database."""
-    with Database(folder / "summary.db", write=True) as database:
-        return summarize(database, run_with(database, outcomes, torch))
+    """A run as it is read from a folder."""
+    with Results(keep(folder / f"torch{torch}", outcomes, torch)) as results:
+        return summarize(results)
 
 
 def failing(**values: Any) -> CaseResult:
@@ -68,8 +98,3 @@ def failing(**values: Any) -> CaseResult:
     coverage = Coverage(checked={"outputs": 1}, detection_limit={"output[0]": 1e-6})
     report = Report((finding,), coverage, "model").to_json()
     return CaseResult(Status.FAIL, **{"message": "logic: output[0]", "report": report, "noise": 1e-6, **values})
-
-
-def asked(folder: Path, **values: Any) -> Sweep:
-    """A sweep into a database in a folder."""
-    return Sweep(**{"suites": ("python:models.py",), "db": folder / "sweep.db", **values})

@@ -10,36 +10,45 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
+from checked_backend.process.job import JobResources
+from checked_backend.runs.case import CaseResult
+from checked_backend.runs.data import render_json, render_junit
+from checked_backend.runs.page import render_html
+from checked_backend.runs.pool import LocalPool
+from checked_backend.runs.results import Results
+from checked_backend.runs.summary import Summary, summarize
+from checked_backend.runs.text import render_text
 from checked_backend.sweep import drive
-from checked_backend.sweep.case import CaseResult, Settings
-from checked_backend.sweep.database import Attempt, Database
-from checked_backend.sweep.drive import Plan, merge, run_sweep, statuses_of, warm_processes
-from checked_backend.sweep.engine import LocalEngine
-from checked_backend.sweep.job import Job, JobResources, environment_of
-from checked_backend.sweep.plan import Request, Selection, fingerprint_of
-from checked_backend.sweep.render.data import render_json
-from checked_backend.sweep.render.html import render_html
-from checked_backend.sweep.render.junit import render_junit
-from checked_backend.sweep.render.text import render_text
-from checked_backend.sweep.summary import Summary, summarize
-from tests.support.sweep_tools import VERSIONS, asked, jobs_of, outcome, plan_of, scripted
+from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_processes
+from checked_backend.sweep.plan import Request, Selection
+from checked_backend.sweep.run_case import SweepJob
+from checked_backend.sweep.settings import Settings
+from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted, swept
 
 MODELS = ("a", "b", "c", "d")
+FAILED = statuses_of(["failed"])
 
 
-def sweep(folder: Path, answers: dict[str, Sequence[str] | str], **values: object) -> tuple[Summary, list[str]]:
-    ran: list[str] = []
-    plan = plan_of(values.pop("jobs_planned", jobs_of(*MODELS)), source=str(values.pop("source", "a")))  # type: ignore[arg-type]
-    engine = LocalEngine(1, JobResources(), runner=scripted(answers, ran))
-    summary, count = run_sweep(asked(folder, **values), Console(file=io.StringIO()), plan, engine)
-    assert count == len(ran)
-    return summary, ran
+def sweep(
+    folder: Path,
+    answers: dict[str, Sequence[str] | str],
+    jobs: Sequence[SweepJob] = jobs_of(*MODELS),
+    source: str = "a",
+    **values: object,
+) -> tuple[Summary, list[str]]:
+    return swept(folder, plan_of(jobs, source), answers, **values)
+
+
+def summary_in(path: Path) -> Summary:
+    with Results(path) as results:
+        return summarize(results)
 
 
 def by_model(summary: Summary) -> dict[str, str]:
@@ -51,7 +60,8 @@ def test_all_is_run_once_and_then_never_again(tmp_path: Path) -> None:
     assert ran == list(MODELS)
     assert by_model(first) == {"a": "pass", "b": "fail", "c": "pass", "d": "pass"}
     assert first.verdict is Verdict.FAIL
-    assert sweep(tmp_path, {}) == (first, [])
+    again, ran = sweep(tmp_path, {})
+    assert (again.cases, ran) == (first.cases, [])
 
 
 def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -66,11 +76,10 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
             if len(ran) >= 2:
                 raise Stop
 
-    engine = LocalEngine(1, JobResources(), runner=run)
+    pool = LocalPool(run, JobResources())
     with pytest.raises(Stop):
-        run_sweep(asked(tmp_path), Stopping(file=io.StringIO()), plan_of(jobs_of(*MODELS)), engine)
-    with Database(tmp_path / "sweep.db") as database:
-        kept = [result.case.model for result in database.results(database.runs()[0])]
+        run_sweep(asked(tmp_path), Stopping(file=io.StringIO()), plan_of(jobs_of(*MODELS)), pool)
+    kept = [case.case.model for case in summary_in(tmp_path / "sweep").cases]
     _, rest = sweep(tmp_path, {})
     assert sorted(kept + rest) == list(MODELS)
     assert len(kept) >= 1
@@ -87,32 +96,35 @@ def test_another_source_runs_again_within_the_same_run(tmp_path: Path) -> None:
 def test_other_settings_run_again(tmp_path: Path) -> None:
     sweep(tmp_path, {})
     changed = [*jobs_of("a", settings=Settings(batch_size=2)), *jobs_of("b", "c", "d", settings=Settings(timeout=9.0))]
-    assert sweep(tmp_path, {}, jobs_planned=changed)[1] == ["a"]
+    assert sweep(tmp_path, {}, jobs=changed)[1] == ["a"]
 
 
 def test_rerun_failed_runs_those_and_the_last_word_counts(tmp_path: Path) -> None:
     sweep(tmp_path, {"b": "crash", "c": "inconclusive"})
-    summary, ran = sweep(tmp_path, {"b": ["crash", "pass"]}, rerun=statuses_of(["failed"]))
+    summary, ran = sweep(tmp_path, {}, rerun=FAILED)
     assert ran == ["b"]
     assert by_model(summary) == {"a": "pass", "b": "pass", "c": "inconclusive", "d": "pass"}
     assert [case.case.model for case in summary.cases if case.flaky] == ["b"]
-    assert sweep(tmp_path, {}, rerun=statuses_of(["failed"]))[1] == []
+    assert sweep(tmp_path, {}, rerun=FAILED)[1] == []
 
 
 def test_a_rerun_that_was_stopped_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     sweep(tmp_path, dict.fromkeys(MODELS, "fail"))
-    with Database(tmp_path / "sweep.db", write=True) as database:
-        plan = plan_of(jobs_of(*MODELS))
-        run = database.runs()[0]
-        jobs = {(job.case.key, job.settings.digest("a")): job for job in plan.jobs}
-        again = database.ask_again(run, jobs, ["fail"])
-        assert [job.attempt for job in again] == [1] * 4
-        state = again[0].settings.digest("a")
-        database.add(run, Attempt(again[0].case, 1, "", state, outcome("fail")))
-    _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["failed"]))
+    stop_a_rerun(tmp_path, dict.fromkeys(MODELS, "fail"), after=1)
+    _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=FAILED)
     assert ran == ["b", "c", "d"]
     _, ran = sweep(tmp_path, dict.fromkeys(MODELS, "fail"), rerun=statuses_of(["fail"]))
     assert ran == list(MODELS)
+
+
+def stop_a_rerun(folder: Path, answers: dict[str, Sequence[str] | str], after: int) -> None:
+    class StoppingPool(LocalPool[SweepJob]):
+        def run(self, jobs: Sequence[SweepJob], begun: Any) -> Any:
+            return super().run(jobs[:after], begun)
+
+    pool = StoppingPool(scripted(answers, []), JobResources())
+    plan = plan_of(jobs_of(*MODELS))
+    run_sweep(asked(folder, rerun=FAILED), Console(file=io.StringIO()), plan, pool)
 
 
 def test_flaky_repeats_find_what_ends_in_two_ways(tmp_path: Path) -> None:
@@ -124,17 +136,17 @@ def test_flaky_repeats_find_what_ends_in_two_ways(tmp_path: Path) -> None:
 
 def test_a_skip_is_recorded_with_its_reason_and_not_run(tmp_path: Path) -> None:
     jobs = [*jobs_of("a"), *jobs_of("b", settings=Settings(skip="needs a moon"))]
-    summary, ran = sweep(tmp_path, {}, jobs_planned=jobs)
+    summary, ran = sweep(tmp_path, {}, jobs=jobs)
     assert ran == ["a"]
-    assert [(case.status.value, case.outcome.message) for case in summary.cases][1] == ("skipped", "needs a moon")
-    summary, ran = sweep(tmp_path, {"b": "fail"}, jobs_planned=jobs_of("a", "b"))
+    assert [(case.status.value, case.result.message) for case in summary.cases][1] == ("skipped", "needs a moon")
+    summary, ran = sweep(tmp_path, {"b": "fail"}, jobs=jobs_of("a", "b"))
     assert ran == ["b"]
     assert by_model(summary)["b"] == "fail"
 
 
 def test_the_summary_is_of_what_was_asked_for(tmp_path: Path) -> None:
     sweep(tmp_path, {"b": "fail"})
-    summary, _ = sweep(tmp_path, {}, jobs_planned=jobs_of("a"))
+    summary, _ = sweep(tmp_path, {}, jobs=jobs_of("a"))
     assert by_model(summary) == {"a": "pass"}
     assert summary.verdict is Verdict.PASS
 
@@ -144,10 +156,10 @@ def test_shards_that_are_merged_are_the_whole(tmp_path: Path) -> None:
     parts = []
     for number in range(2):
         folder = tmp_path / str(number)
-        sweep(folder, {"b": "fail"}, jobs_planned=jobs[number::2])
-        parts.append(folder / "sweep.db")
+        sweep(folder, {"b": "fail"}, jobs=jobs[number::2])
+        parts.append(folder / "sweep")
     told: list[str] = []
-    merge(tmp_path / "sweep.db", parts, told.append)
+    merge(tmp_path / "sweep", parts, told.append)
     assert told == [f"{part}: 2 results" for part in parts]
     summary, ran = sweep(tmp_path, {})
     assert ran == []
@@ -176,14 +188,14 @@ def test_jobs_have_the_gpus_that_the_user_leaves_visible(
     gate = threading.Barrier(2, timeout=30)
     seen: list[str | None] = []
 
-    def run(_job: Job, place: JobResources, _started: object, forking: object) -> CaseResult:
+    def run(_job: SweepJob, resources: JobResources, _started: object, warm: object) -> CaseResult:
         gate.wait()  # both run at a time
-        assert forking is None
-        seen.append(place.gpu)
+        assert warm is None
+        seen.append(resources.gpu)
         return outcome()
 
-    monkeypatch.setattr(drive, "run_job", run)
-    plan = Plan(jobs_of("a", "b"), {"python:models.py": "a"}, VERSIONS, devices=2)
+    monkeypatch.setattr(drive, "run_case", run)
+    plan = replace(plan_of(jobs_of("a", "b")), devices=2)
     run_sweep(asked(tmp_path, jobs=2, request=Request(devices=devices)), Console(file=io.StringIO()), plan)
     assert sorted(seen, key=str) == expected
 
@@ -209,21 +221,20 @@ def test_only_cases_on_the_cpu_of_this_machine_are_forked(
 
     monkeypatch.setattr(drive, "WarmProcesses", Stub)
     monkeypatch.setattr(sys, "platform", "linux")
-    with warm_processes(asked(tmp_path, **values)) as forking:
-        assert (forking, made) == (("forks", [3]) if forks else (None, []))
+    with warm_processes(asked(tmp_path, **values)) as warm:
+        assert (warm, made) == (("forks", [3]) if forks else (None, []))
 
 
-def test_a_job_sees_only_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert environment_of(JobResources(gpu="3"))["CUDA_VISIBLE_DEVICES"] == "3"
-    assert environment_of(JobResources())["CUDA_VISIBLE_DEVICES"] == "2,3"
+def test_nothing_of_the_users_is_imported_before_a_fork() -> None:
+    assert modules_of(["python:models.py", "dumps:x"]) == modules_of([])
+    assert any(name.startswith("transformers.") for name in modules_of(["huggingface"]))
 
 
 def test_what_merge_and_rerun_refuse(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="--merge: name the databases"):
-        merge(tmp_path / "a.db", [], print)
-    with pytest.raises(SuiteError, match="is the database to write to"):
-        merge(tmp_path / "a.db", [tmp_path / "a.db"], print)
+    with pytest.raises(SuiteError, match="--merge: name the folders"):
+        merge(tmp_path / "a", [], print)
+    with pytest.raises(SuiteError, match="is the folder to write to"):
+        merge(tmp_path / "a", [tmp_path / "a"], print)
     with pytest.raises(SuiteError, match="--rerun got 'bad'; expected failed, all, pass"):
         statuses_of(["bad"])
     assert statuses_of(["out_of_memory", "hang"]) == ["out of memory", "hang"]
@@ -232,54 +243,32 @@ def test_what_merge_and_rerun_refuse(tmp_path: Path) -> None:
 
 def test_a_state_that_comes_back_counts_and_not_the_one_in_between(tmp_path: Path) -> None:
     answers = {"a": "error"}
-    sweep(tmp_path, answers, jobs_planned=jobs_of("a"), source="broken")
-    assert sweep(tmp_path, {}, jobs_planned=jobs_of("a"), source="mended")[0].verdict is Verdict.PASS
-    summary, ran = sweep(tmp_path, {}, jobs_planned=jobs_of("a"), source="broken")
+    sweep(tmp_path, answers, jobs=jobs_of("a"), source="broken")
+    assert sweep(tmp_path, {}, jobs=jobs_of("a"), source="mended")[0].verdict is Verdict.PASS
+    summary, ran = sweep(tmp_path, {}, jobs=jobs_of("a"), source="broken")
     assert (by_model(summary), ran) == ({"a": "error"}, [])
-    with Database(tmp_path / "sweep.db") as database:
-        assert summarize(database, database.runs()[0]).verdict is Verdict.FAIL
+    assert summary_in(tmp_path / "sweep").verdict is Verdict.FAIL
 
 
 def test_a_case_that_was_skipped_in_between_shows_its_result_again(tmp_path: Path) -> None:
-    sweep(tmp_path, {"a": "error"}, jobs_planned=jobs_of("a"))
-    skipped, _ = sweep(tmp_path, {}, jobs_planned=jobs_of("a", settings=Settings(skip="for now")))
+    sweep(tmp_path, {"a": "error"}, jobs=jobs_of("a"))
+    skipped, _ = sweep(tmp_path, {}, jobs=jobs_of("a", settings=Settings(skip="for now")))
     assert by_model(skipped) == {"a": "skipped"}
-    summary, ran = sweep(tmp_path, {}, jobs_planned=jobs_of("a"))
+    summary, ran = sweep(tmp_path, {}, jobs=jobs_of("a"))
     assert (by_model(summary), ran) == ({"a": "error"}, [])
-
-
-def test_a_compilers_file_is_part_of_the_state(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    compiler = f"{path}:mine"
-    jobs = [replace(job, case=replace(job.case, compiler=compiler)) for job in jobs_of("a")]
-
-    def swept(answer: str) -> tuple[str, list[str]]:
-        ran: list[str] = []
-        plan = replace(plan_of(jobs), compilers={compiler: fingerprint_of(compiler)})
-        engine = LocalEngine(1, JobResources(), runner=scripted({"a": answer}, ran))
-        summary, _ = run_sweep(asked(tmp_path), Console(file=io.StringIO()), plan, engine)
-        return by_model(summary)["a"], ran
-
-    path.write_text("def mine(gm, _): return gm.forward")
-    assert swept("pass") == ("pass", ["a"])
-    assert swept("fail") == ("pass", [])
-    path.write_text("def mine(gm, _): return lambda *a: gm(*a) * 2")
-    assert swept("fail") == ("fail", ["a"])
 
 
 def test_a_rerun_of_another_state_hinders_no_later_one(tmp_path: Path) -> None:
     sweep(tmp_path, dict.fromkeys(MODELS, "fail"))
-    with Database(tmp_path / "sweep.db", write=True) as database:
-        jobs = {(job.case.key, job.settings.digest("a")): job for job in jobs_of(*MODELS)}
-        assert len(database.ask_again(database.runs()[0], jobs, ["fail"])) == 4  # and then it was killed
+    stop_a_rerun(tmp_path, {}, after=0)
     sweep(tmp_path, dict.fromkeys(MODELS, "fail"), source="b")
-    _, ran = sweep(tmp_path, {}, source="b", rerun=statuses_of(["failed"]))
+    _, ran = sweep(tmp_path, {}, source="b", rerun=FAILED)
     assert ran == list(MODELS)
 
 
 def test_a_rerun_also_runs_what_has_no_result(tmp_path: Path) -> None:
-    sweep(tmp_path, {"a": "fail"}, jobs_planned=jobs_of("a"))
-    _, ran = sweep(tmp_path, {}, jobs_planned=jobs_of("a", "b"), rerun=statuses_of(["failed"]))
+    sweep(tmp_path, {"a": "fail"}, jobs=jobs_of("a"))
+    _, ran = sweep(tmp_path, {}, jobs=jobs_of("a", "b"), rerun=FAILED)
     assert ran == ["a", "b"]
 
 
@@ -291,37 +280,32 @@ def test_a_lost_case_runs_again_by_itself(tmp_path: Path) -> None:
 
 def test_what_a_part_reran_is_rerun_where_it_is_merged(tmp_path: Path) -> None:
     sweep(tmp_path, {"b": "error"})
-    sweep(tmp_path, {}, rerun=statuses_of(["failed"]))
+    sweep(tmp_path, {}, rerun=FAILED)
     for _ in range(2):
-        merge(tmp_path / "all.db", [tmp_path / "sweep.db"], lambda _: None)
-    with Database(tmp_path / "all.db") as database:
-        assert summarize(database, database.runs()[0]).verdict is Verdict.PASS
+        merge(tmp_path / "all", [tmp_path / "sweep"], lambda _: None)
+    assert summary_in(tmp_path / "all").verdict is Verdict.PASS
 
 
 def test_the_newer_state_counts_whatever_the_order_of_merging(tmp_path: Path) -> None:
     for name, source, answer in (("old", "x", "pass"), ("new", "y", "fail")):
-        (tmp_path / name).mkdir()
-        sweep(tmp_path / name, {"a": answer}, jobs_planned=jobs_of("a"), source=source)
+        sweep(tmp_path / name, {"a": answer}, jobs_of("a"), source)
     for order in (("old", "new"), ("new", "old")):
-        merge(tmp_path / f"{order[0]}.db", [tmp_path / name / "sweep.db" for name in order], lambda _: None)
-        with Database(tmp_path / f"{order[0]}.db") as database:
-            assert summarize(database, database.runs()[0]).verdict is Verdict.FAIL
+        whole = tmp_path / f"{order[0]} first"
+        merge(whole, [tmp_path / name / "sweep" for name in order], lambda _: None)
+        assert summary_in(whole).verdict is Verdict.FAIL
 
 
 def test_a_part_that_is_missing_is_no_pass(tmp_path: Path) -> None:
     jobs = jobs_of("a", "b")
-    plan = replace(plan_of(jobs[1:]), others=jobs[:1])
-    engine = LocalEngine(1, JobResources(), runner=scripted({}, []))
-    summary, _ = run_sweep(asked(tmp_path), Console(file=io.StringIO()), plan, engine)
+    summary, _ = swept(tmp_path, plan_of(jobs[1:], others=jobs[:1]))
     assert summary.verdict is Verdict.PASS  # of its own part
-    merge(tmp_path / "all.db", [tmp_path / "sweep.db"], lambda _: None)
-    with Database(tmp_path / "all.db") as database:
-        merged = summarize(database, database.runs()[0])
+    merge(tmp_path / "all", [tmp_path / "sweep"], lambda _: None)
+    merged = summary_in(tmp_path / "all")
     assert merged.verdict is Verdict.INCONCLUSIVE
     assert [case.model for case in merged.waiting] == ["a"]
     text = render_text(merged)
     assert "1 pass, 1 without a result" in text
-    assert "sweep again with the same --db, or merge the other parts" in text
+    assert "sweep again with the same --out, or merge the other parts" in text
     assert json.loads(render_json(merged))["waiting"][0][1] == "a"
     assert 'errors="1"' in render_junit(merged)
     assert "1 without a result" in render_html(merged)

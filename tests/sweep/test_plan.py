@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from checked_backend.errors import SuiteError
-from checked_backend.process.child import Ended
+from checked_backend.process.job import JobEnd, JobResources
 from checked_backend.sweep import plan
-from checked_backend.sweep.case import Settings
-from checked_backend.sweep.job import Answer, Job, JobResources
 from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, parse_modes, planned, spec_of
 from checked_backend.sweep.rules import Rules, load_rules
+from checked_backend.sweep.run_case import SweepJob
+from checked_backend.sweep.settings import Settings
 
 
 def model(name: str, **more: bool) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def model(name: str, **more: bool) -> dict[str, Any]:
 LISTED = Listed("python:/m.py", "python:m.py", [model("a1"), model("a2"), model("b[0]")], "", {}, 0)
 
 
-def names(jobs: Sequence[Job]) -> list[str]:
+def names(jobs: Sequence[SweepJob]) -> list[str]:
     return [job.case.model for job in jobs]
 
 
@@ -99,6 +99,31 @@ def test_settings_of_the_command_line_hold_where_no_rule_says_otherwise(tmp_path
     assert {job.settings.timeout for job in jobs} == {5.0}
 
 
+def test_what_changes_the_result_changes_the_state_of_a_case(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+
+    def state(settings: Settings = Settings(), **listed: str) -> str:  # noqa: B008
+        request = Request(compilers=(f"{path}:mine",), settings=settings)
+        return planned(replace(LISTED, **listed), request, Rules(), Selection(only=["a1"]))[0].state
+
+    path.write_text("def mine(gm, _): return gm.forward")
+    base = state()
+    same = (Settings(timeout=1.0), Settings(tags={"slow": "x"}), Settings(localize=True))
+    assert {state(settings) for settings in same} == {base}
+    others = (
+        Settings(batch_size=2),
+        Settings(run_as="amp"),
+        Settings(ignore_outputs={"o": "x"}),
+        Settings(known_fails={"logic": "x"}),
+        Settings(noise={"o": (0.1, "x")}),
+        Settings(compiler_options={"a": 1}),
+        Settings(optimizer="Adam"),
+    )
+    changed = [state(fingerprint="edited"), *map(state, others)]
+    path.write_text("def mine(gm, _): return lambda *a: gm(*a) * 2")
+    assert len({base, state(), *changed}) == 10
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [(["train"], "--mode got 'train'; expected inference or training"), (["inference:int8"], "dtype got 'int8'")],
@@ -128,17 +153,17 @@ def test_specs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("end", "why"),
     [
         (
-            Answer("", Ended(-11, "x", None), "noise\nlast words\n", 1.0, False),
+            JobEnd("", "x", -11, "noise\nlast words\n"),
             "its models cannot be listed: the process was killed by SIGSEGV: last words",
         ),
-        (Answer('{"error": "timm: unsupported here: x"}', Ended(0, "x", None), "", 1.0, False), "timm: unsupported"),
+        (JobEnd('{"error": "timm: unsupported here: x"}', "x", 0), "timm: unsupported"),
     ],
 )
-def test_a_suite_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch, answer: Answer, why: str) -> None:
-    monkeypatch.setattr(plan, "run_worker", lambda *_, **_options: answer)
+def test_a_suite_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch, end: JobEnd, why: str) -> None:
+    monkeypatch.setattr(plan, "run", lambda *_: end)
     with pytest.raises(SuiteError) as caught:
         list_suite("timm", ["eager"], JobResources())
     assert why in str(caught.value)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from checked_backend.errors import CheckedBackendError, SuiteError
+from checked_backend.process.job import AnswerFolder
 from checked_backend.sweep.suites.base import Suite, Unsupported
 from checked_backend.sweep.suites.versions import device_count, versions
 
-__all__ = ["models_as_json", "suite_of"]
+__all__ = ["list_models", "suite_of"]
 
 _MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -43,32 +44,25 @@ def suite_of(spec: str) -> Suite:
     return made(where) if colon else made()
 
 
-def models_as_json(spec: str, compilers: Sequence[str]) -> str:
-    """The models of a suite, with the versions and devices of this machine, as JSON.
+def list_models(question: Mapping[str, Any], answers: AnswerFolder) -> None:
+    """Answer with the models of a suite, and with the versions and devices of this machine; or why not.
 
     Args:
-        spec: The suite.
-        compilers: Names of candidates. Each must be a Dynamo backend or ``FILE.py:NAME`` once the suite's code has run.
+        question: The suite's ``spec``, and the names of ``compilers``. Each of these must be a Dynamo backend or
+            ``FILE.py:NAME`` once the suite's code has run.
     """
+    spec = question["spec"]
     try:
         suite = suite_of(spec)
         models = suite.models()
-        for compiler in compilers:
+        for compiler in question["compilers"]:
             load_compiler = importlib.import_module("checked_backend.checking.target").load_compiler
             importlib.import_module("checked_backend.sweep.examine").refuse_unknown(load_compiler(compiler))
-        source = suite.fingerprint()
+        found = {"models": [asdict(model) for model in models], "fingerprint": suite.fingerprint()}
+        answers.answer(json.dumps({**found, "versions": versions(), "devices": device_count()}))
     except ImportError as error:
-        return json.dumps({"error": f"{spec}: import error: {error}"})
+        answers.answer(json.dumps({"error": f"{spec}: import error: {error}"}))
     except Unsupported as error:
-        return json.dumps({"error": f"{spec}: unsupported here: {error}"})
+        answers.answer(json.dumps({"error": f"{spec}: unsupported here: {error}"}))
     except CheckedBackendError as error:
-        told = str(error) if isinstance(error, SuiteError) else f"{spec}: {error}"
-        return json.dumps({"error": told})
-    return json.dumps(
-        {
-            "models": [asdict(model) for model in models],
-            "fingerprint": source,
-            "versions": versions(),
-            "devices": device_count(),
-        }
-    )
+        answers.answer(json.dumps({"error": str(error) if isinstance(error, SuiteError) else f"{spec}: {error}"}))

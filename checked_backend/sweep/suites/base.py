@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from checked_backend.report import Report
-from checked_backend.sweep.case import Case, Settings
+from checked_backend.runs.case import Case
+from checked_backend.sweep.settings import Settings
 
 __all__ = ["Built", "Model", "Suite", "Unsupported"]
 
@@ -21,7 +22,6 @@ class Model:
     """One model of a suite.
 
     Attributes:
-        name: The model's name in the suite.
         canary: Whether the suite itself lists the model as unreliable.
         fixed: Whether the model fixes its mode and its dtype, so that they cannot be chosen.
     """
@@ -36,9 +36,6 @@ class Built:
     """A program that can be run.
 
     Attributes:
-        function: A module or a function.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
         ready: Whether it already has the mode, dtype and device of the case.
         check: A function that checks it instead of `checked_backend.check`; None for that one.
         shrunk: Whether the suite made the model smaller. If it does not run, the suite is the cause.
@@ -68,10 +65,6 @@ class Suite(Protocol):
 
     def build(self, case: Case, settings: Settings) -> Built:
         """Make a model and its inputs.
-
-        Args:
-            case: The model and how it will be run.
-            settings: The settings of the case, with its batch size.
 
         Raises:
             Unsupported: The model cannot run in this way here.

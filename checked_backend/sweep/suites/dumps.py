@@ -10,7 +10,8 @@ from checked_backend.checking.replay import replay
 from checked_backend.checking.target import load_compiler
 from checked_backend.dump import load_dump, rehearse
 from checked_backend.errors import DumpError, SuiteError
-from checked_backend.sweep.case import Case, Settings
+from checked_backend.runs.case import Case
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
 __all__ = ["Dumps"]

@@ -11,7 +11,8 @@ from typing import Any
 
 from checked_backend.checking.target import make_program, run_file
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, Settings
+from checked_backend.runs.case import Case
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
 __all__ = ["PythonFile"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from checked_backend.sweep.case import Case, Settings
+from checked_backend.runs.case import Case
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
 __all__ = ["Timm"]

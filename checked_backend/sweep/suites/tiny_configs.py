@@ -14,73 +14,38 @@ _LAYERS = 2
 _TOKENS = 128
 _SPECIAL_TOKENS = range(3, 63)
 
+
+def _each(number: int, names: str) -> dict[str, int]:
+    return dict.fromkeys(names.split(), number)
+
+
 _WIDTHS: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "projection_dim", "hidden_dim"),
-            32,
-        ),
-        **dict.fromkeys(
-            (
-                "intermediate_size",
-                "ffn_dim",
-                "encoder_ffn_dim",
-                "decoder_ffn_dim",
-                "d_ff",
-                "dim_feedforward",
-                "n_inner",
-                "d_inner",
-                "ffn_hidden_size",
-                "mlp_dim",
-            ),
-            64,
-        ),
-        **dict.fromkeys(
-            (
-                "num_attention_heads",
-                "n_head",
-                "n_heads",
-                "num_heads",
-                "encoder_attention_heads",
-                "decoder_attention_heads",
-                "num_encoder_attention_heads",
-                "num_decoder_attention_heads",
-                "linear_num_heads",
-            ),
-            4,
-        ),
-        **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
-        **dict.fromkeys(("head_dim", "d_kv", "attention_head_size", "v_head_dim", "linear_head_dim"), 8),
-        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "rope_head_dim", "rotary_dim"), 8),
-        **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
-        **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
-        "num_mel_bins": 16,
-        "upsample_initial_channel": 64,  # vocoders halve it at each of up to five steps
-        "flow_size": 32,
-        "mamba_expand": 2,
-        "mamba_d_state": 8,
-        "state_size": 8,
-    }
+    _each(32, "hidden_size d_model n_embd dim embed_dim embedding_size projection_dim hidden_dim")
+    | _each(64, "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff dim_feedforward n_inner d_inner")
+    | _each(64, "ffn_hidden_size mlp_dim")
+    | _each(4, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads")
+    | _each(4, "num_encoder_attention_heads num_decoder_attention_heads linear_num_heads")
+    | _each(2, "num_key_value_heads num_kv_heads")
+    | _each(8, "head_dim d_kv attention_head_size v_head_dim linear_head_dim")
+    | _each(8, "qk_nope_head_dim qk_rope_head_dim rope_head_dim rotary_dim")
+    | _each(16, "q_lora_rank kv_lora_rank num_mel_bins")
+    | _each(32, "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size flow_size")
+    | _each(64, "upsample_initial_channel")  # vocoders halve it at each of up to five steps
+    | _each(8, "mamba_d_state state_size")
+    | _each(2, "mamba_expand")
 )
 """Widths that fit together in most models: four heads of eight are 32."""
 
 _COUNTS: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-        **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_experts_per_token", "top_k_experts", "moe_k"), 2),
-        **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_mtp_modules"), 1),
-        "num_queries": 8,
-    }
+    _each(4, "num_experts num_local_experts n_routed_experts moe_num_experts")
+    | _each(2, "num_experts_per_tok moe_topk num_experts_per_token top_k_experts moe_k")
+    | _each(1, "n_group topk_group first_k_dense_replace num_mtp_modules")
+    | _each(8, "num_queries")
 )
 _LENGTHS: Mapping[str, int] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "context_length"), 64
-        ),
-        **dict.fromkeys(("image_size", "img_size", "input_size"), 32),
-        **dict.fromkeys(("chunk_size", "mamba_chunk_size", "attention_chunk_size", "patch_size"), 8),
-        "max_source_positions": 32,
-    }
+    _each(64, "max_position_embeddings n_positions n_ctx max_target_positions context_length")
+    | _each(32, "image_size img_size input_size max_source_positions")
+    | _each(8, "chunk_size mamba_chunk_size attention_chunk_size patch_size")
 )
 _MISSING: Mapping[str, int] = MappingProxyType(
     {"prediction_length": 8, "sliding_window": 8, "num_frames": 4, "pad_token_id": 0}
@@ -142,12 +107,7 @@ WAYS: Sequence[Shrinking] = (
 
 
 def tiny_config(config_class: Any, way: Shrinking) -> Any:
-    """Make a small configuration. Attributes without a rule here keep their values.
-
-    Args:
-        config_class: The configuration class of a model type.
-        way: How to make it small.
-    """
+    """Make a small configuration. Attributes without a rule here keep their values."""
     config = config_class(**_shrunk(config_class, None, way))
     _turn_caches_off(config)
     return config

@@ -29,9 +29,7 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
     """Make keyword arguments of a forward pass, in several ways: models differ in what they need and in its shape.
 
     Args:
-        model: The model. Its main input says whether it takes text, images or sound.
-        config: The model's configuration.
-        batch: The number of examples.
+        model: Its main input says whether it takes text, images or sound.
         parameters: The parameters of the forward pass by name.
 
     Raises:

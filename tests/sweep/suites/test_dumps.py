@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.runs.case import Case, CaseResult
 from checked_backend.sweep.examine import examine
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.dumps import Dumps
 
 

@@ -7,8 +7,9 @@ import importlib
 import pytest
 import torch
 
-from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.runs.case import Case, CaseResult
 from checked_backend.sweep.examine import examine
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import huggingface
 from checked_backend.sweep.suites.huggingface import HuggingFace
 from tests.support.stub_config import Stub

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.process.job import AnswerFolder
+from checked_backend.runs.case import Case, CaseResult
 from checked_backend.sweep.examine import examine
-from checked_backend.sweep.suites import models_as_json
+from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.suites import list_models
 from checked_backend.sweep.suites.timm_models import Timm
 
 
-def test_a_torchvision_of_another_torch_is_a_clear_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def listed(folder: Path) -> str:
+    list_models({"spec": "timm", "compilers": ["eager"]}, AnswerFolder(folder))
+    return (folder / "result.json").read_text()
+
+
+def test_a_torchvision_of_another_torch_is_a_clear_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> ModuleType:
         if name == "timm":
             raise RuntimeError("operator torchvision::nms does not exist")
@@ -23,14 +31,14 @@ def test_a_torchvision_of_another_torch_is_a_clear_unsupported(monkeypatch: pyte
 
     real = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", refuse)
-    told = models_as_json("timm", ["eager"])
+    told = listed(tmp_path)
     assert "timm: unsupported here: timm cannot be imported: operator torchvision::nms does not exist" in told
     assert "install the torchvision that belongs to your torch" in told
 
 
-def test_no_timm_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_timm_is_an_import_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert "timm: import error: " in models_as_json("timm", ["eager"])
+    assert "timm: import error: " in listed(tmp_path)
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from checked_backend.errors import SuiteError
-from checked_backend.sweep.case import Case, CaseResult, Settings
+from checked_backend.runs.case import Case, CaseResult
 from checked_backend.sweep.examine import examine
+from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.torchbench import TorchBench
 
 BASE = """

@@ -14,20 +14,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from checked_backend.sweep.database import Database
-from checked_backend.sweep.render.data import render_json
-from checked_backend.sweep.render.html import render_html
-from checked_backend.sweep.render.junit import render_junit
-from checked_backend.sweep.render.text import render_text
-from checked_backend.sweep.summary import Summary, SweepComparison, compare, summarize
-from tests.support.sweep_tools import failing, outcome, run_with
+from checked_backend.runs.data import render_json, render_junit
+from checked_backend.runs.page import render_html
+from checked_backend.runs.summary import Comparison, Summary, compare
+from checked_backend.runs.text import render_text
+from tests.support.sweep_tools import failing, outcome, summary_of
 
 EVIL = "</script><script>alert(1)</script>\x1b[31m\u202e"
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Summary, SweepComparison]:
-    before = {"good": outcome(), "bad": outcome(), EVIL: outcome("crash"), "skipped": outcome("skipped", message="no")}
+def pair(tmp_path: Path) -> tuple[Summary, Comparison]:
+    before = {"good": outcome(), "bad": outcome(), EVIL: outcome("crash"), "skipped": outcome("skipped")}
     after = {
         "good": outcome(noise=1e-6),
         "bad": failing(message="logic: output[0]: wrong\nmore"),
@@ -35,18 +33,15 @@ def pair(tmp_path: Path) -> tuple[Summary, SweepComparison]:
         "skipped": outcome("skipped", message="=HYPERLINK()"),
         "vague": outcome("inconclusive", message="nothing was checked"),
     }
-    with Database(tmp_path / "a.db", write=True) as database:
-        old, new = (
-            summarize(database, run_with(database, found, torch))
-            for found, torch in ((before, "2.12.0"), (after, "2.13.0"))
-        )
+    old, new = summary_of(tmp_path, before, "2.12.0"), summary_of(tmp_path, after, "2.13.0")
     return new, compare(old, new)
 
 
-def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, SweepComparison]) -> None:
+def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, Comparison]) -> None:
     text = render_text(*pair)
     lines = text.splitlines()
-    assert lines[0].startswith("FAIL: run 2 (torch 2.13.0, ")
+    assert lines[0].startswith(f"FAIL: {pair[0].title}: ")
+    assert "torch2.13.0 (torch 2.13.0, " in lines[0]
     assert lines[0].endswith("1 pass, 1 fail, 1 inconclusive, 1 hang, 1 skipped")
     assert "  bad (inference float32 cpu, inductor): logic: output[0]: wrong" in lines
     assert "  newly failing (1)" in lines
@@ -57,7 +52,7 @@ def test_text_has_counts_reasons_changes_and_no_escapes(pair: tuple[Summary, Swe
     assert "nothing changed" in render_text(pair[0], compare(pair[0], pair[0]))
 
 
-def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, SweepComparison]) -> None:
+def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, Comparison]) -> None:
     found = json.loads(render_json(*pair), parse_constant=lambda word: pytest.fail(word))
     assert found["schema"] == "checked_backend.sweep"
     assert found["verdict"] == "fail"
@@ -69,7 +64,7 @@ def test_json_is_strict_and_has_the_reports(pair: tuple[Summary, SweepComparison
     assert [case[1] for case in found["since"]["new"]] == ["vague"]
 
 
-def test_junit_counts_what_is_no_pass(pair: tuple[Summary, SweepComparison]) -> None:
+def test_junit_counts_what_is_no_pass(pair: tuple[Summary, Comparison]) -> None:
     suite = ElementTree.fromstring(render_junit(pair[0])).find("testsuite")
     assert suite is not None
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
@@ -106,7 +101,7 @@ class Reader(HTMLParser):
             self.scripts[-1] += data
 
 
-def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summary, SweepComparison]) -> None:
+def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summary, Comparison]) -> None:
     page = render_html(*pair)
     reader = Reader()
     reader.feed(page)
@@ -119,7 +114,7 @@ def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summ
     assert "\x1b" not in page
 
 
-def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summary, SweepComparison]) -> None:
+def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summary, Comparison]) -> None:
     page = render_html(*pair)
     assert page.count("<tr data-status=") == 5
     assert len(re.findall(r'<section class="model" id="model-\d">', page)) == 5
@@ -128,9 +123,7 @@ def test_html_has_a_row_for_each_case_and_a_page_for_each_model(pair: tuple[Summ
 
 
 def test_a_report_that_cannot_be_read_costs_nothing_else(tmp_path: Path) -> None:
-    with Database(tmp_path / "a.db", write=True) as database:
-        run = run_with(database, {"a": outcome("fail", report="{"), "b": outcome("fail", report='{"schema": 1}')})
-        found = summarize(database, run)
+    found = summary_of(tmp_path, {"a": outcome("fail", report="{"), "b": outcome("fail", report='{"schema": 1}')})
     assert render_html(found).count("<tr data-status=") == 2
     assert [case["report"] for case in json.loads(render_json(found))["cases"]] == [None, {"schema": 1}]
 
@@ -140,9 +133,7 @@ def test_three_hundred_models_in_a_browser(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no browser here")
-    with Database(tmp_path / "a.db", write=True) as database:
-        run = run_with(database, {f"model{n}": failing() if n % 3 else outcome() for n in range(300)})
-        page = render_html(summarize(database, run))
+    page = render_html(summary_of(tmp_path, {f"model{n}": failing() if n % 3 else outcome() for n in range(300)}))
     probe = (
         "<script>const b=document.querySelector('#filter');b.value='model29';b.dispatchEvent(new Event('input'));"
         "document.title=document.querySelector('#shown').textContent+'; '+performance.now().toFixed(0)+' ms'</script>"

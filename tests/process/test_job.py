@@ -1,0 +1,171 @@
+"""Jobs in other processes, started in every way: how they end, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from checked_backend.process.job import Job, JobEnd, JobResources, Warm, environment_of, run
+from checked_backend.process.warm import WarmProcesses
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers and limits memory")
+
+WORK = "tests.support.job_work:work"
+ROOT = Path(__file__).parents[2]
+RESOURCES = JobResources(memory=3 << 30, folder=str(ROOT))
+Start = Literal["fork", "fresh"] | Warm
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmProcesses]:
+    with WarmProcesses(1, ["tests.support.job_work", "no_such_module_anywhere"], RESOURCES) as processes:
+        yield processes
+
+
+@pytest.fixture(params=["fresh", "fork", "warm"])
+def start(request: pytest.FixtureRequest, warm: WarmProcesses) -> Start:
+    if request.param == "fork" and threading.active_count() > 1:
+        pytest.skip("a process with threads is not forked")
+    return warm if request.param == "warm" else request.param
+
+
+def ran(start: Start, do: str, seconds: float = 60.0, started: Callable[[int], None] = id, **question: Any) -> JobEnd:
+    return run(Job(WORK, {"do": do, **question}, seconds), RESOURCES, start, started)
+
+
+def is_gone(pid: int) -> bool:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("do", "seconds", "kind", "words"),
+    [
+        ("answer", 60.0, "done", "exited with status 0"),
+        ("leave", 60.0, "exit", "exited with status 1"),
+        ("hang", 1.0, "hang", "had not ended after 1 s"),
+        ("eat", 60.0, "memory", "exited with status 1"),
+    ],
+)
+def test_how_a_job_ends_and_what_it_leaves(start: Start, do: str, seconds: float, kind: str, words: str) -> None:
+    end = ran(start, do, seconds)
+    assert (end.kind, end.words, end.stage) == (kind, words, "at work")
+    assert end.answer.isdecimal()
+    assert ("MemoryError" in end.log) == (do == "eat")
+    assert ran(start, "answer").kind == "done"  # it cost no other job
+
+
+@pytest.mark.process
+def test_a_job_that_dies_takes_what_it_started_along(start: Start, tmp_path: Path) -> None:
+    end = ran(start, "abort", pid_file=str(tmp_path / "pid"), answer=False)
+    assert (end.kind, end.words, end.answer) == ("signal", "was killed by SIGABRT", "")
+    assert "job_work.py" in end.log  # where it died
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert ran(start, "answer").kind == "done"
+
+
+@pytest.mark.process
+def test_a_job_can_be_ended_from_here_or_has_no_time_at_all(start: Start) -> None:
+    end = ran(start, "hang", started=lambda pid: os.kill(pid, signal.SIGKILL))
+    assert (end.kind, end.words) == ("signal", "was killed by SIGKILL (out of memory?)")
+    assert ran(start, "hang", 0.0).kind == "hang"
+    assert ran(start, "answer").kind == "done"
+
+
+@pytest.mark.process
+def test_warm_processes_are_forked_again_and_again_and_replaced_when_they_die(warm: WarmProcesses) -> None:
+    parents = {ran(warm, "answer").answer for _ in range(2)}
+    assert len(parents) == 1
+    assert parents != {str(os.getpid())}
+    pids: list[int] = []
+    end = ran(warm, "kill the parent", started=pids.append, driver=os.getpid())
+    assert (end.kind, end.answer) == ("done", str(os.getpid()))  # in a fresh Python
+    assert len(pids) == 2
+    assert is_gone(pids[0])
+    assert ran(warm, "answer").answer not in {*parents, str(os.getpid())}
+
+
+@pytest.mark.process
+def test_a_process_with_threads_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (tmp_path / "starts_a_thread.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with WarmProcesses(1, ["starts_a_thread"], RESOURCES) as processes:
+        for _ in range(2):  # nor is it tried again
+            assert processes.run(Job(WORK, {"do": "answer"}, 60.0), id) is None
+        assert ran(processes, "answer").answer == str(os.getpid())
+
+
+DRIVER = """
+import sys
+from checked_backend.process.job import Job, JobResources, run
+from checked_backend.process.warm import WarmProcesses
+with WarmProcesses(1, [], JobResources()) as warm:
+    job = Job("tests.support.job_work:work", {"do": "hang"}, 600.0)
+    run(job, JobResources(), warm if sys.argv[1] == "warm" else sys.argv[1], lambda pid: print(pid, flush=True))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["fresh", "fork", "warm"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_a_driver(how: str, end: signal.Signals) -> None:
+    command = [sys.executable, "-c", DRIVER, how]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        driver.send_signal(end)
+    assert is_gone(pid)
+    assert is_gone(parent)
+
+
+@pytest.mark.process
+def test_closing_ends_processes_that_still_import() -> None:
+    before = threading.active_count()
+    with WarmProcesses(2, ["torch"], RESOURCES) as processes:
+        pids = [warm._process.pid for warm in processes._idle]
+    assert all(map(is_gone, pids))
+    assert threading.active_count() == before
+
+
+def test_the_environment_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("CHECKED_BACKEND", "1")
+    assert environment_of(JobResources(gpu="3"))["CUDA_VISIBLE_DEVICES"] == "3"
+    found = environment_of(JobResources(threads=2))
+    assert (found["CUDA_VISIBLE_DEVICES"], found["OMP_NUM_THREADS"]) == ("2,3", "2")
+    assert "CHECKED_BACKEND" not in found  # a job checks what it is for, not every torch.compile
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (JobEnd("", "x", -9, starved=True), "memory"),
+        (JobEnd("", "x", -9), "signal"),
+        (JobEnd("", "x", -6, "terminate: std::bad_alloc"), "memory"),
+        (JobEnd("", "x", 0), "exit"),
+        (JobEnd("a", "x", -9, overdue=60.0, starved=True), "hang"),
+        (JobEnd("a", "x", 0, "MemoryError, and it went on"), "done"),
+    ],
+)
+def test_kinds_of_ends(end: JobEnd, kind: str) -> None:
+    assert end.kind == kind
