@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 from checked_backend.cli.printing import STDOUT, print_text, users_code
+from checked_backend.cli.sweeping import memory_of
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
-from checked_backend.process.child import default_memory
 from checked_backend.process.interrupt import terminable
 from checked_backend.report.write import write_whole
 
@@ -31,7 +31,7 @@ Words = list[str] | None
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
-_MOST_GIB, _MOST_SEED = 1e6, 2**63
+_MOST_SEED = 2**63
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -135,7 +135,7 @@ def fuzz(
         timeout=timeout,
         localize=localize and not compiler.startswith("planted:"),
         scripts=not compiler.startswith("planted:"),
-        place=job.JobResources(_memory(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
+        place=job.JobResources(memory_of(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
         folder=db.with_name(f"{db.stem}_repros"),
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
@@ -171,7 +171,7 @@ def selftest(
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
     _refuse_without_hypothesis()
     module = _later("checked_backend.fuzz.selftest")
-    results = module.run_selftest(_later("checked_backend.process.job").JobResources(_memory(None, 1)))
+    results = module.run_selftest(_later("checked_backend.process.job").JobResources(memory_of(None, 1)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 
@@ -257,15 +257,6 @@ def _seconds(text: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise FuzzError(f"--time got {text!r}; expected a number of seconds, or 90s, 10m, 2h")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def _memory(gib: float | None, jobs: int) -> int | None:
-    if gib is not None:
-        if not 0 < gib < _MOST_GIB:
-            raise FuzzError(f"--memory got {gib}; expected GiB, for example 8")
-        return int(gib * 2**30)
-    there = default_memory()
-    return None if there is None else there // jobs
 
 
 def _later(module: str) -> Any:

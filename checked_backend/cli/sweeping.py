@@ -29,7 +29,7 @@ from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.settings import Settings
 
-__all__ = ["report_sweep", "sweep"]
+__all__ = ["memory_of", "report_sweep", "sweep"]
 
 _MOST_GIB = 1e6
 
@@ -134,7 +134,7 @@ def sweep(
         selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),
         rules=load_rules(config or ()),
         jobs=jobs,
-        resources=JobResources(_memory(memory, jobs), threads or max(1, _cores() // jobs), folder=str(Path.cwd())),
+        resources=JobResources(memory_of(memory, jobs), threads or max(1, _cores() // jobs), folder=str(Path.cwd())),
         engine=engine,
         address=address,
         rerun=statuses_of(rerun or ()),
@@ -219,7 +219,8 @@ def _shard(text: str) -> tuple[int, int]:
     return int(which), int(many)
 
 
-def _memory(gib: float | None, jobs: int) -> int | None:
+def memory_of(gib: float | None, jobs: int) -> int | None:
+    """The bytes that each of several jobs at a time may hold, of ``--memory`` or of four fifths of all."""
     if gib is not None:
         if not 0 < gib < _MOST_GIB:
             raise SuiteError(f"--memory got {gib}; expected GiB, for example 8")

@@ -171,7 +171,7 @@ def run(
             is_overdue = _is_overdue(process, job.seconds, given_up)
         finally:
             _kill(process)
-            status = process.wait()
+            status = process.wait() or 0
         return JobEnd(
             _read(folder / _ANSWER, _MAX_ANSWER),
             _read(folder / _STAGE, 1000) or "starting",
@@ -191,15 +191,12 @@ class _Forked:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        return self._status if self._status is not None else self._ended(os.WNOHANG)
+        return self.wait(os.WNOHANG) if self._status is None else self._status
 
-    def wait(self) -> int:
-        status = self._status if self._status is not None else self._ended(0)
-        return 0 if status is None else status
-
-    def _ended(self, how: int) -> int | None:
-        found, status = os.waitpid(self.pid, how)
-        self._status = os.waitstatus_to_exitcode(status) if found else None
+    def wait(self, how: int = 0) -> int | None:
+        if self._status is None:
+            found, status = os.waitpid(self.pid, how)
+            self._status = os.waitstatus_to_exitcode(status) if found else None
         return self._status
 
 

@@ -72,56 +72,45 @@ class LocalPool(Generic[_Job]):
 
     def run(self, jobs: Sequence[_Job], begun: Callable[[Case], None]) -> Done[_Job]:
         """See `Pool`."""
-        running = _RunningProcesses()
+        alive: set[int] = set()
+        stopped = threading.Event()
+
+        def started(pid: int) -> None:
+            alive.add(pid)
+            if stopped.is_set():
+                _kill(pid)
+
         with ThreadPoolExecutor(self._jobs) as threads:
-            done = {threads.submit(self._run_one, job, begun, running): job for job in jobs}
+            done = {threads.submit(self._run_one, job, begun, started, alive.discard): job for job in jobs}
             try:
                 for future in as_completed(done):
                     yield done[future], future.result()
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
-                running.stop()
+                stopped.set()
+                for pid in list(alive):
+                    _kill(pid)
 
-    def _run_one(self, job: _Job, begun: Callable[[Case], None], running: _RunningProcesses) -> CaseResult:
+    def _run_one(
+        self, job: _Job, begun: Callable[[Case], None], started: Callable[[int], None], ended: Callable[[int], None]
+    ) -> CaseResult:
         resources = self._free.get()
         begun(job.case)
-        mine: list[int] = []
+        pids: list[int] = []
+
+        def noted(pid: int) -> None:
+            pids.append(pid)
+            started(pid)
+
         try:
-            return self._runner(job, resources, lambda pid: running.add(pid, mine))
+            return self._runner(job, resources, noted)
         except Exception as error:  # an exception in one job must not stop the others
             words = f"the engine failed: {type(error).__name__}: {error}"
             return CaseResult(Status.LOST, words, log=traceback.format_exc())
         finally:
-            running.forget(mine)
+            for pid in pids:
+                ended(pid)
             self._free.put(resources)
-
-
-class _RunningProcesses:
-    """The leaders of the process groups that run, so that they can be ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._alive: set[int] = set()
-        self._stopped = False
-
-    def add(self, pid: int, mine: list[int]) -> None:
-        mine.append(pid)
-        with self._lock:
-            self._alive.add(pid)
-            stopped = self._stopped
-        if stopped:
-            _kill(pid)
-
-    def forget(self, pids: Sequence[int]) -> None:
-        with self._lock:
-            self._alive.difference_update(pids)
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            alive = list(self._alive)
-        for pid in alive:
-            _kill(pid)
 
 
 def _kill(leader: int) -> None:

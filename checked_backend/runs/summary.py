@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from checked_backend.findings import Verdict
@@ -199,7 +199,7 @@ def compare(before: Summary, after: Summary) -> Comparison:
         if key in old:
             change = CaseChange(old[key], now[key])
             changes.get(_heading(change.before, change.after), same).append(change)
-    changes["noisier"] = [*_noisier(same), *_no_longer_equal(same)]
+    changes["noisier"] = _noisier(same)
     return Comparison(
         before,
         {heading: found for heading, found in changes.items() if found},
@@ -229,22 +229,13 @@ def _kind(result: CaseResult) -> str:
 
 
 def _noisier(changes: Sequence[CaseChange]) -> list[CaseChange]:
-    found = []
+    """Cases with greater noise, then those that passed with all bits equal, without noise to measure, and have some."""
+    more, some = [], []
     for change in changes:
-        before, after = change.before.result.noise, change.after.result.noise
-        if before and after and after >= NOISIER * before:
-            found.append(CaseChange(change.before, change.after, after / before))
-    return sorted(found, key=lambda change: -(change.factor or 0.0))
-
-
-def _no_longer_equal(changes: Sequence[CaseChange]) -> list[CaseChange]:
-    """Cases that pass in both runs, in the earlier one without any noise to measure: all bits were equal."""
-    found = [
-        change
-        for change in changes
-        if change.after.status is Status.PASS
-        and change.before.result.report
-        and change.before.result.noise is None
-        and change.after.result.noise
-    ]
-    return sorted(found, key=lambda change: -(change.after.result.noise or 0.0))
+        before, after = change.before.result, change.after.result
+        if before.noise and after.noise and after.noise >= NOISIER * before.noise:
+            more.append(replace(change, factor=after.noise / before.noise))
+        elif after.status is Status.PASS and before.report and before.noise is None and after.noise:
+            some.append(change)
+    more.sort(key=lambda change: -(change.factor or 0.0))
+    return more + sorted(some, key=lambda change: -(change.after.result.noise or 0.0))
