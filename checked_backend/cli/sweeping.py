@@ -128,7 +128,7 @@ def sweep(
             ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
             devices=_devices(device or ["cpu"]),
             compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
-            dynamic=(dynamic,),
+            dynamic=dynamic,
             settings=settings,
         ),
         selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),

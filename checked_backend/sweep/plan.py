@@ -77,14 +77,13 @@ class Request:
 
     Attributes:
         ways: Pairs of mode and dtype.
-        dynamic: False for static shapes, True for dynamic ones; may have both.
         settings: The settings that apply unless a rule changes them.
     """
 
     ways: Sequence[tuple[str, str]] = (("inference", "float32"),)
     devices: Sequence[str] = ("cpu",)
     compilers: Sequence[str] = ("inductor",)
-    dynamic: Sequence[bool] = (False,)
+    dynamic: bool = False
     settings: Settings = field(default_factory=Settings)
 
 
@@ -209,8 +208,8 @@ def planned(listed: Listed, request: Request, rules: Rules, selection: Selection
 def _cases(listed: Listed, request: Request, selection: Selection) -> Iterator[tuple[Mapping[str, Any], Case]]:
     for model in filter(lambda model: selection.has(model["name"]), listed.models):
         ways = [(FIXED, FIXED)] if model["fixed"] else request.ways
-        shapes = (False,) if model["fixed"] else request.dynamic
-        for (mode, dtype), device, compiler, dynamic in product(ways, request.devices, request.compilers, shapes):
+        dynamic = request.dynamic and not model["fixed"]
+        for (mode, dtype), device, compiler in product(ways, request.devices, request.compilers):
             yield model, Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
 
 

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -75,38 +74,10 @@ def test_junit_counts_what_is_no_pass(pair: tuple[Summary, Comparison]) -> None:
     }
 
 
-class Reader(HTMLParser):
-    """Collects scripts, and what would be loaded from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scripts: list[str] = []
-        self.loads: list[str] = []
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside = tag == "script"
-        if tag == "script":
-            self.scripts.append("")
-        self.loads += [
-            str(value) for name, value in attrs if name in ("src", "href") and not str(value).startswith("#")
-        ]
-        assert not any(name.startswith("on") for name, _ in attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.scripts[-1] += data
-
-
 def test_html_is_one_page_with_one_script_that_the_policy_knows(pair: tuple[Summary, Comparison]) -> None:
     page = render_html(*pair)
-    reader = Reader()
-    reader.feed(page)
-    assert reader.loads == []
-    (script,) = reader.scripts
+    assert not re.search(r"""<[^>]*\s((src|href)\s*=\s*["']?[^"'#]|on\w+\s*=)""", page)  # nothing is loaded, or called
+    (script,) = re.findall("<script.*?>(.*?)</script", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page
     assert "alert(1)</script>" not in page

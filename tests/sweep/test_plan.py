@@ -34,11 +34,12 @@ def test_models_times_ways() -> None:
         ways=parse_modes(["inference", "training:float32,amp"], ["bfloat16"]),
         devices=("cpu", "cuda"),
         compilers=("eager", "inductor"),
-        dynamic=(False, True),
+        dynamic=True,
     )
     jobs = planned(LISTED, request, Rules(), Selection())
-    assert len(jobs) == 3 * 3 * 2 * 2 * 2
+    assert len(jobs) == 3 * 3 * 2 * 2
     assert len({job.case.key for job in jobs}) == len(jobs)
+    assert all(job.case.dynamic for job in jobs)
     assert {(job.case.mode, job.case.dtype) for job in jobs} == {
         ("inference", "bfloat16"),
         ("training", "float32"),
@@ -86,7 +87,7 @@ def test_tags_that_are_not_wanted_and_canaries_are_skipped_with_the_reason(tmp_p
 
 def test_a_dump_has_no_mode_to_choose() -> None:
     listed = replace(LISTED, models=[model("d", fixed=True)])
-    request = Request(ways=parse_modes(["inference", "training:amp"], ["float32"]), dynamic=(True,))
+    request = Request(ways=parse_modes(["inference", "training:amp"], ["float32"]), dynamic=True)
     (job,) = planned(listed, request, Rules(), Selection())
     assert (job.case.mode, job.case.dtype, job.case.dynamic) == ("as dumped", "as dumped", False)
 
