@@ -1,4 +1,4 @@
-"""Random numbers that the compiler draws itself: structure, distribution, the masks of forward and backward pass."""
+"""Random numbers that the compiler draws itself: structure, statistics, the masks of forward and backward pass."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def dropped(share: float, x: torch.Tensor) -> torch.Tensor:
 X = torch.ones(40, 60)
 
 
-@pytest.mark.parametrize("share", [0.18, 0.22])
-def test_dropout_of_another_probability_is_found(share: float) -> None:
-    (finding,) = compared(partial(dropped, 0.2), (X,), partial(dropped, share))
+def test_dropout_of_another_probability_is_found() -> None:
+    (finding,) = compared(partial(dropped, 0.2), (X,), partial(dropped, 0.18))
     assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.RNG, "rng.distribution", "output[0]")
     assert "fallback_random=False" in finding.message
 
@@ -45,8 +44,6 @@ def test_dropout_of_another_probability_is_found(share: float) -> None:
 WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda x: torch.randn_like(x) + 0.1,
     "spread": lambda x: torch.randn_like(x) * 1.1,
-    "range": lambda x: torch.rand_like(x) * 3.46 - 1.73,
-    "repeated": lambda x: torch.randn(20, 1).expand(20, 60).repeat(2, 1),
     "NaN": lambda x: torch.randn_like(x).where(torch.rand_like(x) < 0.99, torch.tensor(torch.nan)),
 }
 
