@@ -11,7 +11,7 @@ import torch
 
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import is_wrapper_type, rewrapped
-from checked_backend.checking.cotangents import Incoming, exact, full_mantissa, laid_out, overflowed
+from checked_backend.checking.cotangents import Incoming, draw, laid_out
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
@@ -27,8 +27,7 @@ class Objective:
         bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar a
             multiple of the scalar itself, for any other output half its mean squared distance from a fixed random
             target. Otherwise each output gets a random gradient.
-        incoming: Their magnitudes, how they lie in memory, and at which outputs they enter. Contiguous gradients have
-            full mantissas and no zeros. Gradients of other layouts are exact in every dtype.
+        incoming: Their kind.
         dtypes: The dtype of an output's gradient by the output's name, if it is not the output's own. So a program in
             float64 gets the same numbers as at its own precision.
     """
@@ -56,12 +55,7 @@ def roots_of(outputs: Mapping[str, Any], *, refusing: bool = True) -> dict[str, 
 def run_backward(
     roots: Mapping[str, torch.Tensor], leaves: Sequence[torch.Tensor], objective: Objective
 ) -> torch.Tensor | float:
-    """Differentiate outputs with respect to leaves, into their ``grad``.
-
-    Args:
-        roots: Outputs by name, each of which gets a gradient of its own.
-        leaves: The leaves that get gradients.
-        objective: How the gradients that enter are made.
+    """Differentiate outputs, each of which gets a gradient of its own, with respect to leaves, into their ``grad``.
 
     Returns:
         The loss that these gradients belong to; 0 if it is not `Objective.bounded`.
@@ -91,19 +85,31 @@ def run_backward(
 
 
 def _entering(root: torch.Tensor, name: str, objective: Objective) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """The gradient that enters at an output, and the loss whose gradient it is."""
-    made = _Values(name, objective, objective.dtypes.get(name, root.dtype))
+    """The gradient that enters at an output, and the loss whose gradient it is.
+
+    Its random numbers are the same in every run, and in every precision.
+    """
+    step = 0 if objective.bounded else objective.step  # the target of a bounded loss stays the same in all steps
+    generator = torch.Generator().manual_seed((step << 32) + zlib.crc32(name.encode()))
+    dtype = objective.dtypes.get(name, root.dtype)
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+        numbers = draw(shape, dtype, generator, objective.incoming)
+        whole = torch.view_as_complex(numbers) if tensor.is_complex() else numbers
+        return whole.to(dtype=tensor.dtype, device=tensor.device)
+
     if root.layout is torch.sparse_coo:
         stored = root.coalesce()
-        return torch.sparse_coo_tensor(stored.indices(), made.like(stored.values()), root.shape), 0.0
+        return torch.sparse_coo_tensor(stored.indices(), like(stored.values()), root.shape), 0.0
     if root.layout in COMPRESSED:
-        values = made.like(root.values())
+        values = like(root.values())
         return torch.sparse_compressed_tensor(*compressed_indices(root), values, root.shape, layout=root.layout), 0.0
     if is_wrapper_type(type(root)):
-        return rewrapped(root, lambda inner: made.like(inner) if inner.is_floating_point() else inner), 0.0
+        return rewrapped(root, lambda inner: like(inner) if inner.is_floating_point() else inner), 0.0
     if type(root) is not torch.Tensor or root.layout is not torch.strided or root.is_nested:
-        return torch.ones_like(root) * made.like(torch.empty((), dtype=root.dtype)).item(), 0.0
-    values = made.like(root)
+        return torch.ones_like(root) * like(torch.empty((), dtype=root.dtype)).item(), 0.0
+    values = like(root)
     if not objective.bounded:
         return laid_out(values, objective.incoming), 0.0
     if root.dim() == 0 and not root.is_complex():
@@ -112,33 +118,3 @@ def _entering(root: torch.Tensor, name: str, objective: Objective) -> tuple[torc
     distance = root - values / 2
     scale = 1 / max(root.numel(), 1)
     return distance * scale, distance.abs().square().sum().double() * (scale / 2)
-
-
-class _Values:
-    """Makes the random numbers that enter at one output: the same in every run, and in every precision.
-
-    Args:
-        name: The output's.
-        objective: How the numbers are made.
-        dtype: The dtype of the numbers. The tensors that hold them may have another one.
-    """
-
-    def __init__(self, name: str, objective: Objective, dtype: torch.dtype) -> None:
-        # the target of a loss with a least value stays the same in all steps
-        step = 0 if objective.bounded else objective.step
-        self._generator = torch.Generator().manual_seed((step << 32) + zlib.crc32(name.encode()))
-        self._incoming = objective.incoming
-        self._dtype = dtype
-
-    def like(self, root: torch.Tensor) -> torch.Tensor:
-        """Numbers in the shape of a tensor, in its dtype and on its device."""
-        shape = (*root.shape, 2) if root.is_complex() else tuple(root.shape)
-        source = self._generator
-        if self._incoming.is_laid_out:
-            numbers = exact(shape, source)
-        else:
-            numbers = full_mantissa(shape, self._dtype, source, self._incoming)
-        if not self._incoming.is_finite:
-            numbers = overflowed(numbers, source, self._incoming)
-        whole = torch.view_as_complex(numbers) if root.is_complex() else numbers
-        return whole.to(dtype=root.dtype, device=root.device)

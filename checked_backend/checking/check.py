@@ -9,27 +9,23 @@ from typing import Any
 
 import torch
 
-from checked_backend.checking.baked import with_baked_values
 from checked_backend.checking.coverages import joined, told_once
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.effort import THOROUGH, Effort
-from checked_backend.checking.fresh import fresh_data
 from checked_backend.checking.isolated import run_isolated
-from checked_backend.checking.kept import KeptFindings
 from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
-from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.levels import with_levels
-from checked_backend.checking.merge import Shown, merged, showing_calls, told
+from checked_backend.checking.merge import Shown, merged, showing_calls, told, with_baked_values
 from checked_backend.checking.original import eager_function, function_name
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Program, ProgramCall, refuse_misfits
+from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
-from checked_backend.checking.rounding import Rounding
-from checked_backend.checking.sizes import Shapes, other_sizes
-from checked_backend.checking.tile_sizes import tile_sizes
+from checked_backend.checking.sizes import Shapes, other_sizes, tile_sizes
 from checked_backend.checking.training import MakeOptimizer
+from checked_backend.checking.variants import fresh_data, other_layouts
 from checked_backend.errors import OptionError
-from checked_backend.findings import Coverage, Finding, Skip, Verdict
+from checked_backend.findings import Coverage, EvidenceKey, Finding, Skip, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.compile import resolve_compiler
@@ -44,6 +40,8 @@ __all__ = ["check"]
 
 ISOLATED_TIMEOUT = 1800.0
 """Seconds after which an isolated check counts as hung."""
+
+_NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
 
 
 def check(
@@ -181,13 +179,23 @@ class _Plan:
         Args:
             keep: Receives the findings before they are localized.
         """
-        kept = KeptFindings(self.options, self.title)
+        file = KeptReport(self.options.report_dir)
+        begun = False
         findings: list[Finding] = []
         coverages: list[Coverage] = []
 
         def keep_all(known: Sequence[Finding]) -> None:
+            nonlocal begun
             keep(known)
-            kept.begin([*findings, *known])
+            known = [*findings, *known]
+            # regions keep reports of their own
+            if self.options.localize and any(finding.fails and not finding.region for finding in known):
+                begun = True
+                unplaced = tuple(
+                    replace(one, searched=True, evidence={**one.evidence, EvidenceKey.LOCALIZED: _NOT_YET})
+                    for one in known
+                )
+                file.progress(Report(unplaced, Coverage(checked={"program runs": 1}), self.title, environment()))
 
         with self.choice.used():
             for number, run in enumerate(self._runs(keep)):
@@ -196,7 +204,8 @@ class _Plan:
                 coverages += parts
         facts = {**self.candidate, **environment()}
         coverage = joined([*coverages, self.choice.coverage])
-        return kept.complete(Report(tuple(findings), coverage, title=self.title, environment=facts))
+        report = Report(tuple(findings), coverage, title=self.title, environment=facts)
+        return file.save(report) if begun else report
 
     @property
     def hastened(self) -> _Plan:
@@ -220,19 +229,13 @@ class _Plan:
         return replace(self.program, optimizer=self.optimizer, calls=[*[first] * self.iterations, *further])
 
     def _runs(self, keep: Keep) -> Iterator[ProgramRun]:
+        run = partial(run_program, options=self.options, dynamic=self.dynamic, keep=keep)
         varies = self.vary_data or self.vary_layout or self.dynamic is True
-        repeated = (
-            self.iterations > 1 or self.optimizer is not None or bool(self.effort.further or self.effort.refilled)
-        )
-        if repeated:
-            yield run_program(self._repeated(), self.options, dynamic=self.dynamic, keep=keep, relay=not varies)
+        repeated = self._repeated()
+        if len(repeated.calls) > 1 or self.optimizer is not None or not varies:
+            yield run(repeated, vary_gradients=not varies)
         if varies:
-            varied = replace(self.program, continued=False)
-            yield run_program(
-                varied, self.options, dynamic=self.dynamic, variants=self._variants, keep=keep, relay=True
-            )
-        elif not repeated:
-            yield run_program(self.program, self.options, dynamic=self.dynamic, keep=keep, relay=True)
+            yield run(replace(self.program, continued=False), variants=self._variants, vary_gradients=True)
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[ProgramCall]:
         if self.vary_data:
@@ -260,7 +263,7 @@ class _Plan:
         if first and reference.rng is not None and not reference.rng.same_as(self.program.rng):
             findings += self._with_own_random(run.own, fails=any(finding.kind.fails for finding in findings))
         run.own.add_findings(findings)
-        return run.own.findings(), told_once(run.regions, run.own.coverage(), run.names)
+        return run.own.findings(), told_once(run.regions, run.own.coverage(), run.results.names)
 
     def _with_own_random(self, ledger: Ledger, *, fails: bool) -> list[Finding]:
         """Compile once more so that Inductor draws random numbers of its own, as it does for users."""
@@ -289,21 +292,18 @@ class _Plan:
         findings = [told(entry, run) for entry in shown]
         if not self.effort.levels:
             return findings
-        rounding = Rounding(run.program)
+        controls = ProgramControls(run.program)
 
         def same_in_float64(place: int) -> bool | None:
-            return rounding.explains(shown[place].calls[0], shown[place].finding.subject)
+            return controls.same_in_float64(shown[place].calls[0], shown[place].finding.subject)
 
+        numpy = run.tracing.numpy
         findings = with_levels(
-            findings,
-            self.options.compiler,
-            with_compiler,
-            numpy=run.tracing.numpy,
-            same_in_float64=same_in_float64,
+            findings, self.options.compiler, with_compiler, numpy=numpy, same_in_float64=same_in_float64
         )
-        return (
-            with_dynamo_cause(findings, self.program, self.options, self.dynamic) if self.options.localize else findings
-        )
+        if not self.options.localize:
+            return findings
+        return with_dynamo_cause(findings, self.program, self.options, self.dynamic)
 
     def _again(self, program: Program, options: CheckOptions) -> Sequence[Finding]:
         options = options.model_copy(update={"localize": False})

@@ -15,14 +15,16 @@ from checked_backend.checking.tree import comparable
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.call_findings import (
+    candidate_crashed,
     described_exception,
+    exception_differs,
+    exception_missing,
     rng_state_differs,
     same_exception,
     same_message,
 )
 from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
-from checked_backend.regions.fake_errors import FakeError
 from checked_backend.regions.process_state import FILTERS, settings_changed
 from checked_backend.regions.unsupported import unsupported_here
 from checked_backend.report.advice import PROGRAM_RUNS
@@ -78,19 +80,15 @@ def compare_runs(
     first: int = 0,
     known: Mapping[str, NoiseBaseline] | None = None,
 ) -> Comparison:
-    """Compare two runs.
+    """Compare two runs, call by call.
 
     Args:
-        references: The outcome of each call in eager.
         controls: Makes control runs, whose values are named by `in_step`.
         ledger: Receives counts and skips.
         again: Runs eager once more, to see whether it leaves the same random state.
         trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
         first: The number of the first of these calls among those of the control runs.
         known: Scales of noise from earlier calls, for tensors named by `in_step`.
-
-    Returns:
-        The findings, the scales of noise, and how small an error would have been seen.
     """
     found: list[tuple[int, Finding]] = []
     pairs: list[TensorPair] = []
@@ -101,11 +99,10 @@ def compare_runs(
         if reference.error is not None or candidate.error is not None:
             ledger.count({"exceptions": 1})
             differing = list(compare_errors(reference.error, candidate.error, ledger, needed))
-            found += [(index, f) for f in differing]
+            found += [(index, finding) for finding in differing]
             if not differing:  # if both raise alike, there is no result to compare
-                why = (
-                    f"eager itself raises {described_exception(reference.error)}, so there are none to compare; {_MEND}"
-                )
+                raised = described_exception(reference.error)
+                why = f"eager itself raises {raised}, so there are none to compare; {_MEND}"
                 ledger.skip(Skip("results", why, matters=True))
             continue
         if reference.backward_error is not None or candidate.backward_error is not None:
@@ -124,11 +121,12 @@ def compare_runs(
             ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
         found += [(index, finding) for finding in structure]
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
-        random_state = list(_compare_random_state(reference, candidate))
-        if random_state and again is not None and not _leaves_the_same(reference, again(), index):
-            ledger.skip(Skip("rng state", "eager leaves another one each time (torch.seed, or another thread draws)"))
-            random_state = []
-        found += [(index, finding) for finding in random_state]
+        if _leaves_another_random_state(reference, candidate):
+            if again is None or _leaves_the_same(reference, again(), index):
+                found.append((index, rng_state_differs()))
+            else:
+                why = "eager leaves another one each time (torch.seed, or another thread draws)"
+                ledger.skip(Skip("rng state", why))
     decisions = decide(pairs, controls, dict(known or {}))
     devices = {str(pair.candidate.device) for pair in pairs}
     ledger.count({"tensors": decisions.compared})
@@ -246,11 +244,11 @@ def _settled(part: Part) -> Part:
     return replace(part, reference=reference, candidate=candidate)
 
 
-def _compare_random_state(reference: Outcome, candidate: Outcome) -> Iterator[Finding]:
+def _leaves_another_random_state(reference: Outcome, candidate: Outcome) -> bool:
     if reference.evaluations != candidate.evaluations:
-        return  # an optimizer that asks for its loss until it is content has drawn more often
-    if reference.rng is not None and candidate.rng is not None and not reference.rng.same_as(candidate.rng):
-        yield rng_state_differs()
+        return False  # an optimizer that asks for its loss until it is content has drawn more often
+    states = reference.rng, candidate.rng
+    return states[0] is not None and states[1] is not None and not states[0].same_as(states[1])
 
 
 def _compare_settings(reference: Outcome, candidate: Outcome) -> list[Finding]:
@@ -268,9 +266,6 @@ def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int
     return reference.rng is not None and left is not None and reference.rng.same_as(left)
 
 
-# exceptions
-
-
 def compare_errors(
     reference: Exception | None,
     candidate: Exception | None,
@@ -280,9 +275,10 @@ def compare_errors(
     during: str = "running",
 ) -> Iterator[Finding]:
     """Compare what two runs raised; None where one did not."""
+    where = "" if during == "running" else " in the backward pass"
     if reference is not None and candidate is not None:
         if same_exception(reference, candidate):
-            ledger.note(f"eager and the compiled program both raise{_where(during)}: {described_exception(reference)}")
+            ledger.note(f"eager and the compiled program both raise{where}: {described_exception(reference)}")
             return
         if same_message(reference, candidate):
             ledger.note(
@@ -291,44 +287,26 @@ def compare_errors(
             )
             return
     if is_out_of_memory(reference):  # eager alone fails for lack of memory, which is no finding
-        what = f"unsupported: memory: eager ran out of it{_where(during)}: {described_exception(reference)}"
+        what = f"unsupported: memory: eager ran out of it{where}: {described_exception(reference)}"
         ledger.skip(Skip("results" if during == "running" else "gradients", what, matters=True))
         return
-    short = None if candidate is None else unsupported_here(candidate, needed=needed)
-    if short is not None:
+    if candidate is not None and (short := unsupported_here(candidate, needed=needed)) is not None:
         yield short
         return
-    only_compiled = reference is None
-    where = _where(during)
-    differs = Finding(
-        kind=Kind.CRASH if only_compiled else Kind.EXCEPTION,
-        detail=_crash_detail(candidate, during)
-        if only_compiled
-        else "exception.type"
-        if candidate is not None
-        else "exception.missing",
-        subject="exception",
-        message=(
-            f"only the compiled program raises{where}"
-            if only_compiled
-            else f"eager raises{where} and the compiled program does not"
-            if candidate is None
-            else f"eager and the compiled program raise different exceptions{where}"
-        ),
-        expected=described_exception(reference),
-        actual=described_exception(candidate),
-    )
-    fake = FakeError.inside(candidate) if only_compiled and candidate is not None else None
-    yield differs if fake is None else fake.added_to(differs)
+    if candidate is not None and reference is not None:
+        differs = exception_differs(reference, candidate)
+        message = f"eager and the compiled program raise different exceptions{where}"
+    elif candidate is not None:
+        differs = candidate_crashed(candidate, during=during)
+        message = f"only the compiled program raises{where}"
+    elif reference is not None:
+        differs = exception_missing(reference)
+        message = f"eager raises{where} and the compiled program does not"
+    else:
+        return
+    expected, actual = described_exception(reference), described_exception(candidate)
+    yield replace(differs, subject="exception", message=message, expected=expected, actual=actual)
 
 
 def _bytes_of(outcome: Outcome) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in outcome.values.values())
-
-
-def _where(during: str) -> str:
-    return "" if during == "running" else " in the backward pass"
-
-
-def _crash_detail(error: Exception | None, during: str) -> str:
-    return "crash.memory" if is_out_of_memory(error) else f"crash.{during}"

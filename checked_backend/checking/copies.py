@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dis
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -21,8 +20,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch.modes import DisableTorchFunctionSubclass
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
-from checked_backend.checking.outside import Outside, places_outside
-from checked_backend.checking.tree import argument_leaves, has_attributes, leaves
+from checked_backend.checking.code_search import MISSING, content_of, names_by_instruction
+from checked_backend.checking.patched_globals import PatchedGlobals, TensorVariables
+from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
 
@@ -64,7 +64,7 @@ class Copier:
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
-    _dressed: set[int] = field(default_factory=set)
+    _with_hooks: set[int] = field(default_factory=set)
     _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,10 +84,8 @@ class Copier:
             return MethodType(function.__func__, self._owner(function.__self__))
         if isinstance(function, FunctionType):
             return self._function(function) if _holds_state(function, set()) else function
-        if isinstance(function, torch.nn.Module):
-            module: Callable[..., Any] = self.value(function, "the module")
-            return module
-        called: Callable[..., Any] = self._owner(function)
+        is_module = isinstance(function, torch.nn.Module)
+        called: Callable[..., Any] = self.value(function, "the module") if is_module else self._owner(function)
         return called
 
     def _owner(self, value: Any) -> Any:
@@ -159,17 +157,16 @@ class Copier:
         for module in _modules(value):
             self._detached_attributes(module)
         copied = copy.deepcopy(value, self._memo)
-        for module in _modules(value):
-            for parameter in module.parameters():
-                self._dress(parameter)
+        parameters = [parameter for module in _modules(value) for parameter in module.parameters()]
+        for parameter in parameters:
+            self._copy_hooks_and_attributes(parameter)
         for module in _modules(copied):
             if self.wide:
                 module.double()
             for parameter in module.parameters():
                 parameter.grad = None
-        for module in _modules(value) if self.keep_grad else ():
-            for parameter in module.parameters():
-                self._give_grad(parameter)
+        for parameter in parameters if self.keep_grad else ():
+            self._give_grad(parameter)
         return copied
 
     def _give_grad(self, tensor: torch.Tensor) -> None:
@@ -177,12 +174,12 @@ class Copier:
         if duplicate is not None and tensor.is_leaf and tensor.grad is not None:
             duplicate.grad = tensor.grad.detach().to(duplicate.dtype, copy=True)
 
-    def _dress(self, parameter: torch.Tensor) -> None:
+    def _copy_hooks_and_attributes(self, parameter: torch.Tensor) -> None:
         """Give a parameter's copy what torch's deepcopy of it leaves out: attributes and hooks."""
         duplicate = self._memo.get(id(parameter))
-        if duplicate is None or id(duplicate) in self._dressed:
+        if duplicate is None or id(duplicate) in self._with_hooks:
             return
-        self._dressed.add(id(duplicate))
+        self._with_hooks.add(id(duplicate))
         if not is_wrapper_type(type(parameter)):
             vars(duplicate).update(copy.deepcopy(vars(parameter), self._memo))
         self._hook(parameter, duplicate)
@@ -269,7 +266,7 @@ class Copier:
             self._globals[1].pop("__name__", None)
         ours = self._globals[0] is function.__globals__
         namespace = self._globals[1] if ours else function.__globals__
-        if _asks_its_name(function):
+        if any("__name__" in names for names in names_by_instruction(function.__code__).values()):  # as making a class
             namespace["__name__"] = function.__globals__["__name__"]
         cells = tuple(CellType() for _ in function.__closure__ or ())
         code = function.__code__.replace() if self.own_code else function.__code__
@@ -283,7 +280,7 @@ class Copier:
         self._capture_defaults(made, made.__kwdefaults__ or {})
         home = function.__qualname__
         for name, cell, original in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
-            if (content := _content(original)) is not _EMPTY:
+            if (content := content_of(original)) is not MISSING:
                 cell.cell_contents = self._held(content, name, home)
         for name, value in _globals_of(function)[0].items() if ours else ():
             namespace[name] = self._held(value, name, home)
@@ -296,7 +293,7 @@ class Copier:
             count = len(values or ())
             values = dict(zip(code.co_varnames[code.co_argcount - count : code.co_argcount], values or (), strict=True))
         for name, value in values.items():
-            if _has_tensors(value):
+            if has_tensors(value):
                 self._capture(name, function.__qualname__, value)
 
     def _capture(self, name: str, home: str, copied: Any) -> None:
@@ -304,7 +301,7 @@ class Copier:
         names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
         self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
 
-    def outside(self, roots: Iterable[Any]) -> Outside:
+    def patched_globals(self, roots: Iterable[Any]) -> PatchedGlobals:
         """Copies of the tensors that code which is not copied finds in its own places, as methods do.
 
         Args:
@@ -314,16 +311,16 @@ class Copier:
         if self._globals is not None:
             ours.add(id(self._globals[1]))
         copies = []
-        for place in places_outside(roots, _has_tensors, lambda value: id(value) in ours):
-            defaults = isinstance(place.owner, FunctionType)
+        for variable in TensorVariables(roots, ours).variables.values():
+            defaults = isinstance(variable.owner, FunctionType)
             try:
-                copied = self._held(place.get(), place.name, place.home, quiet=defaults)
+                copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)
             except CheckedBackendError:  # perhaps the program never reads it; if it does, its gradient is missed
                 continue
             if defaults:
-                self._capture_defaults(place.owner, copied)
-            copies.append((place, copied))
-        return Outside(copies)
+                self._capture_defaults(variable.owner, copied)
+            copies.append((variable, copied))
+        return PatchedGlobals(copies)
 
     def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""
@@ -338,10 +335,10 @@ class Copier:
         try:
             copied = self._object(value) if has_attributes(value) else self.value(value, f"{name!r}, which is used,")
         except CheckedBackendError:
-            if _has_tensors(value):
+            if has_tensors(value):
                 raise
             return value
-        if not quiet and _has_tensors(value):
+        if not quiet and has_tensors(value):
             self._capture(name, home, copied)
         return copied
 
@@ -356,25 +353,8 @@ class Copier:
         return copied
 
 
-_EMPTY = object()
-
-_STORE_NONLOCAL = frozenset({"STORE_DEREF", "DELETE_DEREF"})
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that is not assigned yet
-        return _EMPTY
-
-
 def _modules(value: Any) -> list[torch.nn.Module]:
     return [leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.nn.Module)]
-
-
-def _has_tensors(value: Any) -> bool:
-    kinds = (torch.Tensor, torch.nn.Module, torch.Generator)
-    return any(isinstance(leaf, kinds) for _, leaf in leaves(value, ""))
 
 
 def _is_state(value: Any, seen: set[int]) -> bool:
@@ -384,15 +364,15 @@ def _is_state(value: Any, seen: set[int]) -> bool:
     if type(value) is tuple:  # the defaults of a function
         return any(_is_state(inner, seen) for inner in value)
     if isinstance(value, (MethodType, weakref.ref)):  # a learning rate scheduler wraps optimizer.step so
-        return _has_tensors(value.__self__ if isinstance(value, MethodType) else value())
-    return isinstance(value, (list, dict, set, bytearray)) or _has_tensors(value)
+        return has_tensors(value.__self__ if isinstance(value, MethodType) else value())
+    return isinstance(value, (list, dict, set, bytearray)) or has_tensors(value)
 
 
 def _holds_state(function: FunctionType, seen: set[int]) -> bool:
     if id(function) in seen:
         return False
     seen.add(id(function))
-    held = [content for cell in function.__closure__ or () if (content := _content(cell)) is not _EMPTY]
+    held = [content for cell in function.__closure__ or () if (content := content_of(cell)) is not MISSING]
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     named, stored = _globals_of(function)
     held += named.values()
@@ -401,8 +381,8 @@ def _holds_state(function: FunctionType, seen: set[int]) -> bool:
 
 def _stores_nonlocal(code: CodeType) -> bool:
     """Whether a function, or one inside of it, assigns to a variable of a function around it."""
-    outer = set(code.co_freevars)
-    return any(one.opname in _STORE_NONLOCAL and one.argval in outer for one in _instructions(code))
+    names = names_by_instruction(code)
+    return not {*names.get("STORE_DEREF", ()), *names.get("DELETE_DEREF", ())}.isdisjoint(code.co_freevars)
 
 
 def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
@@ -413,22 +393,11 @@ def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
     namespace = function.__globals__
     if str(namespace.get("__name__")).partition(".")[0] == "torch":
         return {}, False
-    read, stored = {}, False
-    for instruction in _instructions(function.__code__):
-        stored |= instruction.opname == "STORE_GLOBAL"
-        value = namespace.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
-        if value is not None and (not isinstance(value, FunctionType) or value.__globals__ is namespace):
-            read[instruction.argval] = value
-    return read, stored
-
-
-def _asks_its_name(function: FunctionType) -> bool:
-    """Whether a function reads its module's name, as making a class does."""
-    return any(instruction.argval == "__name__" for instruction in _instructions(function.__code__))
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
+    names = names_by_instruction(function.__code__)
+    read = {name: value for name in names.get("LOAD_GLOBAL", ()) if (value := namespace.get(name)) is not None}
+    own = {
+        name: value
+        for name, value in read.items()
+        if not isinstance(value, FunctionType) or value.__globals__ is namespace
+    }
+    return own, "STORE_GLOBAL" in names

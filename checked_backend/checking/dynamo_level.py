@@ -34,21 +34,15 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import eager_graph
 from checked_backend.report.file_names import this_moment
 
-__all__ = ["DynamoCause", "find_cause_in_dynamo", "with_dynamo_cause"]
+__all__ = ["with_dynamo_cause"]
 
 _HERE = str(Path(__file__).parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
-class DynamoCause:
-    """The operator at fault.
-
-    Attributes:
-        op: The operator.
-        source: The user's line that called it.
-        why: How the operator is at fault, in words.
-    """
+class _Cause:
+    """The operator at fault, the user's line that called it, and how it is at fault, in words."""
 
     op: str
     source: str | None
@@ -69,24 +63,20 @@ class _Called:
 def with_dynamo_cause(
     findings: Sequence[Finding], program: Program, options: CheckOptions, dynamic: bool | None
 ) -> list[Finding]:
-    """Add to the findings that Dynamo is at fault for: the operator, the user's line, a script, a workaround.
-
-    Args:
-        findings: The findings of a check; those whose stage is ``eager`` are Dynamo's.
-        options: Options, which name the folder of the script.
-        dynamic: As for ``torch.compile``.
-    """
-    if not any(_is_dynamos(finding) for finding in findings):
+    """Add the operator, the user's line, a script and a workaround to the findings that Dynamo is at fault for."""
+    dynamos = [f for f in findings if f.kind.fails and f.stage == "eager" and f.op is None]
+    if not dynamos:
         return list(findings)
     evidence: dict[str, str] = {}
-    confirmed = True
-    cause, repro = None, None
+    op, source, repro, confirmed = None, None, None, True
     try:
-        cause = find_cause_in_dynamo(program, dynamic=dynamic)
+        cause = _find_cause(program, dynamic=dynamic)
     except Exception as error:  # the verdict stands without it
         evidence[EvidenceKey.LOCALIZATION] = f"not: {type(error).__name__}: {error}".splitlines()[0]
-    first = next(finding for finding in findings if _is_dynamos(finding))
-    op, source = (None, None) if cause is None else (cause.op, cause.source)
+    else:
+        if cause is not None:
+            op, source = cause.op, cause.source
+            evidence[EvidenceKey.AT_OPERATOR] = cause.why
     try:
         written = write_source_repro(
             program.function,
@@ -94,73 +84,51 @@ def with_dynamo_cause(
             program.kwargs,
             options.report_dir,
             name=f"{(op or 'dynamo').removeprefix('aten.')}-{this_moment()}",
-            title=f"{first.kind}: {first.message}",
+            title=f"{dynamos[0].kind}: {dynamos[0].message}",
             source=source,
             dynamic=dynamic,
         )
     except (Untranslatable, OSError) as error:
         evidence[EvidenceKey.REPRO] = f"none: {error}"
     else:
-        repro = str(written.path)
-        confirmed = written.confirmed
+        repro, confirmed = str(written.path), written.confirmed
         if not confirmed:
             last = (written.output.strip().splitlines() or ["nothing"])[-1]
             evidence[EvidenceKey.REPRO] = f"the script does not show it in a fresh process; it said: {last}"
-    if cause is not None:
-        evidence[EvidenceKey.AT_OPERATOR] = cause.why
-    return [
-        _told(finding, cause, repro, evidence, confirmed) if _is_dynamos(finding) else finding for finding in findings
-    ]
-
-
-def _is_dynamos(finding: Finding) -> bool:
-    return finding.kind.fails and finding.stage == "eager" and finding.op is None
-
-
-def _told(
-    finding: Finding, cause: DynamoCause | None, repro: str | None, evidence: dict[str, str], confirmed: bool
-) -> Finding:
-    op, source = (None, None) if cause is None else (cause.op, cause.source)
     workaround = _left_to_eager(source)
     if workaround is not None:
-        evidence = {**evidence, EvidenceKey.WORKAROUND: "not tried: it is a change of the program"}
-    return replace(
-        finding,
-        op=op,
-        source=source or finding.source,
-        workaround=workaround,
-        workaround_confirmed=False,
-        repro=repro,
-        repro_confirmed=confirmed,
-        searched=True,
-        evidence={**finding.evidence, **evidence},
-    )
+        evidence[EvidenceKey.WORKAROUND] = "not tried: it is a change of the program"
+    return [
+        replace(
+            finding,
+            op=op,
+            source=source or finding.source,
+            workaround=workaround,
+            workaround_confirmed=False,
+            repro=repro,
+            repro_confirmed=confirmed,
+            searched=True,
+            evidence={**finding.evidence, **evidence},
+        )
+        if finding in dynamos
+        else finding
+        for finding in findings
+    ]
 
 
 def _left_to_eager(source: str | None) -> str | None:
     """A workaround that leaves a whole function out: Dynamo cannot trace it wrongly if it does not trace it."""
     found = None if source is None else re.search(r" in (\w+)(:|$)", source)
-    if found is None:
-        return None
-    name = found[1]
-    return f"{name} = torch.compiler.disable({name})  # the function at {source}"
+    return None if found is None else f"{found[1]} = torch.compiler.disable({found[1]})  # the function at {source}"
 
 
-def find_cause_in_dynamo(program: Program, *, dynamic: bool | None) -> DynamoCause | None:
-    """Find the first operator that Dynamo's graph calls otherwise than eager, or whose fake kernel is wrong.
-
-    Args:
-        program: The program; it is run in eager, and as Dynamo's graph.
-        dynamic: As for ``torch.compile``.
-
-    Returns:
-        The operator; None if all calls are the same.
-    """
+def _find_cause(program: Program, *, dynamic: bool | None) -> _Cause | None:
+    """Find the first operator that Dynamo's graph calls otherwise than eager, or whose fake kernel is wrong."""
     eager = _Watch(look_at_fakes=True)
-    program.run(modes=[lambda: eager])
+    program.run(modes=lambda _: (eager,))
     for call in eager.calls:
         if call.disagreement is not None:
-            return DynamoCause(call.op, call.source, call.disagreement)
+            return _Cause(call.op, call.source, call.disagreement)
     compiled = _Watch(look_at_fakes=False)
     dynamo_reset()
     try:
@@ -181,7 +149,7 @@ def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watc
     return run
 
 
-def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> DynamoCause | None:
+def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> _Cause | None:
     matcher = SequenceMatcher(None, [call.key for call in eager], [call.key for call in compiled], autojunk=False)
     different = [step for step in matcher.get_opcodes() if step[0] != "equal"]
     # calls that are only in eager may stand between two graphs
@@ -192,13 +160,11 @@ def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> 
                 found = compiled[other] if tag != "delete" and other < len(compiled) else None
                 instead = "leaves it out" if found is None else f"calls {found.op}{_shown(found.key)} there"
                 why = f"eager calls {call.op}{_shown(call.key)}; Dynamo's graph {instead}"
-                same_tensors = found is not None and _tensors(found.key) == _tensors(call.key)
-                stale = _reshaped_before(eager[:start]) if same_tensors else None
-                return DynamoCause(call.op, call.source, why) if stale is None else _stale(stale, why)
+                return _cause(eager, start, why, stale=found is not None and _tensors(found.key) == _tensors(call.key))
     return None
 
 
-def _refused(eager: Sequence[_Called], error: Exception) -> DynamoCause | None:
+def _refused(eager: Sequence[_Called], error: Exception) -> _Cause | None:
     """The cause if Dynamo raised while it traced: the call of that line, or an earlier call that made it go wrong."""
     _, _, trace = str(error).partition("from user code:")
     frames = re.findall(r'File "([^"\n]+)", line (\d+), in (\w+)', trace)
@@ -212,18 +178,15 @@ def _refused(eager: Sequence[_Called], error: Exception) -> DynamoCause | None:
     name = re.search(r"call_(?:function|method) (?:<[^>]*?(\w+)[^>\w]*>|(\w+))", str(error))
     wanted = (name[1] or name[2]) if name else None
     at = next((at for at in there if eager[at].op.split(".")[1].strip("_") == wanted), there[-1])
-    why = f"Dynamo cannot trace {eager[at].op}: {type(error).__name__}: {error}".splitlines()[0]
-    stale = _reshaped_before(eager[:at])
-    return DynamoCause(eager[at].op, eager[at].source, why) if stale is None else _stale(stale, why)
+    return _cause(eager, at, f"Dynamo cannot trace {eager[at].op}: {type(error).__name__}: {error}".splitlines()[0])
 
 
-def _reshaped_before(calls: Sequence[_Called]) -> _Called | None:
-    return next((call for call in reversed(calls) if call.reshapes), None)
-
-
-def _stale(call: _Called, why: str) -> DynamoCause:
-    """The cause if Dynamo still has sizes from before a call that changed a tensor's shape in place."""
-    return DynamoCause(call.op, call.source, f"it gives a tensor another shape in place; later {why}")
+def _cause(eager: Sequence[_Called], at: int, why: str, *, stale: bool = True) -> _Cause:
+    """The call, or if Dynamo may still have sizes from before it, the last call that changed a shape in place."""
+    for call in reversed(eager[:at] if stale else ()):
+        if call.reshapes:
+            return _Cause(call.op, call.source, f"it gives a tensor another shape in place; later {why}")
+    return _Cause(eager[at].op, eager[at].source, why)
 
 
 def _tensors(key: tuple[Any, ...]) -> list[str]:

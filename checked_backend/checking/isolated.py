@@ -45,7 +45,6 @@ def run_isolated(
         compiler: The candidate, as the user named it.
         candidate: The candidate, with its options.
         timeout: Seconds after which a worker counts as hung.
-        gradients: Whether the program is differentiated.
 
     Returns:
         The worker's report. If the worker died or hung: its findings until then, or else a finding of kind ``crash``.
@@ -59,49 +58,37 @@ def run_isolated(
     """
     if not timeout > 0:
         raise OptionError(f"check: timeout got {timeout!r}; valid: a number of seconds greater than 0.")
-    try:
-        run_in_worker(str, timeout=timeout)
-        return _isolated(make_report, run_alone, compiler, candidate, timeout=timeout, gradients=gradients)
-    except NoWorkerError as error:
-        short = no_process_here(error)
-        if short is None:
-            raise
-        return _report_of(short)
-
-
-def _isolated(
-    make_report: Callable[[Keep], Report],
-    run_alone: Callable[[str | Callable[..., Any] | None], object],
-    compiler: str | Callable[..., Any],
-    candidate: Callable[..., Any],
-    *,
-    timeout: float,
-    gradients: bool,
-) -> Report:
-    why = cannot_differentiate_in_worker() if gradients else None
-    if why is not None:  # both sides would raise this, and so agree
-        raise CheckedBackendError(
-            f"isolate=True: a worker process cannot differentiate here. {why} Call check before the first backward "
-            "pass of this process, or with gradients=False."
-        )
-    with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
-        known = Path(folder) / "known.json"
-        made = run_in_worker(lambda: _told(make_report, known), timeout=timeout)
-        if not isinstance(made, Death):
-            return _read(made)
-        if known.exists():
-            return _stopped(Report.from_json(known.read_text("utf-8")), made)
 
     def death(backend: str | Callable[..., Any] | None) -> Death | None:
         ended = run_in_worker(lambda: str(run_alone(backend) is None), timeout=timeout)
         return ended if isinstance(ended, Death) else None
 
-    finding = _finding(made, death(None))
-    if finding.fails and not made.hung and process_limited():
-        finding = _of_limits(timeout, lambda: death(candidate)) or finding
-    if finding.kind.fails and made.hung and death(candidate) is None:
-        finding = _slow(made)
-    (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
+    try:
+        run_in_worker(str, timeout=timeout)
+        why = cannot_differentiate_in_worker() if gradients else None
+        if why is not None:  # both sides would raise this, and so agree
+            raise CheckedBackendError(
+                f"isolate=True: a worker process cannot differentiate here. {why} Call check before the first backward "
+                "pass of this process, or with gradients=False."
+            )
+        with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+            known = Path(folder) / "known.json"
+            made = run_in_worker(lambda: _told(make_report, known), timeout=timeout)
+            if not isinstance(made, Death):
+                return _read(made)
+            if known.exists():
+                return _stopped(Report.from_json(known.read_text("utf-8")), made)
+        finding = _finding(made, death(None))
+        if finding.fails and not made.hung and process_limited():
+            finding = _of_limits(timeout, lambda: death(candidate)) or finding
+        if finding.kind.fails and made.hung and death(candidate) is None:
+            finding = _slow(made)
+        (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
+    except NoWorkerError as error:
+        short = no_process_here(error)
+        if short is None:
+            raise
+        finding = short
     return _report_of(finding)
 
 
@@ -178,16 +165,10 @@ def _exercise_heap() -> None:
 
 def _finding(death: Death, eager_death: Death | None) -> Finding:
     what = "did not end in time" if death.hung else "died"
-    other = f"one that runs it in eager alone does{'' if death.hung else ' not'}"
     if eager_death is not None:
-        return Finding(
-            kind=Kind.UNSUPPORTED,
-            detail="unsupported",
-            subject="candidate",
-            message=f"the process {what}, and so does one that runs the program in eager alone",
-            expected=eager_death.words,
-            actual=death.words,
-        )
+        message = f"the process {what}, and so does one that runs the program in eager alone"
+        return _unsupported(death, message, eager_death.words)
+    other = f"one that runs it in eager alone does{'' if death.hung else ' not'}"
     return Finding(
         kind=Kind.CRASH,
         detail=death.detail,
@@ -199,11 +180,16 @@ def _finding(death: Death, eager_death: Death | None) -> Finding:
 
 
 def _slow(death: Death) -> Finding:
+    message = "the check did not end in time; the compiled program alone, called as given, does; raise `timeout`"
+    return _unsupported(death, message, "an end")
+
+
+def _unsupported(death: Death, message: str, expected: str) -> Finding:
     return Finding(
         kind=Kind.UNSUPPORTED,
         detail="unsupported",
         subject="candidate",
-        message="the check did not end in time; the compiled program alone, called as given, does; raise `timeout`",
-        expected="an end",
+        message=message,
+        expected=expected,
         actual=death.words,
     )

@@ -58,11 +58,10 @@ class KernelChoice:
             return Coverage()
         names = [f"{purpose}: {kernel}" for purpose, kernel in self.tuned.chosen.items()]
         more = f"; and {len(names) - _MOST_KERNELS} more" if len(names) > _MOST_KERNELS else ""
-        unknown = (
-            f"{self.tuned.measured} measurements, none of known kernels" if self.tuned.measured else "none measured"
-        )
+        measured = self.tuned.measured
+        unknown = f"{measured} measurements, none of known kernels" if measured else "none measured"
         told = "; ".join(names[:_MOST_KERNELS]) or unknown
-        counts = {_CHOICES: 1, _MEASURED: self.tuned.measured}
+        counts = {_CHOICES: 1, _MEASURED: measured}
         return Coverage(checked=counts, notes=(f"{self._name}: {told}{more}",))
 
     @property
@@ -79,14 +78,10 @@ ONLY_CHOICE = KernelChoice(1, 1, "", lambda ms, _kernel: ms)
 
 
 def check_choices(count: int, check: Callable[[KernelChoice, bool], Report]) -> Report:
-    """Check a program with several choices of kernels. It ends where no kernels were measured.
+    """Check a program with several choices of kernels, to one report. It ends where no kernels were measured.
 
     Args:
-        count: How many there are at most.
         check: Checks it with one choice; where it is known to fail, without looking for the place.
-
-    Returns:
-        One report: each finding once, with the kernels that show it.
     """
     if count == 1:
         return check(ONLY_CHOICE, False)

@@ -21,17 +21,13 @@ def late_writes(
 ) -> list[tuple[int, Finding]]:
     """The arguments of calls that later calls of the compiled program have changed, and those of eager have not.
 
-    Args:
-        calls: The calls that both have run, in order.
-        reference: Eager's run, with the outcome of each call.
-
     Returns:
         The findings, each with the number of the call that the argument was given to.
     """
     found: list[tuple[int, Finding]] = []
     for index, call in enumerate(calls[:-1]):
         given_again = any(later is call or later.refills is call for later in calls[index + 1 :])
-        if given_again or call.relaid:
+        if given_again or call.varies_gradients:
             continue
         eagers = _changed(reference[0], call, reference[1][index].values)
         for name in sorted(_changed(candidate[0], call, candidate[1][index].values) - eagers):

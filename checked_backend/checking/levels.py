@@ -34,16 +34,12 @@ def with_levels(
     numpy: bool = False,
     same_in_float64: Callable[[int], bool | None] = lambda _: None,
 ) -> list[Finding]:
-    """Tell for each finding at which level it arises first.
+    """Tell for each finding that fails at which level it arises first: its stage, and among its evidence in words.
 
     Args:
-        failing: Runs the calls with another compiler, and returns its findings.
         numpy: Whether NumPy computes a part of the program in eager. Dynamo's graph then rounds otherwise.
         same_in_float64: Whether the tensor of the finding at this place agrees if eager and Dynamo's graph run in
             float64; None if that is unknown.
-
-    Returns:
-        The findings; those that fail have a stage, and the level in words among their evidence.
     """
     if not any(finding.kind.fails for finding in findings):
         return list(findings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from checked_backend.checking.outcome import Outcome
@@ -11,13 +11,16 @@ from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.regions.process_state import is_setting
 
-__all__ = ["VALUES", "Shown", "merged", "showing_calls", "told"]
+__all__ = ["VALUES", "Shown", "merged", "showing_calls", "told", "with_baked_values"]
 
 VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.RNG})
 """Kinds of findings about wrong values."""
 
 MOST_LABELS = 8
 """The most calls that are named in one finding."""
+
+MOST_COMPILED = 3
+"""Calls that are compiled once more, each alone."""
 
 _USERS_OWN = "the arguments as given"
 
@@ -43,7 +46,7 @@ def merged(run: ProgramRun) -> list[Shown]:
         failing = [index for index, finding in (*own, *regions) if finding.kind.fails]
         first = min(failing, default=len(run.program.calls))
         calls = run.program.calls  # those with gradients of other layouts do not follow from each other
-        alike = first < len(calls) and calls[first].relaid
+        alike = first < len(calls) and calls[first].varies_gradients
         own = [(index, finding) for index, finding in own if index <= first or alike]
     extra = []
     for index, finding in own:
@@ -79,13 +82,11 @@ def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
 
 
 def _follows(finding: Finding, beside: Sequence[Finding], searched: bool) -> bool:
-    """Whether a parameter, or an optimizer's state, is wrong because a gradient is.
+    """Whether a parameter, or an optimizer's state, is wrong because a gradient is, among the findings beside it.
 
-    Args:
-        beside: Other findings of the same step.
-        searched: Whether the optimizer evaluated the loss several times in the step, as LBFGS does. After the first
-            evaluation the parameters differ, so one wrong gradient makes everything wrong. Otherwise each parameter
-            only depends on its own gradient.
+    Where an optimizer has searched, as LBFGS does, it evaluated the loss several times in the step. After the first
+    evaluation the parameters differ, so one wrong gradient makes everything wrong. Otherwise each parameter only
+    depends on its own gradient.
     """
     what, _, name = finding.subject.removesuffix("]").partition("[")
     if what not in ("param", "optimizer"):
@@ -109,8 +110,49 @@ def showing_calls(shown: Sequence[Shown], run: ProgramRun) -> list[ProgramCall]:
     first = {entry.calls[0] for entry in shown if entry.finding.kind.fails}
     if run.program.continued:
         calls = run.program.calls
-        return [call for at, call in enumerate(calls[: max(first, default=0) + 1]) if not call.relaid or at in first]
+        return [
+            call
+            for at, call in enumerate(calls[: max(first, default=0) + 1])
+            if not call.varies_gradients or at in first
+        ]
     return [run.program.calls[index] for index in sorted({0, *first})]
+
+
+def with_baked_values(
+    shown: Sequence[Shown], run: ProgramRun, alone: Callable[[ProgramCall], Sequence[Finding]]
+) -> list[Shown]:
+    """Compile again for single calls that go wrong in a program that was compiled for another call.
+
+    If a call is right when the program is compiled for it, its finding says so.
+
+    Args:
+        alone: Compiles and runs a single call; returns its findings.
+    """
+    doubtful = [
+        entry
+        for entry in shown
+        if entry.calls[0] > 0
+        and entry.finding.kind in VALUES
+        and not (run.program.continued or run.program.calls[entry.calls[0]].varies_gradients)
+    ]
+    wrong: dict[int, set[str]] = {}
+    for index in list(dict.fromkeys(entry.calls[0] for entry in doubtful))[:MOST_COMPILED]:
+        found = alone(replace(run.program.calls[index], label=""))
+        wrong[index] = {finding.subject for finding in found if finding.kind.fails}
+    return [
+        _baked(entry)
+        if entry in doubtful and entry.finding.subject not in wrong.get(entry.calls[0], {entry.finding.subject})
+        else entry
+        for entry in shown
+    ]
+
+
+def _baked(entry: Shown) -> Shown:
+    message = (
+        "it is right when the program is compiled for this call: something of the call that it was compiled for is "
+        "baked into the compiled program"
+    )
+    return replace(entry, finding=replace(entry.finding, kind=Kind.LOGIC, detail="logic.baked", message=message))
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -123,9 +165,9 @@ def told(shown: Shown, run: ProgramRun) -> Finding:
     finding, calls = shown.finding, run.program.calls
     if len(calls) == 1:
         return finding
-    training = run.program.continued and not any(call.label for call in calls if not call.relaid)
-    if training and not calls[shown.calls[0]].relaid:
-        steps = sum(not call.relaid for call in calls)
+    training = run.program.continued and not any(call.label for call in calls if not call.varies_gradients)
+    if training and not calls[shown.calls[0]].varies_gradients:
+        steps = sum(not call.varies_gradients for call in calls)
         if steps == 1:
             return finding
         step = f"{shown.calls[0] + 1} of {steps}"

@@ -49,10 +49,6 @@ class Outcome:
     error: Exception | None = None
     backward_error: Exception | None = None
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The values, by name."""
-        return self.values
-
     def release(self) -> None:
         """Forget all tensors once they are compared. The names of the gradients are kept."""
         for tensors in (self.subjects, self.values, self.outputs, self.memory):

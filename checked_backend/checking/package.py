@@ -67,7 +67,7 @@ def check_package(
     with warnings.catch_warnings():
         no_warning_is_an_error()  # torch warns as it loads its own files
         candidate, compiled = _loaded(package)
-    others = () if compiled else _other_weights(candidate, module)  # AOTInductor shows none of its own
+    weights = "" if compiled else _other_weights(candidate, module)  # AOTInductor shows none of its own
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     rng = RngState.capture(cuda)
     program = Program(eager_function(module), args, dict(kwargs or {}), rng, gradients=False)
@@ -77,7 +77,7 @@ def check_package(
         refuse_misfits(program, expected.error)
         findings = _differences(program, expected, candidate, ledger)
         if any(finding.fails for finding in findings):
-            level = _level(program, expected) if compiled else _weights(others)
+            level = _level(program, expected) if compiled else weights
             findings = [_at_level(finding, level) for finding in findings]
         ledger.add_findings(findings)
         title = f"{function_name(program.function)}, packaged"
@@ -165,31 +165,20 @@ def _level(program: Program, expected: Outcome) -> str:
     return _EXPORT if earlier else _PACKAGE
 
 
-def _other_weights(packaged: Any, module: Any) -> Sequence[str]:
-    """Parameters and buffers that have other values in the package than in the module."""
+def _other_weights(packaged: Any, module: Any) -> str:
+    """Parameters and buffers that have other values in the package than in the module, in words; "" if none have."""
     if not isinstance(module, torch.nn.Module):
-        return ()
-    own = packaged.state_dict()
-    return [
-        name
-        for name, tensor in module.state_dict().items()
-        if isinstance(tensor, torch.Tensor) and name in own and not _same(own[name], tensor)
-    ]
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    try:
-        torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True, check_device=False)
-    except AssertionError:
-        return False
-    return True
-
-
-def _weights(names: Sequence[str]) -> str:
-    if not names:
         return ""
+    own = packaged.state_dict()
+    names = []
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor) and name in own:
+            try:
+                torch.testing.assert_close(own[name], tensor, rtol=0, atol=0, equal_nan=True, check_device=False)
+            except AssertionError:
+                names.append(name)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{_WEIGHTS}: {', '.join(names[:3])}{more}"
+    return f"{_WEIGHTS}: {', '.join(names[:3])}{more}" if names else ""
 
 
 def _at_level(finding: Finding, level: str) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -22,7 +21,7 @@ from checked_backend.checking.refill import refill
 from checked_backend.checking.stance import eager_stance, no_warning_is_an_error
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
-from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled
+from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
 from checked_backend.checking.unreached import unreached_leaves
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.process_state import ProcessState
@@ -44,8 +43,8 @@ class ProgramCall:
         args: Positional arguments; each run gets copies that share memory where these do.
         kwargs: Keyword arguments.
         label: How the call differs from the user's own, for people; "" for that one.
-        cotangents: The kind of the gradients that enter at its outputs. The call is about its gradients alone, and no
-            optimizer takes a step, if they are not contiguous or not of the usual magnitude.
+        incoming: The kind of the gradients that enter at its outputs. If it is not the usual one, the call is about its
+            gradients alone, and no optimizer takes a step.
         dtypes: The dtypes of eager's outputs, by name, once it has run.
         refills: An earlier call whose tensors this one is given, with its own values in them (`refill`).
     """
@@ -53,14 +52,14 @@ class ProgramCall:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     label: str = ""
-    cotangents: Incoming = Incoming.CONTIGUOUS
+    incoming: Incoming = Incoming.CONTIGUOUS
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     refills: ProgramCall | None = None
 
     @property
-    def relaid(self) -> bool:
+    def varies_gradients(self) -> bool:
         """Whether this call repeats another one with other incoming gradients."""
-        return self.cotangents is not Incoming.CONTIGUOUS
+        return self.incoming is not Incoming.CONTIGUOUS
 
 
 @dataclass(slots=True)
@@ -110,20 +109,10 @@ class Program:
         transform: Transform | None = None,
         *,
         wide: bool = False,
-        modes: Sequence[Callable[[], Any]] = (),
+        modes: Modes = lambda _: (),
     ) -> Outcome:
-        """Run the first call on a fresh copy.
-
-        Args:
-            transform: Applied to the copy of the function, for example ``torch.compile``.
-            wide: Run in float64.
-            modes: Makes context managers to run it under.
-
-        Returns:
-            The outcome; an exception of the program is in it, not raised.
-        """
-        made = [mode() for mode in modes]
-        return ProgramCopy(self, transform, wide=wide, modes=lambda _: made).step(0, self.calls[0])
+        """Run the first call on a fresh copy, as `run_all` runs all."""
+        return ProgramCopy(self, transform, wide=wide, modes=modes).step(0, self.calls[0])
 
     def run_all(
         self, transform: Transform | None = None, *, wide: bool = False, modes: Modes = lambda _: ()
@@ -163,7 +152,7 @@ class ProgramCopy:
         self._copier = Copier(wide, program.own_code, program.keep_grad)
         with program.undone():
             self._function = self._copier.function(program.function)
-            self._outside = self._copier.outside([self._function, *program.args, *program.kwargs.values()])
+            self._globals = self._copier.patched_globals([self._function, *program.args, *program.kwargs.values()])
         self._called = self._function if transform is None else transform(called_inside(self._function))
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[ProgramCall, tuple[list[Any], dict[str, Any]]] = {}
@@ -192,14 +181,11 @@ class ProgramCopy:
         self._arguments.pop(call, None)
 
     def step(self, number: int, call: ProgramCall) -> Outcome:
-        """Run one call, its backward pass and the optimizer's step.
+        """Run one call, its backward pass and the optimizer's step. An exception of the program is in the outcome.
 
         Args:
             number: Its place among the calls that are compared: its backward pass has gradients of its own.
             call: The call; the same one again goes on with the same copies of its arguments.
-
-        Returns:
-            The outcome; an exception of the program is in it, not raised.
 
         Raises:
             CheckedBackendError: The check itself failed, not the program.
@@ -209,9 +195,9 @@ class ProgramCopy:
         self._prepare(state)
         # only in training does it matter how many calls went before
         objective = Objective(
-            number if self._program.continued and not call.relaid else 0,
-            bounded=self._optimizer is not None and not call.relaid,
-            incoming=call.cotangents,
+            number if self._program.continued and not call.varies_gradients else 0,
+            bounded=self._optimizer is not None and not call.varies_gradients,
+            incoming=call.incoming,
             dtypes=call.dtypes,
             given=self._program.entering,
         )
@@ -220,7 +206,7 @@ class ProgramCopy:
         settings = ProcessState.capture()
         try:
             self._rng.restore()
-            with self._entered(), self._program.undone(), self._outside.in_place(), self._settings_noted(outcome):
+            with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome):
                 self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
@@ -364,7 +350,7 @@ class ProgramCopy:
     def _look(self, call: ProgramCall, outcome: Outcome) -> None:
         inputs = self.leaves(call)
         state = State.of(self._function, self._copier.captured, inputs, self._copier.leaves)
-        if call.relaid:
+        if call.varies_gradients:
             outcome.subjects, outcome.containers, outcome.rng = dict(outcome.gradients), {}, None
         else:
             outcome.memory = state.memory()
@@ -381,12 +367,8 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
     Raises:
         OptionError: The arguments do not fit the function.
     """
-    if not isinstance(error, TypeError):
-        return
-    target = program.function.forward if isinstance(program.function, torch.nn.Module) else program.function
-    try:
-        signature = inspect.signature(target)
-    except (TypeError, ValueError):  # a builtin function
+    signature = signature_of(program.function)
+    if signature is None or not isinstance(error, TypeError):
         return
     try:
         signature.bind(*program.args, **program.kwargs)

@@ -12,12 +12,13 @@ import torch
 from torch import fx
 
 from checked_backend.checking.compare_runs import in_step
-from checked_backend.checking.program import Modes, Outcome, Program
+from checked_backend.checking.program import Modes, Outcome, Program, Transform
 from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.regions.compile import eager_graph
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.control_runs import Control, MadeElsewhereError, Values, nothing_left_out
 
 __all__ = ["ProgramControls"]
@@ -42,6 +43,7 @@ class ProgramControls:
     _held: dict[bool, list[ReplayChoices]] = field(default_factory=lambda: {False: [], True: []}, init=False)
     _recorded: bool = field(default=False, init=False)
     _left_out: Mapping[Control, set[str]] = field(default_factory=nothing_left_out, init=False)
+    _in_float64: tuple[Values, Values] | None = field(default=None, init=False)
     _traced: _Traced = field(default_factory=lambda: _Traced(), init=False)
 
     def repeat(self, junk: int = 1) -> Values:
@@ -62,22 +64,6 @@ class ProgramControls:
     def bare(self) -> Values:
         """Eager again, under no mode."""
         return self._values(self.program.run_all())
-
-    def replay_candidate(self) -> Values:
-        """Not made: Dynamo compiles nothing while a dispatch mode is active. Each region makes its own."""
-        raise MadeElsewhereError("made for each region instead")
-
-    def rerun_candidate(self) -> Values:
-        """Not made: only what `replay_candidate` finds needs it."""
-        raise MadeElsewhereError("made for each region instead")
-
-    def reseeded(self, seed: int) -> Values:
-        """Not made: only what `replay_candidate` finds needs it."""
-        raise MadeElsewhereError("made for each region instead")
-
-    def others_drew(self) -> str | None:
-        """Not made: only what `replay_candidate` finds needs it."""
-        raise MadeElsewhereError("made for each region instead")
 
     def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
         """Eager with every operator's result perturbed."""
@@ -124,10 +110,6 @@ class ProgramControls:
         self._choices[True] = choices
         return values
 
-    def one_zero(self, *, negative: bool) -> Values:
-        """Not made of a whole program: each region makes its own."""
-        raise MadeElsewhereError("made for each region instead")
-
     def draws(self) -> bool:
         """Whether eager draws random numbers."""
         return any(not tape.empty for tape in self._tapes)
@@ -144,25 +126,34 @@ class ProgramControls:
         """Operators whose results the runs so far could not perturb, or not compute in float64."""
         return self._left_out
 
-    def with_fixed_choices(self) -> None:
-        """Not made of a whole program: each region makes its own."""
+    def same_in_float64(self, index: int, subject: str) -> bool | None:
+        """Whether a tensor after a call is the same in Dynamo's graphs if they run in float64, as the program does.
 
-    def traced_in_float64(self) -> Values:
-        """The graphs that Dynamo makes of the program, run in float64."""
-        return self._values(self.program.run_all(self._traced.under(Float64Mode()), wide=True))
+        Dynamo may compute in another way than Python. For example, torch's optimizers compute with Python's numbers in
+        eager, and with float32 tensors when they are compiled. None if the program does not run in float64.
+        """
+        if self._in_float64 is None:
+            try:
+                reference = self.high_precision(None)
+                traced = self._values(self.program.run_all(self._traced.under(Float64Mode()), wide=True))
+                self._in_float64 = reference, traced
+            except Exception:  # any such error is about float64, not about the program
+                self._in_float64 = {}, {}
+        reference, traced = self._in_float64
+        place = in_step(index, subject)
+        names = [name for name in reference.keys() & traced.keys() if name.startswith(place)]
+        return all(_same(reference[name], traced[name]) for name in names) if names else None
 
-    def twin(self, *, urgent: bool = True) -> Values:
-        """Not made of a whole program: each region makes its own."""
-        del urgent
+    def _made_elsewhere(self, *_given: Any, **_options: Any) -> Any:
+        """Each region makes it: Dynamo compiles nothing while a dispatch mode is active."""
         raise MadeElsewhereError("made for each region instead")
 
-    def recompiled(self) -> Values | None:
-        """Not made of a whole program: each region makes its own."""
-        return None
+    replay_candidate = rerun_candidate = reseeded = others_drew = one_zero = twin = _made_elsewhere
 
-    def unfused(self) -> Values | None:
-        """Not made of a whole program: each region makes its own."""
-        return None
+    def _never_made(self) -> None:
+        """Each region makes it, as it can."""
+
+    with_fixed_choices = recompiled = unfused = _never_made
 
     def _replaying(self, *noise: MonteCarloMode, replay_choices: bool = False, in_float64: bool = False) -> Modes:
         if not self._recorded:
@@ -188,20 +179,22 @@ class ProgramControls:
         values: Values = {}
         for index, outcome in enumerate(outcomes):
             if outcome.error is None:
-                values |= {in_step(index, name): tensor for name, tensor in outcome.tensors().items()}
+                values |= {in_step(index, name): tensor for name, tensor in outcome.values.items()}
         if not values and outcomes and outcomes[0].error is not None:
             raise outcomes[0].error
         return values
 
 
 class _Traced:
-    """Turns a function into the graphs that Dynamo traces from it, run in eager under a mode."""
+    """The graphs that Dynamo traces from a function, run in eager under a mode.
+
+    They are of one function only, and under all modes the same, because Dynamo's compiled code is used again.
+    """
 
     def __init__(self) -> None:
         self._mode: AbstractContextManager[Any] = nullcontext()
 
-    def under(self, mode: AbstractContextManager[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A transform for functions. It is for one function only, because Dynamo's compiled code is used again."""
+    def under(self, mode: AbstractContextManager[Any]) -> Transform:
         self._mode = mode
         return partial(torch.compile, backend=self._compile)
 
@@ -213,3 +206,16 @@ class _Traced:
                 return traced(*args)
 
         return run
+
+
+def _same(reference: torch.Tensor, traced: torch.Tensor) -> bool:
+    if reference.shape != traced.shape or reference.dtype != traced.dtype:
+        return False
+    if not (reference.is_floating_point() or reference.is_complex()):
+        return torch.equal(reference, traced)
+    if not bool(reference.isfinite().all()):
+        return False  # two that are NaN or infinite in float64 agree whatever else they compute
+    size = float(reference.abs().mean()) if reference.numel() else 0.0
+    return torch.allclose(
+        reference, traced, rtol=thresholds.TWIN_TOLERANCE, atol=thresholds.TWIN_TOLERANCE * size, equal_nan=True
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import fx
 
 from checked_backend._torch.dynamo import (
     dynamo_leaves_draws_to_numpy,
@@ -17,12 +19,17 @@ from checked_backend._torch.dynamo import (
     dynamo_reset,
     uses_numpy,
 )
-from checked_backend.checking.breaks import Tracing
 from checked_backend.checking.compare_runs import Comparison, compare_runs
+from checked_backend.checking.gradient_variants import (
+    coverage_of,
+    gradient_variants,
+    note_tried,
+    roundings,
+    without_rounding,
+)
 from checked_backend.checking.late_writes import late_writes
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
-from checked_backend.checking.relaid import Allowance, ContiguousGradients, note_relaid, of_relaid, relaid_calls
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
 from checked_backend.checking.stopwatch import Stopwatch
@@ -33,6 +40,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure, Keep
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.session import Session, collect
 
@@ -43,8 +51,39 @@ _NUMPY_DRAWS = (
     "(torch._dynamo.config.use_numpy_random_stream=True); by default torch draws them when the program is compiled"
 )
 
+LEAST_SECONDS = 5.0
+"""Seconds that calls with other incoming gradients may take in any case, together."""
+
+SHARE = 0.5
+"""The share of the check's time so far that these calls may take, if that is more."""
+
 FurtherCalls = Callable[[Program, Shapes, Ledger], Iterable[ProgramCall]]
 """Makes further calls, once the program's own calls have run. Sizes vary as the compiler was told they may."""
+
+
+_COMPILED = "the compiled program"
+
+
+@dataclass(slots=True)
+class Tracing(DynamoLog):
+    """What Dynamo did while a program ran.
+
+    Attributes:
+        numpy: Whether Dynamo traced NumPy's functions, which then compute in torch.
+    """
+
+    numpy: bool = False
+
+    def not_compiled(self, regions: int) -> Iterator[Skip]:
+        """The parts of the program that ran in eager on both sides, so that the comparison shows nothing about them."""
+        if regions:
+            yield from self.in_eager(_COMPILED)
+        else:
+            yield self.no_region(_COMPILED)
+
+    def between_regions(self) -> str | None:
+        """A remark on code that ran in eager between compiled regions; None if there was none."""
+        return f"graph breaks, around which the program runs in eager: {self.reasons()}" if self.breaks else None
 
 
 @dataclass(slots=True)
@@ -53,27 +92,28 @@ class ProgramRun:
 
     Attributes:
         program: The program that ran. Its calls are those that eager accepted.
-        regions: The coverage of the compiled regions' checks.
         references: The outcome of each call in eager.
         tracing: How Dynamo traced the program's code.
         own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
-        names: The program's names of the regions' results, as `RegionResults` has them.
+        regions: The coverage of the compiled regions' checks.
+        results: The program's names of the regions' results.
     """
 
     program: Program
-    regions: Coverage
-    references: list[Outcome]
-    tracing: Tracing
+    references: list[Outcome] = field(default_factory=list)
+    tracing: Tracing = field(default_factory=Tracing)
     own: Ledger = field(default_factory=Ledger)
     found: list[tuple[int, Finding]] = field(default_factory=list)
     in_regions: list[tuple[int, Finding]] = field(default_factory=list)
-    names: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
+    regions: Coverage = field(default_factory=Coverage)
+    results: RegionResults = field(default_factory=RegionResults)
 
-    def label(self, index: int) -> str:
-        """How a call differs from the user's own; "" for that one."""
-        return self.program.calls[index].label
+    @property
+    def fails(self) -> bool:
+        """Whether anything found so far fails."""
+        return any(finding.kind.fails for _, finding in (*self.found, *self.in_regions))
 
 
 def run_program(
@@ -83,7 +123,7 @@ def run_program(
     dynamic: bool | None,
     variants: FurtherCalls | None = None,
     keep: Keep = lambda _findings: None,
-    relay: bool = False,
+    vary_gradients: bool = False,
 ) -> ProgramRun:
     """Run a program in eager and compiled, and compare every call.
 
@@ -92,234 +132,215 @@ def run_program(
         dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
         keep: Receives a region's findings before they are localized.
-        relay: Run the first call again with other incoming gradients (`relaid_calls`), if nothing has failed.
+        vary_gradients: Run the first call again with other incoming gradients, if nothing has failed.
     """
-    ledger, shapes, results, tracing = Ledger(), Shapes(), RegionResults(), Tracing()
-    backend = _backend(options, shapes, results, tracing, keep)
+    run = ProgramRun(replace(program))
+    run.program.calls = []
     watch = Stopwatch()
     with fresh_dynamo():
-        compiled = ProgramCopy(program, partial(torch.compile, backend=backend, dynamic=dynamic))
-        pair = _Pair(program, compiled, results, tracing, ledger)
+        pair = _Pair(program, run, options, dynamic, keep)
         with collect(closing=False) as session:
             for call in program.calls:
-                if not call.relaid and not pair.step(call) and program.continued:
+                if not call.varies_gradients and not pair.step(call) and program.continued:
                     break
             pair.compare()
-            others = list(relaid_calls(program.calls[0], pair.references[0].outputs)) if relay else []
+            others = list(gradient_variants(program.calls[0], run.references[0].outputs)) if vary_gradients else []
             pair.release()
             if variants is not None and pair.going_on:
-                shapes.locate(compiled.leaves(program.calls[0]))
-                for call in variants(program, shapes, ledger):
-                    _vary(pair, call, shapes)
-            if pair.differentiated and not pair.fails:
-                _relay(pair, others, session, shapes, Allowance(watch.seconds()))
+                pair.shapes.locate(pair.candidate.leaves(program.calls[0]))
+                for call in variants(program, pair.shapes, run.own):
+                    pair.vary(call)
+            if pair.differentiated and not run.fails:
+                pair.vary_gradients(others, session, max(LEAST_SECONDS, SHARE * watch.seconds()))
             if pair.going_on:
-                _relay(pair, [call for call in program.calls if call.relaid], session, shapes)
+                pair.vary_gradients([call for call in program.calls if call.varies_gradients], session)
         if pair.recompiled:
-            ledger.note(f"compiled anew {'; '.join(pair.recompiled)}")
-    made = replace(program, calls=pair.calls)
-    regions = session.ledger.coverage()
-    return ProgramRun(made, regions, pair.references, pair.tracing, ledger, pair.found, pair.in_regions, results.names)
+            run.own.note(f"compiled anew {'; '.join(pair.recompiled)}")
+    run.regions = session.ledger.coverage()
+    return run
 
 
 class _Pair:
     """Eager's run and the compiled one, in step."""
 
     def __init__(
-        self, program: Program, candidate: ProgramCopy, results: RegionResults, tracing: Tracing, ledger: Ledger
+        self, program: Program, run: ProgramRun, options: CheckOptions, dynamic: bool | None, keep: Keep
     ) -> None:
-        self.program = program
-        self.reference = ProgramCopy(program)
-        self.candidate = candidate
-        self.calls: list[ProgramCall] = []
-        self.references: list[Outcome] = []
+        self.run = run
+        self.calls = run.program.calls
+        self.shapes = Shapes()
         self.candidates: list[Outcome] = []
-        self.found: list[tuple[int, Finding]] = []
-        self.in_regions: list[tuple[int, Finding]] = []
-        self.results = results
         self.recompiled: list[str] = []
-        self.tracing = tracing
-        self.ledger = ledger
-        self.coverage = Coverage()  # coverage of the regions in the latest call
+        self._continued, self._trained = program.continued, program.optimizer is not None
+        self._options, self._keep = options, keep
+        self._coverage = Coverage()  # coverage of the regions in the latest call
         self._main = 0
         self._learned: Comparison | None = None
-        self._rounding = ContiguousGradients({})
+        self._rounding: Mapping[str, float] = {}
+
+        def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._checked_region(gm, example_inputs)
+
+        backend.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
+        self.candidate = ProgramCopy(program, partial(torch.compile, backend=backend, dynamic=dynamic))
+        self.reference = ProgramCopy(program)
+
+    def _checked_region(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+            self._keep(findings)
+            return investigate(failure, findings)
+
+        self.shapes.note(gm)
+        self.run.tracing.numpy |= uses_numpy(gm)
+        name = GraphInfo.of(gm).name
+        # no report of each region on disk: the check returns one
+        region = build_region(
+            gm, example_inputs, self._options, None, thorough=True, silent=True, investigator=investigator
+        )
+        return self.run.results.watched(name, self.shapes.watched(region))
 
     @property
     def going_on(self) -> bool:
         """Whether the last call ran on both sides."""
-        return self.references[-1].error is None and self.candidates[-1].error is None
+        return self.run.references[-1].error is None and self.candidates[-1].error is None
 
     @property
     def differentiated(self) -> bool:
         """Whether both sides have gradients of the first call."""
-        first = (self.references[0], self.candidates[0])
+        first = (self.run.references[0], self.candidates[0])
         return self.going_on and all(outcome.gradients and not outcome.backward_error for outcome in first)
-
-    @property
-    def fails(self) -> bool:
-        """Whether anything found so far fails."""
-        return any(finding.kind.fails for _, finding in (*self.found, *self.in_regions))
 
     def step(self, call: ProgramCall) -> bool:
         """Run a call on both sides. Returns whether neither raised."""
-        self.compiled(call, self.reference.step(len(self.calls), call))
-        last = (self.references[-1], self.candidates[-1])
+        self._compiled(call, self.reference.step(len(self.calls), call))
+        last = (self.run.references[-1], self.candidates[-1])
         return all(outcome.error is None and outcome.backward_error is None for outcome in last)
 
-    def compiled(self, call: ProgramCall, reference: Outcome) -> int:
+    def _compiled(self, call: ProgramCall, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
-        index = len(self.calls)
-        self.results.forget()
-        with collect(closing=False) as session, self.tracing.watch(), self._numpy_draws(reference):
+        index, run = len(self.calls), self.run
+        run.results.forget()
+        with collect(closing=False) as session, run.tracing.watch(), self._numpy_draws(reference):
             candidate = self.candidate.step(index, call)
         self.calls.append(call)
-        self.references.append(reference)
+        run.references.append(reference)
         self.candidates.append(candidate)
-        found = self.results.named(session.ledger.findings(), candidate.outputs)
-        self.coverage = session.ledger.coverage()
-        if call.relaid:
-            found = self._rounding.left(found, call, self.ledger)
-        self.in_regions += [(index, finding) for finding in found]
-        return sum(region.checked_calls for region in self.coverage.regions)
-
-    def follow(self, call: ProgramCall) -> None:
-        """Let the compiled program do what eager did in a call that it refused, so that both go on from the same."""
-        with collect(closing=False), self.tracing.watch():
-            self.candidate.step(len(self.calls), call).release()
-        self.results.forget()
-        self.candidate.forget(call)
+        found = run.results.named(session.ledger.findings(), candidate.outputs)
+        self._coverage = session.ledger.coverage()
+        if call.varies_gradients:
+            found = without_rounding(found, call, self._rounding, run.own)
+        run.in_regions += [(index, finding) for finding in found]
+        return sum(region.checked_calls for region in self._coverage.regions)
 
     @contextmanager
     def _numpy_draws(self, reference: Outcome) -> Iterator[None]:
         """Have NumPy draw a program's random numbers when it is compiled, too, if it draws them in eager."""
-        if reference.rng is None or not self.program.rng.host.numpy_has_drawn(reference.rng.host):
+        if reference.rng is None or not self.run.program.rng.host.numpy_has_drawn(reference.rng.host):
             yield
             return
-        self.ledger.note(_NUMPY_DRAWS)
+        self.run.own.note(_NUMPY_DRAWS)
         with dynamo_leaves_draws_to_numpy():
             yield
 
     def compare(self) -> None:
         """Compare the program's own calls, once they have run."""
+        run = self.run
         self._main = len(self.calls)
-        made = replace(self.program, calls=list(self.calls))
-        self._rounding = ContiguousGradients(self.references[0].gradients if self.references else {})
+        made = replace(run.program, calls=list(self.calls))
+        self._rounding = roundings(run.references[0].gradients) if run.references else {}
         self._learned = compare_runs(
-            self.references,
+            run.references,
             self.candidates,
-            partial(ProgramControls, made, numpy=self.tracing.numpy),
-            self.ledger,
+            partial(ProgramControls, made, numpy=run.tracing.numpy),
+            run.own,
             again=made.run_all,
-            trained=self.program.optimizer is not None,
+            trained=self._trained,
         )
-        self.found += self._learned.found
+        run.found += self._learned.found
         if self.going_on:
-            sides = (self.reference, self.references), (self.candidate, self.candidates)
-            self.found += late_writes(self.calls, *sides)
-        if self.references:
-            unreached, is_copy = self.references[0].unreached, self.reference.is_copy
+            run.found += late_writes(self.calls, (self.reference, run.references), (self.candidate, self.candidates))
+        if run.references:
+            unreached, is_copy = run.references[0].unreached, self.reference.is_copy
             for skip in not_differentiated(unreached, is_copy, lambda: made.run().unreached):
-                self.ledger.skip(skip)
-        self.ledger.limits(self._learned.limits, self._learned.own_precision_limits)
+                run.own.skip(skip)
+        run.own.limits(self._learned.limits, self._learned.own_precision_limits)
 
-    def compare_last(self) -> None:
-        """Compare the latest call, a variant and not one of the program's own, and forget its tensors."""
-        index, call = len(self.calls) - 1, self.calls[-1]
-        before = self.calls[: self._main] if self.program.continued else []
-        made = replace(self.program, calls=[*before, call])
-        known = self._learned.scales_at(len(before)) if self._learned is not None and call.relaid else {}
-        ledger = Ledger() if call.relaid else self.ledger
+    def _compare_last(self) -> None:
+        """Compare the latest call, a variant and not one of the program's own."""
+        run, index, call = self.run, len(self.calls) - 1, self.calls[-1]
+        before = self.calls[: self._main] if self._continued else []
+        made = replace(run.program, calls=[*before, call])
+        known = self._learned.scales_at(len(before)) if self._learned is not None and call.varies_gradients else {}
+        ledger = Ledger() if call.varies_gradients else run.own
         compared = compare_runs(
-            self.references[-1:],
+            run.references[-1:],
             self.candidates[-1:],
-            partial(ProgramControls, made, numpy=self.tracing.numpy),
+            partial(ProgramControls, made, numpy=run.tracing.numpy),
             ledger,
             again=made.run_all,
             first=len(before),
             known=known,
         )
         found = [finding for _, finding in compared.found]
-        if call.relaid:
-            found = self._rounding.left(found, call, self.ledger)
-            self.coverage = replace(self.coverage, detection_limit={**self.coverage.detection_limit, **compared.limits})
-            self.ledger.add_coverage(of_relaid(call, ledger.coverage()))
-            self.ledger.count({"kinds of incoming gradients": 1})
+        if call.varies_gradients:
+            found = without_rounding(found, call, self._rounding, run.own)
+            limits = {**self._coverage.detection_limit, **compared.limits}
+            self._coverage = replace(self._coverage, detection_limit=limits)
+            run.own.add_coverage(coverage_of(call, ledger.coverage()))
+            run.own.count({"kinds of incoming gradients": 1})
         else:
-            self.ledger.limits(compared.limits, compared.own_precision_limits)
-        self.found += [(index, finding) for finding in found]
+            run.own.limits(compared.limits, compared.own_precision_limits)
+        run.found += [(index, finding) for finding in found]
 
     def release(self) -> None:
         """Forget the tensors of the calls that are compared."""
-        for outcome in (*self.references, *self.candidates):
+        for outcome in (*self.run.references, *self.candidates):
             outcome.release()
-        for run, call in product((self.reference, self.candidate), self.calls[self._main :]):
-            run.forget(call)
+        for side, call in product((self.reference, self.candidate), self.calls[self._main :]):
+            side.forget(call)
 
+    def vary(self, call: ProgramCall) -> bool:
+        """Run a variant, if eager accepts it. Returns whether it did."""
+        run = self.run
+        reference = self.reference.step(len(self.calls), call)  # a refused one has no number
+        refusal = reference.error or (None if run.references[0].backward_error else reference.backward_error)
+        if refusal is not None:
+            why = f"{type(refusal).__name__}: {refusal}".partition("\n")[0]
+            run.own.skip(Skip(call.label, f"eager refuses it: {why}"))
+            self.reference.forget(call)
+            if call.varies_gradients:  # the next ones have the same buffers, to which it may have written
+                with collect(closing=False), run.tracing.watch():
+                    self.candidate.step(len(self.calls), call).release()
+                run.results.forget()
+                self.candidate.forget(call)
+            return False
+        before = self.shapes.compilations
+        checked = self._compiled(call, reference)
+        if self.shapes.compilations > before and not call.varies_gradients:
+            self.recompiled.append(call.label)
+        elif not checked and self.shapes.compilations and self.candidates[-1].error is None:
+            why = "Dynamo ran it in eager, so nothing compiled was checked"
+            run.own.skip(Skip(call.label, why, matters=not call.varies_gradients))
+        if not (call.varies_gradients and self._trained):  # its steps have made the parameters differ
+            self._compare_last()
+        self.release()
+        return True
 
-def _vary(pair: _Pair, call: ProgramCall, shapes: Shapes) -> bool:
-    """Run a variant, if eager accepts it. Returns whether it did."""
-    reference = pair.reference.step(len(pair.calls), call)  # a refused one has no number
-    refusal = reference.error or (None if pair.references[0].backward_error else reference.backward_error)
-    if refusal is not None:
-        why = f"{type(refusal).__name__}: {refusal}".partition("\n")[0]
-        pair.ledger.skip(Skip(call.label, f"eager refuses it: {why}"))
-        pair.reference.forget(call)
-        if call.relaid:  # the next ones have the same arguments and buffers, to which it may have written
-            pair.follow(call)
-        return False
-    before = shapes.compilations
-    checked = pair.compiled(call, reference)
-    if shapes.compilations > before and not call.relaid:
-        pair.recompiled.append(call.label)
-    elif not checked and shapes.compilations and pair.candidates[-1].error is None:
-        ledger_skip = Skip(
-            call.label, "Dynamo ran it in eager, so nothing compiled was checked", matters=not call.relaid
-        )
-        pair.ledger.skip(ledger_skip)
-    if not (call.relaid and pair.program.optimizer is not None):  # its steps have made the parameters differ
-        pair.compare_last()
-    pair.release()
-    return True
-
-
-def _relay(
-    pair: _Pair, calls: Sequence[ProgramCall], session: Session, shapes: Shapes, allowance: Allowance | None = None
-) -> None:
-    """Run calls with other incoming gradients. Their detection limits are not those of the user's calls."""
-    tried: list[tuple[ProgramCall, Coverage]] = []
-    for call in calls:
-        left_out = None if allowance is None else allowance.left_out(call)
-        if left_out is not None:
-            pair.ledger.skip(left_out)
-            continue
-        with session.paused():
-            ran = _vary(pair, call, shapes)
-        if ran:
-            tried.append((call, pair.coverage))
-            session.ledger.add_coverage(of_relaid(call, pair.coverage))
-    note_relaid(pair.ledger, tried)
-
-
-def _backend(
-    options: CheckOptions, shapes: Shapes, results: RegionResults, tracing: Tracing, keep: Keep
-) -> Callable[..., Any]:
-    """A backend of Dynamo's that checks each region."""
-
-    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        keep(findings)
-        return investigate(failure, findings)
-
-    def checked(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        shapes.note(gm)
-        tracing.numpy |= uses_numpy(gm)
-        name = GraphInfo.of(gm).name
-        # no report of each region on disk: the check returns one
-        region = build_region(gm, example_inputs, options, None, thorough=True, silent=True, investigator=investigator)
-        return results.watched(name, shapes.watched(region))
-
-    checked.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
-    return checked
+    def vary_gradients(self, calls: Sequence[ProgramCall], session: Session, allowed: float = math.inf) -> None:
+        """Run calls with other incoming gradients. Their detection limits are not those of the user's calls."""
+        tried: list[tuple[ProgramCall, Coverage]] = []
+        watch = Stopwatch()
+        for call in calls:
+            if watch.seconds() > allowed:
+                why = f"left out: those before it took more than the {allowed:.0f} s that they may"
+                self.run.own.skip(Skip(call.label, why))
+                continue
+            with session.paused():
+                ran = self.vary(call)
+            if ran:
+                tried.append((call, self._coverage))
+                session.ledger.add_coverage(coverage_of(call, self._coverage))
+        note_tried(self.run.own, tried)
 
 
 @contextmanager

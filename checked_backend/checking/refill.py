@@ -12,10 +12,6 @@ __all__ = ["refill"]
 def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object]]) -> bool:
     """Put the values of some tensors into others, with whatever their memory holds beside them.
 
-    Args:
-        held: The leaves that are filled, by name.
-        fresh: The leaves with the values. None of their memory is shared with ``held``.
-
     Returns:
         Whether it was done. Nothing is changed if a leaf is no plain tensor, or is not what it was when it was given:
         a call has changed its shape, or has given it an autograd history.

@@ -52,30 +52,20 @@ def replay(
     dynamic again.
 
     Args:
-        dump: The result of `load_dump`.
-        compiler: A Dynamo backend's name or a callable.
         seed: The seed for input values that were not saved.
-        investigator: Finds out where a failure comes from.
         report_dir: The folder of reports and repros, if not the one that the environment names.
         backward: Run the backward pass of a training graph too.
         rehearsed: Whether `rehearse` has already run the graph.
-
-    Returns:
-        The report.
 
     Raises:
         OptionError: The compiler is unknown.
         DumpError: The graph or its inputs cannot be built here, eager refuses it, or it would leave its memory.
     """
-    given = {
-        "compiler": compiler,
-        "on_divergence": "record",
-        "layout": "raise",
-        "localize": investigator is not None,
-    }
-    options = parse_options(
-        CheckOptions, "replay", given if report_dir is None else {**given, "report_dir": report_dir}
-    ).unsampled()
+    localize = investigator is not None
+    given: dict[str, Any] = {"compiler": compiler, "on_divergence": "record", "layout": "raise", "localize": localize}
+    if report_dir is not None:
+        given["report_dir"] = report_dir
+    options = parse_options(CheckOptions, "replay", given).unsampled()
     resolve_compiler(options)  # an unknown one is the user's mistake, not a finding
     if not rehearsed:
         rehearse(dump, seed)
@@ -111,16 +101,9 @@ def replay_of_death(
     """Report on a dumped graph that killed a process when it was compiled. This process does not try the compiler.
 
     Args:
-        dump: The result of `load_dump`.
         exit_code: The exit code of the process that died, negative for a signal.
         compiler: The compiler that the process died of.
-        seed: The seed for input values that were not saved.
-        investigator: Finds out where the death comes from.
-        report_dir: The folder of reports and repros, if not the one that the environment names.
-
-    Raises:
-        OptionError: The compiler is unknown.
-        DumpError: The graph or its inputs cannot be built here.
+        seed: As for `replay`, as are all others.
     """
     death = how_it_died(exit_code)
 

@@ -47,10 +47,6 @@ class RegionResults:
         """Give findings about regions' results the program's names for them.
 
         A region that ran several times in the call keeps its own names. So do results that the program did not return.
-
-        Args:
-            findings: The regions' findings, from the call that is over.
-            outputs: The leaves of the program's result, by name.
         """
         names = {id(value): name for name, value in outputs.items() if isinstance(value, torch.Tensor)}
         renamed: dict[tuple[str, str], str] = {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import product
+from typing import Any, TypeAlias, TypeVar
 
 import sympy
 import torch
@@ -13,18 +15,51 @@ from torch import fx
 
 from checked_backend._torch.symbols import evaluate_expression, shape_facts
 from checked_backend.checking.program import Program, ProgramCall
-from checked_backend.checking.substitute import substituted
+from checked_backend.checking.stopwatch import Stopwatch
 from checked_backend.checking.tree import argument_leaves
+from checked_backend.checking.variants import substituted
 from checked_backend.findings import Skip
 from checked_backend.numerics.randomize import randomize_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report.ledger import Ledger
+from checked_backend.report.memory import free_memory
 
-__all__ = ["Shapes", "call_of_sizes", "other_sizes", "small_choices"]
+__all__ = ["TILE_SIZES", "Shapes", "other_sizes", "tile_sizes"]
+
+TILE_SIZES = (
+    *(17, 255, 1024, 65, 31, 129, 15, 513, 64, 33),
+    *(127, 257, 16, 32, 63, 128, 256, 511, 512, 1023, 1025),
+    *(200, 777, 2047, 2048, 2049, 4095, 4096, 4097),
+)
+"""Sizes around powers of two, where kernels change. Those that each stand for many others come first."""
+
+MOST_SECONDS = 20.0
+"""Seconds that the calls of these sizes may take together."""
+
+COPIES = 12
+"""How many copies of a program's tensors are in memory: gradients, both sides, float64, control runs."""
+
+SHARE_OF_MEMORY = 0.25
+MOST_BYTES = 8 << 30
+
+SECONDS_PER_BYTE = 2e-8
+"""The time to check a call, for each byte that the program computes: some twenty runs at 1 GB/s."""
+
+HALF = 50
+"""How many times as long a byte of a tensor at 16 bits takes: each operator is also checked by itself.
+
+Measured on one core, for a program of six operators: 7e-9 s a byte in float32, 5e-7 s in bfloat16; with gradients
+5e-8 s and 2e-6 s.
+"""
+
+REFUSALS = 2
+"""After this many sizes that eager refuses, with none accepted, no more sizes of a dimension are tried."""
 
 _PRIMES = (7, 13, 19, 31, 61, 127, 251, 509)
 _LARGEST = 4096
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+_T = TypeVar("_T")
 
 Dimension: TypeAlias = Any
 """A size: a plain integer, or a sympy expression."""
@@ -36,8 +71,7 @@ class _Region:
 
     names: tuple[str, ...]
     sizes: list[tuple[Dimension, ...] | sympy.Expr | None]
-    memory: Dimension = 0
-    half: Dimension = 0
+    work: Dimension = 0
     example: Any = None
     arguments: list[int] | None = None
 
@@ -51,16 +85,14 @@ class Shapes:
         sizes: For each input by name, its dimensions as expressions; for an integer input, the expression of its value.
         hints: The value of each symbol in the user's own call.
         bounds: Sizes at which something changes for the compiler, by symbol.
-        memory: For each region, the bytes of all tensors that its graph computes.
-        half: For each region, the bytes of those at 16 bits.
+        work: For each region, the bytes of all tensors that its graph computes, those at 16 bits counted `HALF` times.
     """
 
     compilations: int = 0
     sizes: dict[str, tuple[Dimension, ...] | sympy.Expr] = field(default_factory=dict)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     bounds: dict[sympy.Symbol, tuple[int, ...]] = field(default_factory=dict)
-    memory: list[Dimension] = field(default_factory=list)
-    half: list[Dimension] = field(default_factory=list)
+    work: list[Dimension] = field(default_factory=list)
     _regions: list[_Region] = field(default_factory=list)
 
     def note(self, gm: fx.GraphModule) -> None:
@@ -79,9 +111,9 @@ class Shapes:
                 region.example = symbolic[0] if symbolic else region.example
             else:
                 region.sizes.append(None)
-        computed = [tensor for node in gm.graph.nodes for tensor in _tensors(node.meta.get("example_value"))]
-        region.memory = sum(map(_memory, computed))
-        region.half = sum(_memory(tensor) for tensor in computed if tensor.dtype in (torch.float16, torch.bfloat16))
+        region.work = sum(
+            _work(tensor) for node in gm.graph.nodes for tensor in _tensors(node.meta.get("example_value"))
+        )
         self._regions.append(region)
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,16 +146,17 @@ class Shapes:
                     self.hints.setdefault(symbol, integers[name])
             if region.example is not None:
                 self._bounds(number, region.example, renamed)
-            for totals, memory in ((self.memory, region.memory), (self.half, region.half)):
-                totals.append(memory.subs(renamed) if isinstance(memory, sympy.Expr) else memory)
+            self.work.append(region.work.subs(renamed) if isinstance(region.work, sympy.Expr) else region.work)
 
-    def bytes_at(self, values: Mapping[sympy.Symbol, int]) -> int:
-        """How many bytes the compiled regions compute at some sizes, as far as their graphs tell."""
-        return _bytes_at(self.memory, values)
-
-    def half_bytes_at(self, values: Mapping[sympy.Symbol, int]) -> int:
-        """How many of these bytes are of tensors at 16 bits."""
-        return _bytes_at(self.half, values)
+    def work_at(self, values: Mapping[sympy.Symbol, int]) -> int:
+        """The sum of `work` at some sizes, as far as the graphs tell."""
+        total = 0
+        for one in self.work:
+            try:
+                total += one if isinstance(one, int) else evaluate_expression(one, values)
+            except Exception:  # a symbol of which no input tells the value
+                continue
+        return total
 
     def place(self, symbol: sympy.Symbol) -> str:
         """The dimension whose size a symbol is, for people: ``x.shape[0]``."""
@@ -168,16 +201,6 @@ class Shapes:
             self.bounds[ours] = tuple(sorted(size for size in near if 0 <= size <= _LARGEST))
 
 
-def _bytes_at(memory: Sequence[Dimension], values: Mapping[sympy.Symbol, int]) -> int:
-    total = 0
-    for one in memory:
-        try:
-            total += one if isinstance(one, int) else evaluate_expression(one, values)
-        except Exception:  # a symbol of which no input tells the value
-            continue
-    return total
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of a node's result whose memory its sizes tell."""
     if isinstance(value, (tuple, list)):
@@ -186,12 +209,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [value] if is_plain else []
 
 
-def _memory(tensor: torch.Tensor) -> Dimension:
-    """The bytes of a tensor that may have symbolic sizes."""
+def _work(tensor: torch.Tensor) -> Dimension:
     elements: Dimension = 1
     for size in tensor.shape:
         elements = elements * _expression(size)
-    return elements * tensor.element_size()
+    return elements * tensor.element_size() * (HALF if tensor.dtype in (torch.float16, torch.bfloat16) else 1)
 
 
 def _expression(size: Any) -> Dimension:
@@ -206,33 +228,74 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int) -> 
     range, and below a size that shrinks.
 
     Args:
-        shapes: The dynamic sizes.
-        ledger: Receives what was left out.
-        most: How many calls with other sizes there are at most. They are taken evenly from all.
+        most: How many calls with other sizes there are at most.
     """
-    call = program.calls[0]
-    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-    chosen = list(small_choices(shapes))
-    if not chosen:
+    choices = list(_small_choices(shapes))
+    if not choices:
         ledger.skip(Skip("other sizes", "the compiled program takes no size of an argument as dynamic"))
-    if len(chosen) > most:
-        ledger.skip(Skip("other sizes", f"only {most} of {len(chosen)} combinations were tried"))
-        chosen = [chosen[place * len(chosen) // most] for place in range(most)]
-    for number, values in enumerate(chosen):
-        made = call_of_sizes(program, shapes, values, number)
-        if made is not None:
+    for number, values in enumerate(_evenly(choices, most, "other sizes", ledger)):
+        if (made := _call_of_sizes(program, shapes, values, number)) is not None:
             yield made
-    yield from _aliased(program, leaves)
+    yield from _aliased(program)
 
 
-def call_of_sizes(
+def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int | None = None) -> Iterator[ProgramCall]:
+    """Calls of `TILE_SIZES`, as far as time and memory allow: of all dynamic dimensions together, and of each alone.
+
+    Args:
+        most: How many calls there are at most; None: as many as time allows.
+    """
+    groups = [(symbol,) for symbol in shapes.hints]
+    if len(groups) > 1:  # together first: most faults show there, in whichever dimension they are
+        groups.insert(0, tuple(shapes.hints))
+    known = [shapes.hints, *_small_choices(shapes)]
+    tries = [(group, size, shapes.hints | dict.fromkeys(group, size)) for size, group in product(TILE_SIZES, groups)]
+    tries = [one for one in tries if one[2] not in known]
+    memory = min((free_memory() or 2 << 30) * SHARE_OF_MEMORY, MOST_BYTES)
+    watch, refusals = Stopwatch(), dict.fromkeys(groups, 0.0)
+    sizes: dict[tuple[tuple[sympy.Symbol, ...], str], list[int]] = {}
+    chosen = _evenly(tries, most, "sizes around powers of two", ledger, first=sum(shapes.hints.values()))
+    for number, (group, size, values) in enumerate(chosen, 1000):
+        work = shapes.work_at(values)
+        why = ""
+        if refusals[group] >= REFUSALS:
+            why = "eager refuses the first of them"
+        elif work * COPIES > memory:
+            why = f"more memory than the {memory / 2**30:.1f} GiB that they may need"
+        elif watch.seconds() + work * SECONDS_PER_BYTE > MOST_SECONDS:
+            why = f"more time than the {MOST_SECONDS:.0f} s that all these sizes may take"
+        elif (made := _call_of_sizes(program, shapes, values, number)) is not None:
+            yield made
+            refusals[group] += 1 if _is_refused(made, ledger) else -math.inf
+        sizes.setdefault((group, why), []).append(size)
+    for (group, why), those in sizes.items():
+        place, listed = " and ".join(map(shapes.place, group)), ", ".join(map(str, sorted(those)))
+        if why:
+            ledger.skip(Skip(f"sizes of {place}", f"left out {listed}: {why}"))
+        else:
+            ledger.note(f"sizes of {place} that were tried around powers of two: {listed}")
+
+
+def _evenly(choices: list[_T], most: int | None, what: str, ledger: Ledger, first: int = 0) -> list[_T]:
+    """So many of all, evenly spread from the first on."""
+    if most is None or len(choices) <= most:
+        return choices
+    ledger.skip(Skip(what, f"only {most} of {len(choices)} combinations were tried"))
+    return [choices[(first + place * len(choices) // most) % len(choices)] for place in range(most)]
+
+
+def _is_refused(call: ProgramCall, ledger: Ledger) -> bool:
+    return any(
+        skip.subject == call.label and skip.reason.startswith("eager refuses") for skip in ledger.coverage().skipped
+    )
+
+
+def _call_of_sizes(
     program: Program, shapes: Shapes, values: Mapping[sympy.Symbol, int], number: int
 ) -> ProgramCall | None:
     """The program's first call with other sizes and fresh data; None if none of its arguments has such a size.
 
     Args:
-        shapes: The dynamic sizes.
-        values: The new size of each symbol.
         number: A number for the data: another number makes other data.
     """
     call = program.calls[0]
@@ -246,7 +309,7 @@ def call_of_sizes(
     return substituted(program, changed, f"with {label}")
 
 
-def small_choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
+def _small_choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
     """Sizes of all symbols: near the present ones, the smallest, and those near which a guard changes."""
     for symbol, hint in shapes.hints.items():
         prime = next((prime for prime in _PRIMES if prime > hint + 1), _PRIMES[-1])
@@ -305,8 +368,10 @@ def _told(value: Any) -> str:
     return f"= {value}"
 
 
-def _aliased(program: Program, leaves: Mapping[str, Any]) -> Iterator[ProgramCall]:
+def _aliased(program: Program) -> Iterator[ProgramCall]:
     """Calls in which two inputs of the same metadata share memory: as one tensor, and as two."""
+    call = program.calls[0]
+    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:

@@ -46,7 +46,6 @@ class State:
         """Look at a run's copies.
 
         Args:
-            function: The function or module.
             captured: The values that functions hold, by name.
             arguments: Leaves of the arguments.
             histories: For a tensor with an autograd history, by identity: the leaf that stands for it.

@@ -19,10 +19,6 @@ MakeOptimizer = Callable[[list[torch.Tensor]], Any]
 def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
     """Make an optimizer over the parameters of one run.
 
-    Args:
-        make: A class of ``torch.optim`` or a factory.
-        trained: The tensors to train, by name.
-
     Raises:
         OptionError: There is nothing to train; or the factory raised, or returned no optimizer, or one over other
             parameters than it was given, so that all runs would train the same ones.
@@ -48,13 +44,9 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
 
 
 def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
-    """Let an optimizer take a step. If its ``step`` takes no closure, the gradients are computed before.
+    """Let an optimizer take a step with a closure that evaluates the loss and leaves the gradients.
 
-    Args:
-        closure: Evaluates the loss and leaves the gradients.
-
-    Raises:
-        Exception: Whatever the closure or the optimizer raises.
+    If its ``step`` takes no closure, the gradients are computed before.
     """
     step: Any = optimizer.step
     try:

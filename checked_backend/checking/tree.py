@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections import deque
@@ -15,7 +16,17 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["argument_leaves", "comparable", "containers", "has_attributes", "leaves", "output_leaves", "settled"]
+__all__ = [
+    "argument_leaves",
+    "comparable",
+    "containers",
+    "has_attributes",
+    "has_tensors",
+    "leaves",
+    "output_leaves",
+    "settled",
+    "signature_of",
+]
 
 MOST_YIELDED = 10_000
 """Items taken from an iterator that a program returns: it may have no end."""
@@ -97,6 +108,11 @@ def has_attributes(value: Any) -> bool:
     return bool(getattr(value, "__dict__", None))
 
 
+def has_tensors(value: Any) -> bool:
+    """Whether a value is, or holds, tensors, modules or generators."""
+    return any(isinstance(leaf, (torch.Tensor, torch.nn.Module, torch.Generator)) for _, leaf in leaves(value, ""))
+
+
 def _has_equality(kind: type) -> bool:
     equality: Any = kind.__eq__
     return equality is not object.__eq__
@@ -143,17 +159,24 @@ def output_leaves(returned: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function, or of a module's ``forward``; None if it has none, as builtin functions."""
+    try:
+        return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
+    except (TypeError, ValueError):
+        return None
+
+
 def argument_leaves(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
     """The leaves of a call's arguments under the names that the function's signature gives them."""
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        signature = inspect.signature(target)
-        bound = dict(signature.bind(*args, **kwargs).arguments)
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                bound |= bound.pop(name, {})
-    except (TypeError, ValueError):  # no signature, or a call that the function will reject itself
-        bound = {**{f"args[{index}]": value for index, value in enumerate(args)}, **kwargs}
+    signature = signature_of(function)
+    bound = {**{f"args[{index}]": value for index, value in enumerate(args)}, **kwargs}
+    if signature is not None:
+        with contextlib.suppress(TypeError):  # a call that the function will reject itself
+            bound = dict(signature.bind(*args, **kwargs).arguments)
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                    bound |= bound.pop(name, {})
     return [leaf for name, value in bound.items() for leaf in leaves(value, name)]

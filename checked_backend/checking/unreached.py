@@ -15,12 +15,7 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def unreached_leaves(roots: Mapping[str, torch.Tensor], wanted: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves of an autograd graph that are not among those whose gradients are wanted.
-
-    Args:
-        roots: The tensors at which a backward pass begins.
-        wanted: The leaves whose gradients are wanted.
-    """
+    """The leaves that a backward pass from some roots reaches and whose gradients are not wanted."""
     known = {id(leaf) for leaf in wanted}
     todo = [edge.node for root in roots.values() if (edge := gradient_edge(root)) is not None]
     seen = set(todo)

@@ -15,12 +15,12 @@ import torch
 from checked_backend._torch.autograd import autograd_sequence_number
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.outside import Outside
+from checked_backend.checking.patched_globals import PatchedGlobals
 from checked_backend.checking.program import Program
+from checked_backend.checking.side_effects import Remembered, SideEffects
 from checked_backend.checking.stance import NEED_DYNAMO
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
-from checked_backend.checking.undone import Remembered, reached_by
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.gradient_gate import Edge, input_edges
@@ -44,7 +44,7 @@ class OwnCall:
     _function: Callable[..., Any] = field(kw_only=True)
     _arguments: tuple[Sequence[Any], Mapping[str, Any]] = field(kw_only=True)
     _captured: Mapping[str, Any] = field(kw_only=True)
-    _outside: Outside = field(kw_only=True)
+    _globals: PatchedGlobals = field(kw_only=True)
     _remembered: Remembered = field(kw_only=True)
     _settings: ProcessState = field(kw_only=True)
     _ambient: TorchState = field(kw_only=True)
@@ -65,7 +65,7 @@ class OwnCall:
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        reached = reached_by(function)
+        reached = SideEffects(function)
         program = Program(
             copied,
             copied_args,
@@ -77,13 +77,13 @@ class OwnCall:
             untraced=NEED_DYNAMO.isdisjoint(reached.names),
             entering={},
         )
-        outside = copier.outside([copied, *copied_args, *copied_kwargs.values()])
+        patched = copier.patched_globals([copied, *copied_args, *copied_kwargs.values()])
         call = cls(
             program,
             _function=function,
             _arguments=(args, kwargs),
             _captured=copier.originals(),
-            _outside=outside,
+            _globals=patched,
             _remembered=reached.now(),
             _settings=ProcessState.capture(),
             _ambient=TorchState.capture(("cpu", "cuda") if cuda else ("cpu",)),
@@ -96,7 +96,7 @@ class OwnCall:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        with self._ambient.entered(), self._remembered.in_place(self.changed.append), self._outside.in_place():
+        with self._ambient.entered(), self._remembered.in_place(self.changed.append), self._globals.in_place():
             yield
 
     def refuse_harm(self) -> None:

@@ -239,10 +239,12 @@ def _effect(
     """A bug's effect in units of the program's own noise: in float64, and at the program's own precision."""
 
     def values(function: Callable[..., Any], *modes: Callable[[], Any], wide: bool = False) -> dict[str, Tensor]:
-        outcome = Program(function, tensors, {}, RngState.capture(()), training).run(modes=modes, wide=wide)
+        entered = [mode() for mode in modes]
+        program = Program(function, tensors, {}, RngState.capture(()), training)
+        outcome = program.run(modes=lambda _: entered, wide=wide)
         if outcome.error is not None:
             raise outcome.error
-        return outcome.tensors()
+        return outcome.values
 
     reference = values(right)
     envelopes: dict[str, Envelope] = {}

@@ -108,7 +108,7 @@ def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyP
         raise RuntimeError("the checker is broken")
 
     for place in (
-        "backward.full_mantissa",
+        "backward.draw",
         "compare_runs.compare_parts",
         "compare_runs.decide",
         "program.output_leaves",

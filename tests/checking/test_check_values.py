@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from checked_backend.checking.program import Program
 from checked_backend.checking.tree import MOST_YIELDED, settled
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.torch_state import RngState
-from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, skips, wrong_sine
+from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, wrong_sine
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Lazy modules", "ignore:The PyTorch API of nested tensors", "ignore:torch.ao", "ignore:.*is deprecated"
@@ -212,16 +212,6 @@ def test_warnings_are_no_errors_of_the_program() -> None:
         assert list(warnings.filters) == before
     agreed(report)
     assert [str(entry.message) for entry in seen] == ["only in eager"]
-
-
-def _yields(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield x.sin()
-
-
-def test_a_generator_function_is_skipped_by_dynamo_and_said_so() -> None:
-    report = cb.check(_yields, (batch(),), compiler="eager")
-    assert report.verdict is cb.Verdict.INCONCLUSIVE
-    assert "Dynamo compiled no region of it: Attempt to trace generator" in skips(report)
 
 
 def test_a_random_state_that_eager_leaves_anew_each_time_is_no_finding():

@@ -10,9 +10,8 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.checking.fresh import fresh_data
-from checked_backend.checking.layouts import other_layouts
 from checked_backend.checking.program import Program, ProgramCall
+from checked_backend.checking.variants import fresh_data, other_layouts
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
 from tests.support.check_tools import agreed, batch, only, skips, wrong_where
@@ -21,7 +20,7 @@ from tests.support.check_tools import agreed, batch, only, skips, wrong_where
 @pytest.fixture(autouse=True)
 def _few_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have tests of their own, and take long."""
-    monkeypatch.setattr("checked_backend.checking.tile_sizes.TILE_SIZES", (17,))
+    monkeypatch.setattr("checked_backend.checking.sizes.TILE_SIZES", (17,))
 
 
 def baking(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -122,20 +121,6 @@ def test_sizes_at_a_guards_boundary_are_tried() -> None:
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 10)
     finding = only(cb.check(guarded, (batch(4, 5),), compiler=wrong, dynamic=True))
     assert finding.evidence["failing_calls"] == "with x 10x5"
-
-
-def test_sizes_that_eager_refuses_are_skipped() -> None:
-    weight = nn.Parameter(torch.randn(5, 2))
-
-    def padded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] % 2:
-            raise ValueError("an odd batch")
-        return x + y.sum()
-
-    report = cb.check(padded, (batch(4, 3), batch(6)), compiler="eager", dynamic=True)
-    agreed(report)
-    assert "with x 5x3: eager refuses it: ValueError: an odd batch" in skips(report)
-    assert weight.grad is None
 
 
 def test_after_a_size_that_eager_refuses_gradients_are_compared() -> None:

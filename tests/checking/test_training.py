@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -61,8 +61,7 @@ def test_steps_of_a_compiler_that_rounds_otherwise_agree(name: str, steps: int) 
 
 @pytest.mark.slow
 @pytest.mark.inductor
-@pytest.mark.parametrize("make", [mlp, conv_net, encoder])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "make"), [*zip(OPTIMIZERS, cycle([mlp, conv_net, encoder]), strict=False)])
 def test_ten_steps_under_inductor_agree(name: str, make: Callable[[], Any]) -> None:
     model, args = make()
     report = cb.check(model, args, iterations=10, optimizer=OPTIMIZERS[name])
@@ -83,10 +82,11 @@ def test_a_wrong_gradient_is_named_and_not_the_parameters_it_spoils(optimizer: A
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "parameter"), [(mlp, "head.weight"), (conv_net, "body.0.weight"), (encoder, "linear1.bias")]
+    ("name", "where"),
+    [*zip(OPTIMIZERS, cycle([(encoder, "linear1.bias"), (mlp, "head.weight"), (conv_net, "body.0.weight")]))],
 )
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_wrong_gradient_is_named_under_every_optimizer(name: str, make: Callable[[], Any], parameter: str) -> None:
+def test_a_wrong_gradient_is_named_under_every_optimizer(name: str, where: tuple[Callable[[], Any], str]) -> None:
+    make, parameter = where
     model, args = make()
     wrong = faults.scaled_gradient(parameter, "python")
     finding = only(cb.check(model, args, compiler=wrong, iterations=4, optimizer=OPTIMIZERS[name]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checked_backend.checking import tile_sizes
+from checked_backend.checking import sizes
 from checked_backend.findings import Kind, Verdict
 from checked_backend.report import Report
 from tests.support.cli_tools import Run
@@ -188,7 +188,7 @@ def test_check_of_several_steps(checked: Checked) -> None:
 def test_check_with_variants(
     checked: Checked, option: str, fault: str, detail: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tile_sizes, "TILE_SIZES", (17,))
+    monkeypatch.setattr(sizes, "TILE_SIZES", (17,))
     code, report = checked("layer", "--compiler", "eager", option)
     assert code == 0
     assert report.coverage.checked["program runs"] > 2

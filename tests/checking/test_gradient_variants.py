@@ -11,8 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import checked_backend as cb
-from checked_backend.checking.program import ProgramCall
-from checked_backend.checking.relaid import Allowance
+from checked_backend.checking import program_run
 from tests.support import faults
 from tests.support.check_tools import Net, agreed, batch, found, rounding_otherwise, skips
 from tests.support.planting import compiled_by_aot
@@ -92,15 +91,12 @@ def strided_otherwise(gradient: torch.Tensor) -> bool:
 
 LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
     "expanded": (lambda g: g.numel() > 1 and not any(g.stride()), "expanded"),
-    "rows": (lambda g: g.stride(0) == 0 and g.stride(-1) == 1, "expanded along the first dimension"),
-    "columns": (lambda g: g.stride(-1) == 0 and g.stride(0) > 0, "expanded along the last dimension"),
-    "transposed": (lambda g: g.stride(-1) > g.stride(-2) > 0 and g.stride(1) > 1, "transposed"),
-    "channels last": (lambda g: g.stride(1) == 1 and g.stride(-1) > 1, "channels last"),
-    "offset": (lambda g: g.storage_offset() > 0, "with gaps at an offset"),
+    "transposed": (lambda g: g.stride(-1) > g.stride(-2) > 0 and g.stride(1) > 1, "transposed with gaps at an offset"),
+    "offset": (lambda g: g.storage_offset() > 0, "transposed with gaps at an offset"),
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_backward_pass_that_is_wrong_for_one_layout_is_found_and_the_layout_told(layout: str) -> None:
     condition, words = LAYOUTS[layout]
@@ -111,13 +107,6 @@ def test_a_backward_pass_that_is_wrong_for_one_layout_is_found_and_the_layout_to
         assert finding.subject.startswith("grad[")
         assert finding.evidence["failing_calls"] == f"with incoming gradients {words}"
         assert f"with incoming gradients {words}" in finding.message
-
-
-def test_a_backward_pass_that_ignores_the_conjugate_bit_is_found() -> None:
-    wrong = faults.spoiled_tangents(lambda gradient: gradient.conj().resolve_conj() if gradient.is_conj() else gradient)
-    x = torch.randn(4, 3, dtype=torch.complex64, requires_grad=True)
-    (finding,) = cb.check(lambda x: x * x, (x,), compiler=wrong).findings
-    assert finding.evidence["failing_calls"] == "with incoming gradients conjugated lazily"
 
 
 @pytest.mark.sampled(1)
@@ -153,38 +142,6 @@ def test_it_is_found_beside_training_and_beside_other_variants() -> None:
         report = cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong, **how)  # type: ignore[arg-type]
         assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}, how
         assert all("incoming gradients" in finding.evidence["failing_calls"] for finding in report.findings)
-
-
-MAGNITUDES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
-    "clamped": (lambda g: g.clamp(-2, 2), "large"),
-    "clamped at a thousand": (lambda g: g.clamp(-1e3, 1e3), "large"),
-    "saturating": (lambda g: torch.where(g.abs() <= 2, g, 2 * (g / 2).tanh()), "large"),
-    "clipped by its norm": (lambda g: g * (1e3 / g.norm()).clamp_max(1), "large"),
-    "overflowing": (lambda g: torch.where(g.abs() < 2048, g, torch.inf), "large"),
-    "flushed": (lambda g: torch.where(g.abs() < 1e-3, 0.0, g), "small"),
-    "flushed at the least of half precision": (lambda g: torch.where(g.abs() < 6e-8, 0.0, g), "small"),
-    "kept off zero": (lambda g: g + 1e-6 * g.sign() * (g.abs() < 1e-3), "small"),
-    "subnormal in half precision": (lambda g: torch.where(g.abs() < 1e-3, g.half().to(g.dtype), g), "small"),
-}
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", MAGNITUDES)
-def test_a_backward_pass_that_is_wrong_for_one_magnitude_is_found_and_the_magnitude_told(name: str) -> None:
-    fault, words = MAGNITUDES[name]
-    report = cb.check(nn.Linear(8, 4), (batch(16, 8),), compiler=faults.spoiled_tangents(fault))
-    assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}
-    for finding in report.findings:
-        assert finding.evidence["failing_calls"].startswith(f"with incoming gradients of {words} magnitudes")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("name", "dtype"), [("flushed", torch.bfloat16), ("saturating", torch.float16)])
-def test_it_is_found_in_half_precision_alone(name: str, dtype: torch.dtype) -> None:
-    fault = MAGNITUDES[name][0]
-    wrong = faults.spoiled_tangents(lambda g: fault(g) if g.dtype is dtype else g)
-    report = cb.check(mlp().to(dtype), (batch(64, 8).to(dtype),), compiler=wrong)
-    assert report.verdict is cb.Verdict.FAIL
 
 
 @pytest.mark.sampled(1)
@@ -246,8 +203,7 @@ CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
     model, args = CLEAN[name]()
     report = agreed(cb.check(model, args, compiler=rounding_otherwise))
-    assert "of small magnitudes, of large magnitudes, with gaps" in str(report.coverage.notes)
-    assert "gradients were also compared with incoming ones of" in str(report.coverage.notes)
+    assert "gradients were also compared with incoming ones transposed with gaps" in str(report.coverage.notes)
     agreed(cb.check(model, args, compiler="aot_eager"))
 
 
@@ -255,23 +211,9 @@ def test_clean_programs_agree_with_gradients_of_every_layout(name: str) -> None:
 def test_counts_are_those_of_the_users_own_calls(iterations: int) -> None:
     coverage = agreed(cb.check(nn.Linear(8, 4), (batch(),), compiler="aot_eager", iterations=iterations)).coverage
     assert coverage.checked["gradients"] == 2 * iterations
-    assert coverage.checked["kinds of incoming gradients"] == 9
+    assert coverage.checked["kinds of incoming gradients"] == 4
     (region,) = coverage.regions
     assert (region.calls, region.checked_calls, region.checked_backwards) == (iterations, iterations, iterations)
-
-
-def test_a_layout_that_eager_refuses_is_skipped() -> None:
-    class Flat(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient.view(-1).view(gradient.shape) * 2
-
-    report = agreed(cb.check(lambda x: Flat.apply(x), (batch(3, 4, grad=True),), compiler="eager"))
-    assert "with incoming gradients transposed: eager refuses it: RuntimeError: view size" in skips(report)
 
 
 def turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -307,14 +249,13 @@ def test_after_a_call_that_eager_refuses_both_go_on_from_the_same(compiler: str)
     assert agreed(cb.check(turned, (x, y), compiler=compiler, gradients=True))
     torch._dynamo.reset()
     report = cb.check(Running(), (torch.randn(6, 8, requires_grad=True),), compiler=compiler)
-    assert agreed(report)
-    assert any("eager refuses it" in skip.reason for skip in report.coverage.skipped)
+    assert "with incoming gradients transposed with gaps at an offset: eager refuses it: RuntimeError: view" in skips(
+        agreed(report)
+    )
 
 
-def test_calls_for_which_there_is_no_time_are_told() -> None:
-    allowance = Allowance(0.0)
-    assert allowance.left_out(ProgramCall((), {}, "mine")) is None
-    allowance._allowed = -1.0
-    skip = allowance.left_out(ProgramCall((), {}, "mine"))
-    assert skip is not None
-    assert (skip.subject, skip.matters) == ("mine", False)
+def test_calls_for_which_there_is_no_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_run, "LEAST_SECONDS", -1.0)
+    monkeypatch.setattr(program_run, "SHARE", -1.0)
+    report = agreed(cb.check(nn.Linear(8, 4), (batch(),), compiler="eager"))
+    assert skips(report).count("with incoming gradients") == skips(report).count("left out: those before it") == 4

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.checking.undone import reached_by
+from checked_backend.checking.side_effects import SideEffects
 
 space = types.SimpleNamespace(count=0)
 containers: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_places_and_containers_are_put_back_in_order(around: Callable[[Any], Any
 
     before, told = state(), []
     function = around(changes_all)
-    with reached_by(function).now().in_place(told.append):
+    with SideEffects(function).now().in_place(told.append):
         function()
         assert state() != before
     assert (state(), told) == (before, [])
@@ -68,7 +68,7 @@ def test_places_and_containers_are_put_back_in_order(around: Callable[[Any], Any
 
 
 def test_what_was_is_put_in_place_and_what_is_comes_back() -> None:
-    moment = reached_by(changes_all).now()
+    moment = SideEffects(changes_all).now()
     with moment.in_place(lambda _: None):
         before = repr((containers, space, made))
         changes_all()
@@ -84,7 +84,7 @@ def test_an_exception_passes_and_all_is_put_back() -> None:
         changes_all()
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), reached_by(fails).now().in_place(lambda _: None):
+    with pytest.raises(ZeroDivisionError), SideEffects(fails).now().in_place(lambda _: None):
         fails()
     assert (space.count, made) == (0, 0)
 
@@ -92,6 +92,6 @@ def test_an_exception_passes_and_all_is_put_back() -> None:
 def test_nothing_of_torch_or_of_dynamo_is_reached() -> None:
 
     net = torch.compile(torch.nn.Linear(2, 2), backend="eager")
-    found = reached_by(lambda x: net(x).sum())
-    assert all(not place.home.startswith("torch") for place in found.places)
+    found = SideEffects(lambda x: net(x).sum())
+    assert all(not place.home.startswith("torch") for place in found.variables.values())
     assert not found.holders

@@ -1,0 +1,250 @@
+"""Follow a program's code by the names in it: which variables may it read or change, besides those it is given?
+
+A copy of a function has globals and closures of its own. A method belongs to its class, of which there is one: it reads
+its module's globals, the class's attributes, cells and defaults. So do functions of other modules.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+__all__ = ["MISSING", "CodeSearch", "Variable", "content_of", "is_installed", "is_library", "names_by_instruction"]
+
+MISSING = object()
+"""The value of a variable that holds nothing."""
+
+_LIBRARIES = sys.stdlib_module_names | {"checked_backend", "functorch", "numpy", "pytest", "_pytest", "sympy", "torch"}
+"""Packages whose code and tensors are not the program's."""
+
+_CALLED_UNNAMED = frozenset({"__call__", "forward", "backward", "setup_context", "jvp", "vmap"})
+"""Methods that torch calls."""
+
+_ATOMS = (str, bytes, int, float, complex, type(None), ModuleType, torch.Tensor, torch.Generator, torch.dtype)
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_CHANGEABLE = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
+_METHODS = (FunctionType, staticmethod, classmethod, property)
+_WRAPPERS = (MethodType, staticmethod, classmethod, property, functools.cached_property)
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_MODULES = ("_parameters", "_buffers", "_modules", *_HOOKS)
+
+_DEEPEST = 4
+"""How many objects and containers inside of each other are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A place that holds something.
+
+    Attributes:
+        owner: The globals of a module or the attributes of a function (a dict), a class, a cell, or a function, whose
+            defaults are meant.
+        name: The name there.
+        home: Text that distinguishes it from other places of that name.
+    """
+
+    owner: Any
+    name: str
+    home: str
+
+    def get(self) -> Any:
+        """The value that it holds, or `MISSING`."""
+        if isinstance(self.owner, CellType):
+            return content_of(self.owner)
+        namespace = vars(self.owner) if isinstance(self.owner, type) else self.owner
+        if isinstance(namespace, Mapping):
+            return namespace.get(self.name, MISSING)
+        return getattr(self.owner, self.name)
+
+    def put(self, value: Any) -> None:
+        """Make it hold something else, or nothing."""
+        if isinstance(self.owner, dict):
+            if value is MISSING:
+                self.owner.pop(self.name, None)
+            else:
+                self.owner[self.name] = value
+            return
+        name = "cell_contents" if isinstance(self.owner, CellType) else self.name
+        if value is MISSING:
+            delattr(self.owner, name)
+        else:
+            setattr(self.owner, name, value)
+
+
+def content_of(cell: CellType) -> Any:
+    """The content of a closure's cell, or `MISSING`."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that is not assigned yet
+        return MISSING
+
+
+class CodeSearch:
+    """Follows what a program may call, and tells what its code may read and change on the way.
+
+    Attributes:
+        names: Names in the code, and words that may be names for ``getattr``.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._todo: list[tuple[Any, str, int]] = []
+        self._seen: dict[int, Any] = {}  # keeps what it names by identity
+        self._members: dict[str, list[tuple[Variable, Any]]] = {}  # of classes, that no code has named yet
+
+    def variable(self, variable: Variable, value: Any) -> None:
+        """Note a variable that code names, or an attribute of a class."""
+
+    def holder(self, holder: Any, name: str) -> None:
+        """Note a container, or the attributes of an object."""
+
+    def follow(self, roots: Iterable[Any]) -> None:
+        """Follow functions, modules, and objects that may be called."""
+        self._add("", roots)
+        while self._todo:
+            value, name, depth = self._todo.pop()
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._look(value, name, depth)
+
+    def _add(self, name: str, values: Iterable[Any], depth: int = 0) -> None:
+        if depth <= _DEEPEST:
+            self._todo += [(value, name, depth) for value in values if not isinstance(value, _ATOMS)]
+
+    def _found(self, variable: Variable, value: Any) -> None:
+        self.variable(variable, value)
+        self._add(f"{variable.home}.{variable.name}", (value,))
+
+    def _look(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, FunctionType):
+            self._function(value)
+        elif isinstance(value, functools.partial):
+            self._add(name, (value.func, *value.args, *value.keywords.values()))
+        elif isinstance(value, _WRAPPERS) or type(value).__module__ == "functools":  # of a cache
+            parts = ("__func__", "__self__", "fget", "fset", "fdel", "func", "__wrapped__")
+            self._add(name, (getattr(value, part, None) for part in parts))
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, torch.nn.Module):
+            self.module(value, name)
+        elif isinstance(value, _CONTAINERS):
+            if type(value) in _CHANGEABLE:
+                self.holder(value, name)
+            self._add(name, tuple(value.values() if isinstance(value, dict) else value), depth + 1)
+        elif isinstance(value, SimpleNamespace) or not is_library(type(value).__module__):
+            self._add("", (type(value),))
+            attributes = getattr(value, "__dict__", None)
+            if isinstance(attributes, dict):
+                self.holder(attributes, f"the attributes of {name}")
+                for key, inner in tuple(attributes.items()):
+                    self._add(f"{name}.{key}", (inner,), depth + 1)
+
+    def module(self, module: torch.nn.Module, name: str) -> None:
+        """Follow the code of a module and of those inside of it, their hooks, and what they call by attributes."""
+        for each in module.modules():
+            self._add("", (type(each),))
+            self._add(name, (inner for key, inner in vars(each).items() if key not in _OF_MODULES), 1)
+            self._add(name, (hook for key in _HOOKS for hook in vars(each).get(key, {}).values()))
+
+    def _class(self, kind: type) -> None:
+        for owner in kind.__mro__:
+            if is_library(owner.__module__) or (owner is not kind and id(owner) in self._seen):
+                continue
+            self._seen[id(owner)] = owner
+            for name, member in tuple(vars(owner).items()):
+                special = name.startswith("__")
+                if special and not isinstance(member, _METHODS):
+                    continue
+                unnamed = name in _CALLED_UNNAMED or (special and not is_installed(owner.__module__))
+                variable = Variable(owner, name, owner.__qualname__)
+                if unnamed or name in self.names:
+                    self._member(variable, member)
+                else:
+                    self._members.setdefault(name, []).append((variable, member))
+
+    def _member(self, variable: Variable, member: Any) -> None:
+        if isinstance(member, _METHODS):
+            self._add("", (member,))
+        else:
+            self._found(variable, member)
+
+    def _function(self, function: FunctionType) -> None:
+        home, code, namespace = function.__qualname__, function.__code__, function.__globals__
+        library = is_library(namespace.get("__name__"))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            variable = Variable(cell, name, home)
+            if not library:
+                self._found(variable, variable.get())
+            elif callable(content := variable.get()):  # that a wrapper calls
+                self._add(name, (content,))
+        if library:
+            return
+        for name in ("__defaults__", "__kwdefaults__"):
+            self._found(Variable(function, name, home), getattr(function, name))
+        for name, value in tuple(vars(function).items()):
+            self._found(Variable(vars(function), name, home), value)
+        new = _names_in(code) - self.names
+        self.names |= new
+        for instruction, names in names_by_instruction(code).items():
+            if "GLOBAL" in instruction or instruction in ("LOAD_NAME", "IMPORT_NAME"):
+                for name in names:
+                    self._global(Variable(namespace, name, str(namespace.get("__name__") or function.__module__)), code)
+        for name in new:
+            for variable, member in self._members.pop(name, ()):
+                self._member(variable, member)
+
+    def _global(self, variable: Variable, code: CodeType) -> None:
+        """A global, or a module that is imported inside of a function."""
+        value = variable.owner.get(variable.name, sys.modules.get(variable.name, MISSING))
+        if not isinstance(value, ModuleType):
+            self._found(variable, value)
+        elif not is_library(value.__name__):
+            for name in _names_in(code):
+                inner = Variable(vars(value), name, value.__name__)
+                if not isinstance(inner.get(), ModuleType):
+                    self._found(inner, inner.get())
+
+
+@functools.lru_cache(maxsize=4096)
+def names_by_instruction(code: CodeType) -> Mapping[str, Collection[str]]:
+    """The names in a function's code, and in that of functions inside of it, by the instructions that have them."""
+    found: dict[str, dict[str, None]] = {}
+    for each in _codes_of(code):
+        for one in dis.get_instructions(each):
+            if isinstance(one.argval, str):
+                found.setdefault(one.opname, {})[one.argval] = None
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Names, and words that may be names for ``getattr``."""
+    codes = list(_codes_of(code))
+    words = {constant for each in codes for constant in each.co_consts if isinstance(constant, str)}
+    return words.union(*(each.co_names for each in codes))
+
+
+def _codes_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_of(constant)
+
+
+def is_library(module: object) -> bool:
+    """Whether a module, by its name, is of Python, torch or this package."""
+    return str(module).partition(".")[0] in _LIBRARIES
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to an installed package. Such code seldom reads globals that require grad."""
+    path = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in path or "dist-packages" in path
