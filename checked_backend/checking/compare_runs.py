@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,19 +180,13 @@ def compare_structure(
         for name in sorted(mine.keys() ^ theirs.keys())
     ]
     findings += _compare_containers(reference.containers, candidate.containers)
-    parts = [_settled(Part(name, _seen(mine[name]), _seen(theirs[name]))) for name in mine if name in theirs]
-    numeric = [replace(part, reference=_number(part, 0), candidate=_number(part, 1)) for part in parts]
-    structure = [f for f in compare_parts(numeric) if not _free(f)]
+    parts = [_part(name, value, theirs[name], ledger) for name, value in mine.items() if name in theirs]
+    structure = [f for f in compare_parts(parts) if not (f.about.is_gradient and f.detail in FREE_IN_GRADIENTS)]
     findings += structure
-    for part in parts:
-        if _is_numpys_scalar(part.reference, part.candidate):
-            ledger.note(
-                f"{part.subject}: eager's NumPy scalar is an array of no dimensions when compiled, as documented"
-            )
     findings += compare_aliasing(reference.outputs, reference.memory, candidate.outputs, candidate.memory)
     incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
     pairs = []
-    for part, name, one, other in value_pairs(numeric, incomparable):
+    for part, name, one, other in value_pairs(parts, incomparable):
         kind = Subject(part.subject).kind
         changed = kind.is_changed_in_place and not (trained and kind is SubjectKind.PARAMETER)
         # the values as they were when the call was over
@@ -213,35 +208,20 @@ def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, st
             )
 
 
-def _seen(value: object) -> object:
-    """A tensor, number or array as it is; anything else by what it can be compared by."""
-    return value if isinstance(as_tensor(value), torch.Tensor) else comparable(value)
-
-
-def _number(part: Part, side: int) -> object:
-    """A number as a tensor, if both sides have one of the same type, because it may be rounded."""
-    value = (part.reference, part.candidate)[side]
-    alike = type(part.reference) is type(part.candidate) or _is_numpys_scalar(part.reference, part.candidate)
-    return as_tensor(value) if alike else value
-
-
-def _is_numpys_scalar(reference: object, candidate: object) -> bool:
-    """Whether eager has a NumPy scalar where the compiled program has an array of no dimensions, as is documented."""
-    array = isinstance(candidate, np.ndarray) and candidate.ndim == 0
-    return array and isinstance(reference, np.generic) and reference.dtype == getattr(candidate, "dtype", None)
-
-
-def _free(finding: Finding) -> bool:
-    """Whether a finding is about an aspect of a gradient that a compiler may choose."""
-    return finding.about.is_gradient and finding.detail in FREE_IN_GRADIENTS
-
-
-def _settled(part: Part) -> Part:
-    """Eager leaves None where AOT autograd leaves zeros: both say that there is no influence."""
-    if not Subject(part.subject).is_gradient:
-        return part
-    reference, candidate = settle_none(part.reference, part.candidate)
-    return replace(part, reference=reference, candidate=candidate)
+def _part(name: str, reference: Any, candidate: Any, ledger: Ledger) -> Part:
+    """What is compared: tensors, numbers as tensors, since they may be rounded, and what stands for other values."""
+    one, other = (
+        value if isinstance(as_tensor(value), torch.Tensor) else comparable(value) for value in (reference, candidate)
+    )
+    if Subject(name).is_gradient:  # eager leaves None where AOT autograd leaves zeros: there is no influence
+        one, other = settle_none(one, other)
+    array = isinstance(other, np.ndarray) and other.ndim == 0
+    numpys = array and isinstance(one, np.generic) and one.dtype == other.dtype
+    if numpys:
+        ledger.note(f"{name}: eager's NumPy scalar is an array of no dimensions when compiled, as documented")
+    if numpys or type(one) is type(other):
+        one, other = as_tensor(one), as_tensor(other)
+    return Part(name, one, other)
 
 
 def _leaves_another_random_state(reference: Outcome, candidate: Outcome) -> bool:

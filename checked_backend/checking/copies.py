@@ -20,8 +20,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch.modes import DisableTorchFunctionSubclass
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
-from checked_backend.checking.code_search import MISSING, content_of, names_by_instruction
-from checked_backend.checking.patched_globals import PatchedGlobals, TensorVariables
+from checked_backend.checking.code_search import (
+    MISSING,
+    PatchedGlobals,
+    TensorVariables,
+    content_of,
+    names_by_instruction,
+)
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64

@@ -51,7 +51,7 @@ class _Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """One operator call: its arguments, results and source line, and whether it changed a tensor's shape in place."""
+    """One operator call; ``reshapes``: it changed a tensor's shape in place."""
 
     op: str
     key: tuple[Any, ...]

@@ -45,12 +45,7 @@ _Statistics = dict[tuple[str, str], tuple[list[float], list[float]]]
 
 
 def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -> list[Finding]:
-    """Compare a program that draws random numbers with the same program compiled to draw its own.
-
-    Args:
-        transform: Compiles a function so.
-        ledger: Where counts and skips go.
-    """
+    """Compare a program that draws random numbers with the same program compiled to draw its own."""
     made = replace(program, calls=program.calls[:1], continued=False, optimizer=None)
     sides = ProgramCopy(made), ProgramCopy(made, transform)
     seeds = count(1)

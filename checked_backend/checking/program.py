@@ -41,7 +41,6 @@ class ProgramCall:
 
     Attributes:
         args: Positional arguments; each run gets copies that share memory where these do.
-        kwargs: Keyword arguments.
         label: How the call differs from the user's own, for people; "" for that one.
         incoming: The kind of the gradients that enter at its outputs. If it is not the usual one, the call is about its
             gradients alone, and no optimizer takes a step.
@@ -69,7 +68,6 @@ class Program:
     Attributes:
         function: The function or module. If it holds state, it never runs itself: each run gets a copy.
         args: Positional arguments of the user's own call.
-        kwargs: Keyword arguments.
         rng: The random state that each run starts from.
         gradients: Whether to run the backward pass, with one fixed random gradient for each output.
         optimizer: Takes a step after each call.
@@ -134,9 +132,6 @@ class ProgramCopy:
         transform: Applied to the copy of the function, for example ``torch.compile``.
         wide: Run in float64.
         modes: Makes the modes that each evaluation runs under.
-
-    Attributes:
-        evaluations: How often the function ran so far.
     """
 
     def __init__(
@@ -162,7 +157,7 @@ class ProgramCopy:
         self._rng = program.rng
         self._left: ProcessState | None = None
         self._started = False
-        self.evaluations = 0
+        self._evaluations = 0
 
     def leaves(self, call: ProgramCall) -> list[tuple[str, Any]]:
         """The leaves of this run's copies of a call's arguments, by name."""
@@ -300,7 +295,7 @@ class ProgramCopy:
         """Call the function and run its backward pass. The first evaluation of a step is the one that is compared."""
         first = not outcome.evaluations
         outcome.evaluations += 1
-        number, self.evaluations = self.evaluations, self.evaluations + 1
+        number, self._evaluations = self._evaluations, self._evaluations + 1
         loss: Any = 0.0
         modes = self._modes(number)
         with ExitStack() as stack:

@@ -32,7 +32,6 @@ class ProgramControls:
     sides of a check, so it is not perturbed: the control runs show what it makes of the noise of gradients.
 
     Attributes:
-        program: The program.
         numpy: Whether NumPy computes a part of it in eager, where no mode sees it, and torch when compiled.
     """
 

@@ -93,12 +93,10 @@ class ProgramRun:
     Attributes:
         program: The program that ran. Its calls are those that eager accepted.
         references: The outcome of each call in eager.
-        tracing: How Dynamo traced the program's code.
         own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
         regions: The coverage of the compiled regions' checks.
-        results: The program's names of the regions' results.
     """
 
     program: Program
@@ -128,8 +126,6 @@ def run_program(
     """Run a program in eager and compiled, and compare every call.
 
     Args:
-        options: The options of the check; they name the compiler.
-        dynamic: As for ``torch.compile``.
         variants: Makes further calls. Those that eager refuses are skipped, in the coverage.
         keep: Receives a region's findings before they are localized.
         vary_gradients: Run the first call again with other incoming gradients, if nothing has failed.

@@ -56,13 +56,7 @@ class SideEffects(CodeSearch):
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a program's code could change, as it was at one moment.
-
-    Attributes:
-        reached: What it can change.
-        variables: The variables, each with its value.
-        holders: The containers, each with a name for people and its items.
-    """
+    """What a program's code could change, as it was at one moment."""
 
     reached: SideEffects
     variables: Sequence[tuple[Variable, Any]]

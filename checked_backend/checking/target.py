@@ -28,9 +28,6 @@ def load_factory(target: str) -> Loaded:
         target: ``FILE.py:FACTORY``; ``FACTORY()`` returns ``(fn_or_module, args, kwargs)``, without the last or the
             last two if they are empty.
 
-    Returns:
-        The function or module, its positional and its keyword arguments.
-
     Raises:
         CheckedBackendError: There is no such file or factory, it raised, or it returned something else.
     """
@@ -42,9 +39,7 @@ def load_factory(target: str) -> Loaded:
 def load_compiler(text: str) -> str | Callable[..., Any]:
     """The candidate compiler that the user names: a backend, or ``FILE.py:NAME``. The file's code runs: trust it.
 
-    Args:
-        text: The name of a backend, which stays as it is, or ``FILE.py:NAME``, where ``NAME`` is a function
-            ``(gm, example_inputs) -> callable``.
+    ``NAME`` is a function ``(gm, example_inputs) -> callable``; a backend's name stays as it is.
 
     Raises:
         CheckedBackendError: There is no such file or function, or the file raised.
@@ -72,7 +67,6 @@ def make_program(factory: Callable[..., Any], target: str, **settings: Any) -> L
     Args:
         factory: Returns ``(fn_or_module, args, kwargs)``, without the last or the last two if they are empty.
         target: The name of the factory in messages.
-        settings: The keyword arguments for the factory.
 
     Raises:
         CheckedBackendError: The factory raised (the cause of this error), or it returned something else.

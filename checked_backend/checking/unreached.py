@@ -36,7 +36,6 @@ def not_differentiated(
     """Skips for tensors from outside the program whose gradients are not compared.
 
     Args:
-        unreached: The leaves that eager's backward pass reached.
         is_copy: Whether a tensor was copied for the run.
         again: Gives the leaves of another run. Leaves that both runs have were not made by the program in its call.
     """

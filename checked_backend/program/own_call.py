@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import autograd_sequence_number
+from checked_backend.checking.code_search import PatchedGlobals
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.patched_globals import PatchedGlobals
 from checked_backend.checking.program import Program
 from checked_backend.checking.side_effects import Remembered, SideEffects
 from checked_backend.checking.stance import NEED_DYNAMO
