@@ -31,7 +31,7 @@ def test_layouts_have_the_values_which_are_exact_in_half_precision() -> None:
     for layout in Incoming:
         values = draw((2, 3, 4, 5), torch.float32, generator(), layout)
         made = laid_out(values, layout)
-        assert (made.stride() == values.stride()) == (not layout.is_laid_out)
+        assert (made.stride() == values.stride()) == (layout not in (Incoming.STRIDED, Incoming.EXPANDED))
         assert made.shape == values.shape
         if layout is Incoming.EXPANDED:
             assert made.stride() == (0, 0, 0, 0)
@@ -42,6 +42,13 @@ def test_layouts_have_the_values_which_are_exact_in_half_precision() -> None:
             assert torch.equal(values.half().bfloat16().double(), values)
             assert (values == 0).any()
             assert float(draw((), torch.float32, generator(), layout)) == 1  # as `loss.backward()` sends
+
+
+def test_conjugated_ones_have_the_values_and_a_bit_that_says_so() -> None:
+    values = torch.complex(*(draw((2, 3), torch.float32, generator(), Incoming.CONJUGATED) for _ in range(2)))
+    made = laid_out(values, Incoming.CONJUGATED)
+    assert made.is_conj()
+    assert torch.equal(made.resolve_conj(), values)
 
 
 @pytest.mark.parametrize("incoming", [Incoming.INFINITE, Incoming.NAN])
@@ -67,4 +74,4 @@ def test_only_kinds_that_some_output_can_have() -> None:
     overflows = [Incoming.INFINITE, Incoming.NAN]
     assert variants_of([torch.ones(())]) == [Incoming.STRIDED, *overflows]
     assert variants_of([torch.ones(3)]) == [Incoming.STRIDED, Incoming.EXPANDED, *overflows]
-    assert {*variants_of([torch.ones(3), torch.ones(2)])} == {*Incoming} - {Incoming.CONTIGUOUS}
+    assert {*variants_of([torch.ones(3), torch.ones(2) * 1j])} == {*Incoming} - {Incoming.CONTIGUOUS}
