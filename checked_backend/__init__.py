@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, Verdict
     from checked_backend.numerics.measure import measure
     from checked_backend.numerics.randomize import randomize
+    from checked_backend.regions.compare_ranks import compare_ranks
     from checked_backend.regions.health import CheckRecord, on_check
     from checked_backend.report import Report
     from checked_backend.report.session import collect
@@ -61,6 +62,7 @@ __all__ = [
     "check",
     "check_package",
     "collect",
+    "compare_ranks",
     "debug_interpreter",
     "deterministic",
     "graph_dumper",
@@ -92,6 +94,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tensors.deterministic": ("deterministic",),
         "report.session": ("collect",),
         "numerics.measure": ("measure",),
+        "regions.compare_ranks": ("compare_ranks",),
         "regions.health": ("CheckRecord", "on_check"),
         "numerics.randomize": ("randomize",),
         "findings": ("Coverage", "Finding", "Kind", "Metrics", "NoiseScale", "Verdict"),

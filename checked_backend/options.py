@@ -156,7 +156,6 @@ class CheckOptions(BackendOptions):
     ignore: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="findings not to report: kinds, finer kinds (structure.stride), or subjects"
     )
-    ranks: bool = Field(False, description="parameters are equal on all ranks: compare them by fingerprint")
     localize: bool = Field(True, description="after a failure find the operator, reduce, write a repro")
     progress: bool = Field(True, description="tell on stderr what long work is doing, such as looking for the operator")
     closing: bool = Field(True, description="tell at the end of a process or session how much agreed with eager")

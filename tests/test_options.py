@@ -34,7 +34,6 @@ def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) ->
         "localize": True,
         "progress": True,
         "closing": True,
-        "ranks": False,
     }
     assert parse_options(InterpreterOptions, "debug_interpreter", {}).model_dump() == {
         "report_dir": Path("checked_backend_reports"),

@@ -45,7 +45,6 @@ from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.other_threads import Left
 from checked_backend.regions.passed_by import PassedBy
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.regions.replicas import Replicas
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.unobserved import is_traced, is_unobserved
@@ -127,11 +126,7 @@ class CheckedRegion:
         self._known: tuple[Effects, Subjects] | None = None
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
-        self._replicas = (
-            Replicas(info.name.partition(" [")[0], self._reporter) if options.ranks and not silent else None
-        )
         self._passed_by = PassedBy(schedule, self._earlier, self._reporter)
-        self._passed_by.look_at_all = self._replicas is not None
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
@@ -141,8 +136,6 @@ class CheckedRegion:
         if is_unobserved() or self._passed_by.captured() or (not self._earlier.calls and is_traced(args)):
             return (self._reference if self._answer.stopped or self._candidate.missing else self._candidate)(*args)
         self._earlier.calls += 1
-        if self._replicas is not None:
-            self._replicas.compare(self._earlier.calls, args, self._first_look(args)[1].inputs)
         if self._unsupported is not None:
             self._passed_by.count()
             self._reporter.report([self._unsupported])

@@ -164,7 +164,7 @@ def test_equal_parameters_are_held_against_rank_0(clean: list[list[Any]]) -> Non
     first, second = clean[6]
     assert passed(first)
     assert passed(second)
-    assert second["checked"]["parameters held against rank 0"] == 6 * 4  # before calls 1, 2, 4, 8
+    assert second["checked"]["parameters held against rank 0"] == 6 * 2  # after calls 4 and 8
 
 
 @pytest.mark.process
@@ -172,7 +172,6 @@ def test_a_parameter_that_drifted_is_found_on_its_rank(wrong: list[list[Any]]) -
     first, second = wrong[6]
     assert passed(first)
     assert second["findings"] == [["logic.ranks", "param[up.weight]"]]
-    assert "before call 8" in second["text"]
 
 
 @pytest.mark.process
