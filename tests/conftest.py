@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
-from checked_backend.regions.process_state import FILTERS, ProcessState
+from checked_backend.regions.process_state import ProcessState
 from tests.support.cli_tools import Run, runner
 from tests.support.warm_process import WarmPython
 
@@ -82,7 +82,7 @@ def clean_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     yield
     torch._dynamo.reset()
     # `set_float32_matmul_precision` leaves another state where it sets the value that was there.
-    before.restore(before.values.keys() - {FILTERS})
+    before.restore()
 
 
 @pytest.fixture(autouse=True)

@@ -26,16 +26,12 @@ __all__ = [
     "CallersContext",
     "StopRecomputationError",
     "autograd_sequence_number",
-    "autograd_threads",
     "call_after_backward",
     "current_graph_task_id",
     "get_dynamic_layer_stack_depth",
     "graph_task_keeps_graph",
     "is_accumulate_grad",
-    "saved_tensor_hooks",
     "saved_tensor_hooks_lifted",
-    "set_autograd_threads",
-    "set_saved_tensor_hooks",
     "transforms_unharmed",
     "will_engine_execute_node",
 ]
@@ -120,19 +116,6 @@ def _in_dual_level() -> bool:
     return False
 
 
-def saved_tensor_hooks() -> Any:
-    """The innermost hooks on tensors that autograd saves; None if there are none."""
-    return _top_saved_tensors_default_hooks(True)
-
-
-def set_saved_tensor_hooks(hooks: Any) -> None:
-    """Make these the innermost hooks on saved tensors again: leave the hooks inside of them, or enter these anew."""
-    while saved_tensor_hooks() not in (None, hooks):
-        _pop_saved_tensors_default_hooks()
-    if hooks is not None and saved_tensor_hooks() is None:
-        _push_saved_tensors_default_hooks(*hooks)
-
-
 def is_accumulate_grad(target: object) -> bool:
     """Whether a node's target is compiled autograd's operator that adds to a parameter's ``grad``.
 
@@ -145,13 +128,3 @@ def is_accumulate_grad(target: object) -> bool:
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function when the running backward pass has finished. Its exceptions reach the user's call."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def autograd_threads() -> bool:
-    """Whether backward passes may use threads of their own."""
-    return bool(torch._C._is_multithreading_enabled())
-
-
-def set_autograd_threads(enabled: bool) -> None:
-    """Set `autograd_threads` for good. ``torch.autograd.set_multithreading_enabled`` resets it on exit."""
-    torch._C._set_multithreading_enabled(enabled)

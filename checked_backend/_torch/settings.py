@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ import torch._dynamo.config
 
 __all__ = [
     "FP32_PRECISIONS",
+    "backend_flag",
     "changed_settings",
-    "check_sparse_invariants",
     "default_device",
     "default_settings",
     "fp32_precision",
@@ -22,7 +23,6 @@ __all__ = [
     "precision_in_effect",
     "set_backend_flag",
     "set_fp32_precision",
-    "sparse_invariants_checked",
 ]
 
 FP32_PRECISIONS = (
@@ -52,14 +52,9 @@ def default_device() -> torch.device | None:
     return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
 
 
-def sparse_invariants_checked() -> bool:
-    """Whether torch checks the indices of each sparse tensor that is made."""
-    return bool(torch._C._check_sparse_tensor_invariants())
-
-
-def check_sparse_invariants(enabled: bool) -> None:
-    """Set `sparse_invariants_checked`."""
-    torch._C._set_check_sparse_tensor_invariants(enabled)
+def backend_flag(backend: str, name: str) -> Any:
+    """A flag of ``torch.backends``: of ``cuda.matmul``, ``cudnn``, ``mkldnn``."""
+    return getattr(attrgetter(backend)(torch.backends), name)
 
 
 def set_backend_flag(backend: str, name: str, value: bool) -> None:
@@ -73,7 +68,7 @@ def set_backend_flag(backend: str, name: str, value: bool) -> None:
         value: Its new value.
     """
     with torch.backends.__allow_nonbracketed_mutation():
-        setattr(getattr(torch.backends, backend), name, value)
+        setattr(attrgetter(backend)(torch.backends), name, value)
 
 
 def changed_settings() -> dict[str, dict[str, Any]]:

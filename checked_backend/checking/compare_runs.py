@@ -26,7 +26,7 @@ from checked_backend.regions.call_findings import (
 )
 from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
-from checked_backend.regions.process_state import FILTERS, settings_changed
+from checked_backend.regions.process_state import settings_changed
 from checked_backend.regions.unsupported import unsupported_here
 from checked_backend.report.advice import PROGRAM_RUNS
 from checked_backend.report.environment import here_and_now
@@ -237,8 +237,7 @@ def _compare_settings(reference: Outcome, candidate: Outcome) -> list[Finding]:
         return []
     start, end = candidate.settings
     expected = start.moved(*reference.settings)
-    names = [name for name in expected.changed(end) if name != FILTERS]  # which imports change as it is compiled
-    return settings_changed(names, before=start, expected=expected, actual=end)
+    return settings_changed(expected.changed(end), before=start, expected=expected, actual=end)
 
 
 def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int) -> bool:

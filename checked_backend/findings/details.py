@@ -19,20 +19,9 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         Kind.MUTATION: (
             *("wrong", "dropped", "unexpected", "beyond", "grad", "uncounted"),
             # settings of the process that stay changed
-            *("function_modes", "dispatch_modes", "inference_mode", "grad_mode", "autocast", "default_dtype"),
-            *("default_device", "deterministic", "fill_uninitialized_memory", "num_threads", "flush_denormal"),
-            *(
-                "float32_matmul_precision",
-                "fp32_precision",
-                "cudnn",
-                "mkldnn",
-                "matmul",
-                "sdp",
-                "mha",
-                "autograd_threads",
-            ),
-            *("numpy_errors", "anomaly_detection", "sparse_invariants", "warn_always", "saved_tensor_hooks"),
-            "warnings_filters",
+            *("inference_mode", "grad_mode", "autocast", "default_dtype", "default_device", "deterministic"),
+            *("num_threads", "flush_denormal", "float32_matmul_precision", "fp32_precision"),
+            *("cudnn", "mkldnn", "matmul", "sdp"),
         ),
         Kind.LOGIC: ("baked", "other_run", "ranks", "sign_of_zero", "this_call", "this_compilation", "this_dtype"),
         Kind.PRECISION: ("operator", "other_run", "traced"),

@@ -45,9 +45,9 @@ from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.regions.backward_sites import find_sites
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.gradient_gate import Edge
-from checked_backend.regions.handed_out import MemoryRange, memory_ranges
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
 
 __all__ = ["BackwardPass", "BackwardWatch", "eager_uses", "was_written_to"]
 

@@ -23,14 +23,18 @@ from checked_backend.regions.call_findings import candidate_crashed, same_except
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.eager_run import NOT_CONTINUED
-from checked_backend.regions.earlier_gradients import EarlierGradients, SentGradient
-from checked_backend.regions.earlier_results import EarlierResults
-from checked_backend.regions.handed_out import Look, MemoryRange, memory_ranges
 from checked_backend.regions.health import RegionHealth, failing
-from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
+from checked_backend.regions.process_state import check_settings
 from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.returned_tensors import (
+    MemoryRange,
+    Returned,
+    ReturnedTensors,
+    Snapshot,
+    memory_ranges,
+)
 
 __all__ = ["BackwardCheck"]
 
@@ -56,8 +60,8 @@ class _Held:
         over: To be called when the pass is over.
     """
 
-    results: Look | None = None
-    gradients: tuple[SentGradient, ...] = ()
+    results: Snapshot | None = None
+    gradients: tuple[Returned, ...] = ()
     over: Callable[[], None] = lambda: None
 
 
@@ -73,8 +77,8 @@ class BackwardCheck:
         memory: Decides what is given up if memory runs out.
         not_compared: Receives the exceptions of the check itself.
         comparison: Compares gradients and exceptions.
-        earlier: Results of earlier calls, which a backward pass may write to.
-        sent: Gradients of earlier calls, in the memory of which a backward pass may send others.
+        earlier: Results of earlier calls, which a backward pass may write to, and gradients, in whose memory it may
+            send others.
         unsupported: Says whether an exception is a limit of this machine, and which one.
         health: Receives the numbers of checked calls.
         captured: Set once compiled autograd has captured a backward pass in one graph.
@@ -87,8 +91,7 @@ class BackwardCheck:
     memory: MemoryPressure
     not_compared: NotCompared
     comparison: CallComparison
-    earlier: EarlierResults
-    sent: EarlierGradients
+    earlier: ReturnedTensors
     unsupported: Callable[[Exception], Finding | None]
     health: RegionHealth
     captured: threading.Event = field(default_factory=threading.Event)
@@ -120,7 +123,7 @@ class BackwardCheck:
             self.reporter.hear()
             self.reporter.call = call.number
             over = self.reporter.skip_until(Skip(f"the gradients of call {call.number}", _DID_NOT_END, matters=True))
-            return _Held(self.earlier.look(), self.sent.held(), over)
+            return _Held(self.earlier.look(), self.earlier.held_gradients(), over)
 
         def end(begun: object) -> None:
             if isinstance(begun, _Held):
@@ -174,7 +177,7 @@ class BackwardCheck:
         left = self._settings_left(call, passed)
         call.ratios, call.meter = None, meter  # not those of the results
         held = passed.begun if isinstance(passed.begun, _Held) else _Held()
-        overwritten = self.earlier.overwritten_in_backward(held.results)
+        overwritten = [] if held.results is None else self.earlier.overwritten_in_backward(held.results)
         try:
             with random_untouched(), profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self.comparison.backward(call, passed) or ([], None)
@@ -194,7 +197,7 @@ class BackwardCheck:
         self, call: Call, passed: BackwardPass, reference: Gradients, given: Sequence[MemoryRange], held: _Held
     ) -> list[Finding]:
         name = call.subjects.gradient
-        return self.sent.sent_again(
+        return self.earlier.sent_again(
             call.number,
             {name(position): gradient for position, gradient in passed.gradients.items()},
             {name(position): gradient for position, gradient in reference.items()},
@@ -243,6 +246,5 @@ class BackwardCheck:
     def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
         before, after = passed.settings
         again = self.comparison.candidate_again(call, passed.cotangents)
-        others_ran = threading.active_count() > 1
-        left = LeftSettings(again, self.reporter.skip, others_ran, during="in its backward pass")
-        return left.findings(before, before, after, thread=False)
+        others_ran, skip = threading.active_count() > 1, self.reporter.skip
+        return check_settings(before, before, after, again=again, skip=skip, others_ran=others_ran, backward=True)

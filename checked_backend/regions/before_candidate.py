@@ -12,19 +12,18 @@ from checked_backend._torch.autograd import autograd_sequence_number
 from checked_backend.findings import Finding
 from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.numerics.fingerprint import fingerprints
-from checked_backend.regions.beside import Beside
 from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import unexpected_mutation
-from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.handed_out import Look
 from checked_backend.regions.inputs import Effects, Inputs
 from checked_backend.regions.other_threads import OtherThreads
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.returned_tensors import ReturnedTensors, Snapshot
+from checked_backend.regions.surrounding_memory import SurroundingMemory
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.write_counts import WriteCounts, uncounted_writes
 
@@ -46,7 +45,7 @@ class BeforeCandidate:
         earlier: Results of earlier calls that the program holds.
         since: The autograd sequence number.
         meter: Measures the time that the check takes.
-        beside: The memory and the gradients beside the inputs.
+        surroundings: The memory and the gradients beside the inputs.
         writes: How often the inputs had been written to; of AOT autograd's graphs unknown, since their caller counts.
         changed: The settings as the candidate leaves them, if eager runs after it.
     """
@@ -58,10 +57,10 @@ class BeforeCandidate:
     threads: OtherThreads
     after_reference: RngState
     edges: Mapping[Any, int]
-    earlier: Look
+    earlier: Snapshot
     since: int
     meter: Meter
-    beside: Beside
+    surroundings: SurroundingMemory
     writes: WriteCounts
     changed: ProcessState | None = None
 
@@ -75,7 +74,7 @@ class BeforeCandidate:
         random: RngState,
         due: Due,
         meter: Meter,
-        earlier: EarlierResults,
+        earlier: ReturnedTensors,
     ) -> BeforeCandidate:
         """Copy what the check of one call needs. Eager did not run yet.
 
@@ -113,7 +112,7 @@ class BeforeCandidate:
             earlier=earlier.look(args),
             since=autograd_sequence_number(),
             meter=meter,
-            beside=Beside.of(args, gradients=not info.accumulates),
+            surroundings=SurroundingMemory.of(args, gradients=not info.accumulates),
             writes=WriteCounts.of(args if info.graph is None else ()),
         )
 

@@ -51,7 +51,7 @@ from checked_backend.regions.local_region import LocalRegion
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
-from checked_backend.regions.process_state import FILTERS, ProcessState, outlast_compiling, settings_changed
+from checked_backend.regions.process_state import ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
 from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
@@ -367,6 +367,6 @@ def _left_by_compiler(before: ProcessState) -> list[Finding]:
     """Findings about settings that compiling changed, which are set back."""
     after = ProcessState.capture()
     changed = before.changed(after)
-    before.restore([name for name in changed if name != FILTERS])  # imported modules may have changed the filters
+    before.restore(changed)
     names = outlast_compiling(changed)
     return settings_changed(names, before=before, expected=before, actual=after, during="while it is compiled")

@@ -9,7 +9,7 @@ from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import AutogradGraph, Subjects
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.other_threads import Left
+from checked_backend.regions.other_threads import FinalRngStates
 from checked_backend.regions.torch_state import RngState, TorchState
 
 __all__ = ["Call"]
@@ -40,7 +40,7 @@ class Call:
     rng: RngState
     subjects: Subjects
     graph: AutogradGraph | None = None
-    left: Left | None = None
+    left: FinalRngStates | None = None
     due: Due = field(default_factory=Due)
     exchanges: Exchanges | None = None
     ratios: Mapping[str, float] | None = None

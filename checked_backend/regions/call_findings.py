@@ -134,13 +134,15 @@ def wrong_outputs(expected: int, returned: Any) -> Finding:
     )
 
 
-def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
+def rng_state_differs(*, repeats: bool | None = None) -> Finding:
     """The random state after the call is not eager's.
 
     Args:
-        times: The number of further runs in which the states differed again; None for all.
-        of: The number of further runs.
+        repeats: Whether it differed again when both ran once more; None if it was the same again.
     """
+    again: dict[str, object] = {}
+    if repeats is not None:
+        again[EvidenceKey.DIFFERENCE_REPEATS] = f"in {int(repeats)} of 1 more runs of both"
     return Finding(
         kind=Kind.RNG,
         detail="rng.state",
@@ -151,7 +153,7 @@ def rng_state_differs(times: int | None = None, of: int = 0) -> Finding:
         ),
         expected="the state eager leaves",
         actual="another state",
-        evidence={} if times is None else {EvidenceKey.DIFFERENCE_REPEATS: f"in {times} of {of} more runs of both"},
+        evidence=again,
     )
 
 

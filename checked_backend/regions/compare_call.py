@@ -14,7 +14,6 @@ from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.regions.backward import BackwardPass, was_written_to
-from checked_backend.regions.beside import Beside
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
     described_exception,
@@ -36,8 +35,8 @@ from checked_backend.regions.exchanges import Agreement, under_way
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.random_states import check_random_state
 from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.surrounding_memory import SurroundingMemory
 from checked_backend.verdict.control_runs import PostponedError
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
@@ -242,13 +241,11 @@ class CallComparison:
 
     def random_state(self, call: Call) -> list[Finding]:
         """Explain or report a difference between the states of torch's generators that reference and candidate left."""
-        skip = self._reporter.skip
-        return check_random_state(self.controls(call, None), call.left, tuple(call.rng.cuda), skip)
+        run_both = self.controls(call, None).random_states
+        return [] if call.left is None else call.left.findings(run_both, self._reporter.skip)
 
-    def beside(self, call: Call, before: Beside, args: Sequence[Any]) -> list[Finding]:
+    def surroundings(self, call: Call, before: SurroundingMemory, args: Sequence[Any]) -> list[Finding]:
         """Findings about the candidate's changes to memory and gradients beside its inputs."""
-        for position, why in before.unseen.items():
-            self._reporter.skip(Skip(f"memory beside {call.subjects.inputs[position]}", why))
         return before.findings(args, self.controls(call, None), self._reporter.skip)
 
     def _aliasing(

@@ -28,7 +28,7 @@ from checked_backend.regions.float64_twin import default_dtype
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
-from checked_backend.regions.other_threads import Left, evidence_of_others
+from checked_backend.regions.other_threads import FinalRngStates
 from checked_backend.regions.recompile import CompiledOnce
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.waiting import Waiting
@@ -125,7 +125,7 @@ class RegionControlRuns:
     rng: RngState
     subjects: Subjects
     cotangents: Cotangents | None = None
-    left: Left | None = None
+    left: FinalRngStates | None = None
     memory: MemoryPressure | None = None
     exchanges: Exchanges | None = None
     meter: Meter | None = None
@@ -173,7 +173,7 @@ class RegionControlRuns:
 
     def others_drew(self) -> str | None:
         """Evidence that another thread drew random numbers during the call; None if there is none."""
-        return evidence_of_others(self.left, tuple(self.rng.cuda), self.random_states)
+        return None if self.left is None else self.left.others_drew(self.random_states)
 
     def returns_with_own_random(self) -> bool:
         """Whether the candidate, compiled with its own random operators, returns instead of raising."""

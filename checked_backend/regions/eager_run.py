@@ -12,7 +12,7 @@ from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Execution, execute
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.process_state import CHANGED_ELSEWHERE, ProcessState
+from checked_backend.regions.process_state import ProcessState
 from checked_backend.tensors.streams import wait_for_devices
 
 __all__ = ["NOT_CONTINUED", "eager_instead", "run_eager"]
@@ -64,7 +64,7 @@ def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tup
                 end = ProcessState.capture()
     except Exception as error:  # the user's: raised to them, unless only eager raises
         result = error
-    before.restore([name for name in start.changed(end) if name not in CHANGED_ELSEWHERE])
+    before.restore(start.changed(end))
     return result, before.moved(start, end)
 
 

@@ -1,8 +1,7 @@
-"""Other threads: did one draw random numbers while a call was checked? Said only on evidence.
+"""Torch's random states that both sides of a check leave, and whether another thread drew from the same generators.
 
-Torch's generators are the whole process's, so a thread that draws meanwhile changes what both sides of a check draw.
-That a thread is alive shows nothing: a pool's threads wait. A generator that moves while neither side runs shows it,
-and so does a state that neither side leaves by itself, where another thread has run meanwhile.
+The generators are the whole process's, so a thread that draws meanwhile makes the same difference. That a thread is
+alive shows nothing: a pool's threads wait. So a thread is named on evidence only.
 """
 
 from __future__ import annotations
@@ -13,17 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from checked_backend.findings import Finding, Skip
+from checked_backend.regions.call_findings import rng_state_differs
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["Left", "OtherThreads", "evidence_of_others", "moves_by_itself"]
+__all__ = ["FinalRngStates", "OtherThreads"]
 
-LOOKS = 5
-"""How often the generators are looked at, to see whether they move by themselves."""
-
-SECONDS_TO_DRAW = 0.02
+SECONDS_TO_DRAW = 0.1
 """Seconds in which a thread that draws random numbers all the time will have drawn some."""
 
 _TASKS = Path("/proc/self/task")
+
+RunBoth = Callable[[], tuple[RngState, RngState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,13 @@ class OtherThreads:
     def now(cls) -> OtherThreads:
         """Look at the threads that Python knows, other than this one."""
         here = threading.get_ident()
-        return cls(
-            {
-                thread.native_id: _run_time(thread.native_id)
-                for thread in threading.enumerate()
-                if thread.ident != here and thread.native_id is not None
-            }
-        )
+        numbers = [thread.native_id for thread in threading.enumerate() if thread.ident != here]
+        return cls({number: _run_time(number) for number in numbers if number is not None})
 
     def active_since(self) -> bool:
         """Whether any other thread has run since then, began or ended; True if the system does not tell."""
         now = OtherThreads.now().ran
-        if now.keys() != self.ran.keys():
-            return True
-        return any(not said or self.ran[number] != said for number, said in now.items())
+        return now != self.ran or "" in now.values()
 
 
 def _run_time(number: int) -> str:
@@ -64,8 +57,8 @@ def _run_time(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """The random states that both sides of a check left behind.
+class FinalRngStates:
+    """The random states that both sides of a check left.
 
     Attributes:
         reference: The random state after eager.
@@ -77,32 +70,41 @@ class Left:
     candidate: RngState
     others_ran: bool
 
+    def findings(self, run_both: RunBoth, skip: Callable[[Skip], None]) -> list[Finding]:
+        """The finding about a difference of the states, if neither eager nor another thread explains it.
 
-def moves_by_itself(devices: tuple[int, ...]) -> bool:
-    """Whether the generators move while this thread does nothing."""
-    for _ in range(LOOKS):
+        Args:
+            run_both: Runs both sides once more, from the state before the call, and gives what they leave.
+            skip: Receives a difference that is no finding.
+        """
+        if self.candidate.same_as(self.reference):
+            return []
+        try:
+            reference, candidate = run_both()
+        except Exception as error:  # a run that fails here only was disturbed too
+            skip(Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True))
+            return []
+        if not reference.same_as(self.reference):
+            skip(Skip("rng state", "eager leaves another one each time: torch.seed, or another thread, is at work"))
+        elif candidate.same_as(self.candidate):
+            return [rng_state_differs()]
+        elif self.others_ran:
+            why = "it differed, not each time, and another thread ran meanwhile, which draws random numbers"
+            skip(Skip("rng state", why))
+        else:
+            return [rng_state_differs(repeats=not candidate.same_as(reference))]
+        return []
+
+    def others_drew(self, run_both: RunBoth) -> str | None:
+        """Evidence that another thread drew random numbers during the call, in words; None if there is none."""
+        devices = tuple(self.reference.cuda)
         before = RngState.capture(devices)
         time.sleep(SECONDS_TO_DRAW)
         if not RngState.capture(devices).same_as(before):
-            return True
-    return False
-
-
-def evidence_of_others(
-    left: Left | None, devices: tuple[int, ...], again: Callable[[], tuple[RngState, RngState]]
-) -> str | None:
-    """Evidence that another thread drew random numbers during a call, in words; None if there is none.
-
-    Args:
-        left: The random states that the call left behind, if they are known.
-        devices: CUDA devices whose generators count.
-        again: Runs both sides again, from the random state before the call, and gives what they leave.
-    """
-    if moves_by_itself(devices):
-        return "torch's random state moves while neither eager nor the compiled program runs"
-    if left is None or not left.others_ran:
-        return None
-    reference, candidate = again()
-    if left.reference.same_as(reference) and left.candidate.same_as(candidate):
-        return None
-    return "it ran during this call, which left a random state that neither eager nor the compiled program leaves alone"
+            return "torch's random state moves while neither eager nor the compiled program runs"
+        if not self.others_ran:
+            return None
+        reference, candidate = run_both()
+        if self.reference.same_as(reference) and self.candidate.same_as(candidate):
+            return None
+        return "it ran during this call, which left a random state that neither side leaves alone"

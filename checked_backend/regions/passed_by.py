@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from checked_backend.regions.budget import Schedule
-from checked_backend.regions.earlier_results import EarlierResults
-from checked_backend.regions.handed_out import HandedOut
 from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.returned_tensors import Results, ReturnedTensors
 from checked_backend.regions.unobserved import is_unobserved
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
@@ -37,13 +36,13 @@ class PassedBy:
         look_at_all: Every call has to be looked at, for other reasons than checks.
     """
 
-    def __init__(self, schedule: Schedule, earlier: EarlierResults, reporter: RegionReporter) -> None:
+    def __init__(self, schedule: Schedule, earlier: ReturnedTensors, reporter: RegionReporter) -> None:
         self.look_at_all = False
         self._schedule = schedule
         self._earlier = earlier
         self._reporter = reporter
         self._sessions: Sequence[Session] | None = None
-        self._holders: Sequence[HandedOut] = ()
+        self._holders: Sequence[Results] = ()
         self._calls: PassedCalls | None = None
         self._told: PassedCalls | None = None
 

@@ -33,19 +33,17 @@ from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager_run import eager_instead, run_eager
-from checked_backend.regions.earlier_gradients import EarlierGradients
-from checked_backend.regions.earlier_results import EarlierResults
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.health import Health, RegionHealth, failing, health_of_run
 from checked_backend.regions.inputs import Effects, find_effects
-from checked_backend.regions.left_settings import LeftSettings
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
-from checked_backend.regions.other_threads import Left
+from checked_backend.regions.other_threads import FinalRngStates
 from checked_backend.regions.passed_by import PassedBy
-from checked_backend.regions.process_state import ProcessState
+from checked_backend.regions.process_state import ProcessState, check_settings
 from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.returned_tensors import ReturnedTensors
 from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.unobserved import is_traced, is_unobserved
 from checked_backend.regions.unsupported import MachineLimits
@@ -106,7 +104,7 @@ class CheckedRegion:
             info, variants, self._reporter, thorough=thorough, memory=self._memory, draws=draws
         )
         self._answer = RegionAnswer(self._reporter, investigate)
-        self._earlier = EarlierResults(info, self._reporter)
+        self._earlier = ReturnedTensors(info, self._reporter)
         self._limits = MachineLimits(needed, inductor=options.compiler == "inductor")
         self._health = RegionHealth(info.name, self._reporter.note, Health() if silent else health_of_run())
         self._backward = BackwardCheck(
@@ -118,7 +116,6 @@ class CheckedRegion:
             self._not_compared,
             self._comparison,
             self._earlier,
-            EarlierGradients(info.name),
             self._limits,
             self._health,
         )
@@ -240,7 +237,7 @@ class CheckedRegion:
         """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference = before.call, before.reference
         left = self._settings_left(before)
-        call.left = Left(before.after_reference, after_candidate, before.threads.active_since())
+        call.left = FinalRngStates(before.after_reference, after_candidate, before.threads.active_since())
         if isinstance(reference, Exception):
             self._answer.to([exception_missing(reference), *left], cause=reference, call=call)
             if self._answer.stopped:
@@ -256,10 +253,8 @@ class CheckedRegion:
         with profiled("checked_backend::comparison"):
             findings = self._comparison.forward(call, reference, returned, args)
         findings += [*before.mutations(args, reference), *overwritten]
-        findings += self._comparison.beside(call, before.beside, args)
-        if not after_candidate.same_as(before.after_reference) and not any(
-            found.kind is Kind.RNG for found in findings
-        ):
+        findings += self._comparison.surroundings(call, before.surroundings, args)
+        if not any(found.kind is Kind.RNG for found in findings):
             findings += self._comparison.random_state(call)
         findings += left
         after_candidate.restore()
@@ -309,9 +304,15 @@ class CheckedRegion:
         """Findings about settings that the candidate left otherwise than eager; at the first call also by compiling."""
         compiled, self._left_compiling = self._left_compiling, []
         after = before.changed or ProcessState.capture()
-        again = self._comparison.candidate_again(before.call, None)
-        left = LeftSettings(again, self._reporter.skip, before.threads.active_since())
-        return [*compiled, *left.findings(*before.settings, after, ran=isinstance(before.reference, Execution))]
+        findings = check_settings(
+            *before.settings,
+            after,
+            again=self._comparison.candidate_again(before.call, None),
+            skip=self._reporter.skip,
+            others_ran=before.threads.active_since(),
+            ran=isinstance(before.reference, Execution),
+        )
+        return [*compiled, *findings]
 
     def _candidate_raised(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
         call = before.call

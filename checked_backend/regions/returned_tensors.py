@@ -1,0 +1,420 @@
+"""Results and gradients of earlier calls that the program still holds: does a later call write to them?
+
+A compiler that hands out a buffer and writes to it again changes what the user holds. The user may change it too, and
+in ways that torch counts nowhere (``.data``, NumPy), so a result that changed is no evidence by itself. Results are
+looked at right before and right after the compiled program runs. If a result changes in between, and is no input, the
+compiled program changed it. Tensors of two calls in the same memory are evidence by themselves, if eager makes new
+ones. Of gradients only that is asked: autograd itself adds to them. Eager sends them in new memory, unless it sends on
+an arriving gradient, an input or a constant.
+
+They are known by weak references only. A program that holds ``loss.detach()``, a row, or an array of NumPy holds no
+longer the tensor that it got, but its memory, as ``.grad`` does: that memory then has more owners than when it was
+handed out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+
+from checked_backend._torch.collectives import collectives_issued
+from checked_backend._torch.inductor import cuda_graph_results
+from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.tensors import (
+    StorageWeakRef,
+    inner_tensors,
+    is_functorch_wrapped_tensor,
+    storage_again,
+    storage_users,
+    version_of,
+)
+from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.numerics.fingerprint import fingerprints
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.reporter import RegionReporter
+from checked_backend.report.session import active_sessions
+
+__all__ = ["MemoryRange", "Results", "Returned", "ReturnedTensors", "Snapshot", "memory_ranges"]
+
+MemoryRange: TypeAlias = tuple[int, int]
+"""Where memory begins, and the first address behind it."""
+
+
+@dataclass(eq=False, slots=True)
+class Returned:
+    """A result of an earlier call, or a gradient that its backward pass sent.
+
+    Attributes:
+        tensor: The tensor, as long as the program holds it.
+        storage: Its memory.
+        owners: How many other owners the memory had when the tensor was handed out.
+        memory: The places of its elements in memory.
+        layout: Its dtype, offset, size and strides.
+        subject: Its name for people.
+        region: The region whose it is.
+        call: The number of the call of that region.
+        source: The user's line that made it.
+        print: The checksum when it was last looked at; None of gradients, which are not looked at.
+        version: The number of writes to it that torch had counted then.
+        issued: How many collectives the program had begun when it was handed out.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    storage: StorageWeakRef
+    owners: int
+    memory: MemoryRange
+    layout: tuple[torch.dtype, Any, torch.Size, tuple[int, ...]]
+    subject: str
+    region: str
+    call: int
+    source: str
+    print: int | None
+    version: int
+    issued: int
+
+    @classmethod
+    def of(
+        cls, tensor: torch.Tensor, memory: MemoryRange, subject: str, region: str, call: int, *, source: str = ""
+    ) -> Returned:
+        """Remember a tensor, right when it is handed out."""
+        storage = StorageWeakRef(tensor.untyped_storage())
+        layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+        owners, issued = storage_users(storage) - 1, collectives_issued()
+        known = weakref.ref(tensor), storage, owners, memory, layout, subject, region, call, source
+        return cls(*known, print=None, version=version_of(tensor), issued=issued)
+
+    def is_held(self) -> bool:
+        """Whether the program still holds it, or its memory."""
+        return self.tensor() is not None or storage_users(self.storage) > self.owners
+
+    def held(self) -> torch.Tensor | None:
+        """The tensor, if the program still holds it; its memory as a tensor, if the program only holds that."""
+        if (tensor := self.tensor()) is not None:
+            return tensor
+        if not self.is_held() or (storage := storage_again(self.storage)) is None:
+            return None
+        with torch.no_grad(), disable_current_modes():
+            return torch.empty(0, dtype=self.layout[0], device=storage.device).set_(storage, *self.layout[1:])
+
+    def lies_in(self, taken: Sequence[MemoryRange]) -> bool:
+        """Whether a tensor that is held has no memory, or shares it with others."""
+        held = self.held()
+        memory = None if held is None else memory_range(held)
+        return memory is None or _meets(memory, taken)
+
+    def is_there(self) -> bool:
+        """Whether the memory still exists. Freed memory may hold anything by now."""
+        return self.tensor() is not None or storage_users(self.storage) > 0
+
+    def uncounted(self, held: torch.Tensor) -> bool:
+        """Whether torch has counted no write to it since. The count is only known for the tensor itself."""
+        return held is self.tensor() and version_of(held) == self.version
+
+
+class Results:
+    """The latest results of checked calls: of one region, or of a session.
+
+    Attributes:
+        unchecked: Whether compiled code has run unchecked since they were looked at.
+    """
+
+    MOST: ClassVar[int] = 64
+    MOST_BYTES: ClassVar[float] = 2**28
+
+    def __init__(self) -> None:
+        self.unchecked = False
+        self._lock = threading.Lock()
+        self._known: list[Returned] = []
+
+    def add(self, returned: Iterable[Returned]) -> None:
+        """Remember more. The oldest ones, and those that nobody holds, are forgotten."""
+        with self._lock:
+            known = [one for one in (*self._known, *returned) if one.is_held()][-self.MOST :]
+            sizes = accumulate(one.memory[1] - one.memory[0] for one in reversed(known))
+            self._known = known[len(known) - sum(size <= self.MOST_BYTES for size in sizes) :]
+
+    def forget(self, returned: Iterable[Returned]) -> None:
+        """Forget some that have findings."""
+        gone = set(map(id, returned))
+        with self._lock:
+            self._known = [one for one in self._known if id(one) not in gone]
+
+    def held(self) -> tuple[Returned, ...]:
+        """Those that the program still holds."""
+        with self._lock:
+            return tuple(one for one in self._known if one.is_held())
+
+    def close(self) -> Iterator[Skip]:
+        """Look at them a last time. Those that changed while calls ran unchecked could not be checked."""
+        for subject, reason in Snapshot((self,)).unexplained.items():
+            yield Skip(subject, reason, matters=True)
+
+
+class _Gradients(Results):
+    """The latest gradients that were sent. Their values are not looked at, so they may be many."""
+
+    MOST: ClassVar[int] = 512
+    MOST_BYTES: ClassVar[float] = float("inf")
+
+    def close(self) -> Iterator[Skip]:
+        """End a session. No later call can have written to these gradients."""
+        return iter(())
+
+
+class Snapshot:
+    """The results of earlier calls at one moment.
+
+    Args:
+        holders: The objects that remember them.
+        args: The call's arguments, to which it may write.
+
+    Attributes:
+        unexplained: Why it is unknown who changed a result, by subject.
+    """
+
+    def __init__(self, holders: Sequence[Results], args: Sequence[Any] = ()) -> None:
+        self.unexplained: dict[str, str] = {}
+        self._holders = holders
+        self._issued = collectives_issued()
+        self._results: list[Returned] = []
+        unchecked = any(holder.unchecked for holder in holders)
+        taken = memory_ranges(args)
+        known = dict.fromkeys(one for holder in holders for one in holder.held())
+        for result, held, now in _printed(one for one in known if not one.lies_in(taken)):
+            if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
+                self.unexplained[result.subject] = (
+                    f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
+                )
+            result.print, result.version = now, version_of(held)
+            self._results.append(result)
+        for holder in holders:
+            holder.unchecked = False
+
+    def overwritten(
+        self,
+        call: int,
+        region: str,
+        outputs: Sequence[Any] = (),
+        reference: Sequence[Any] = (),
+        *,
+        counted: bool = True,
+    ) -> list[Finding]:
+        """Findings about results that have changed, or in whose memory another result lies.
+
+        Args:
+            call: The call that ran in between, to which these findings belong.
+            reference: Eager's outputs.
+            counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
+        """
+        found: dict[Returned, Finding] = {}
+        for result, held, now in _printed(self._results):
+            changed = now != result.print and (counted or result.uncounted(held))
+            shares = _shares(memory_range(held), outputs, reference)
+            if changed and not shares and result.issued != self._issued:
+                self.unexplained[result.subject] = (
+                    f"it changed while call {call} of {region} ran; a collective of the program's may have written to "
+                    "it, which torch does not count"
+                )
+            elif changed or shares:
+                found[result] = _overwritten(result, call, region, changed=changed)
+        for holder in self._holders:
+            holder.forget(found)
+        return [*found.values()]
+
+
+def _printed(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tensor, int | None]]:
+    """The results that are held, with their values and their checksums now."""
+    known = [(result, held) for result in results if (held := result.held()) is not None]
+    for (result, held), now in zip(known, fingerprints([held for _, held in known]), strict=True):
+        yield result, held, now
+
+
+class ReturnedTensors:
+    """The results and gradients that one region handed out, to see whether a later call of any region writes to them.
+
+    They are remembered in the region's own memory, and in that of the active sessions.
+
+    Args:
+        info: The region's names and source lines.
+        reporter: Receives the coverage.
+
+    Attributes:
+        calls: How often the region was called.
+    """
+
+    def __init__(self, info: GraphInfo, reporter: RegionReporter) -> None:
+        self.calls = 0
+        self._info = info
+        self._reporter = reporter
+        self._results = Results()
+        self._gradients = _Gradients()
+
+    def holders(self) -> list[Results]:
+        """Where results are remembered."""
+        return [self._results, *(session.part(Results) for session in active_sessions())]
+
+    def unchecked(self) -> None:
+        """Note that compiled code is about to run unchecked."""
+        for holder in self.holders():
+            holder.unchecked = True
+
+    def look(self, args: Sequence[Any] = ()) -> Snapshot:
+        """Look at all results that the program holds, before a call, which may write to its arguments."""
+        snapshot = Snapshot(self.holders(), args)
+        self._tell(snapshot)
+        return snapshot
+
+    def overwritten(self, before: Snapshot, returned: Sequence[Any], reference: Sequence[Any]) -> list[Finding]:
+        """Findings about results that the latest call wrote to, which returned these, and eager those."""
+        findings = before.overwritten(self.calls, self._info.name, returned, reference)
+        self._tell(before)
+        return findings
+
+    def overwritten_in_backward(self, before: Snapshot) -> list[Finding]:
+        """Findings about results that a backward pass wrote to."""
+        findings = before.overwritten(self.calls, self._info.name, counted=False)
+        self._tell(before)
+        return findings
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        for subject, reason in snapshot.unexplained.items():
+            self._reporter.skip(Skip(subject, reason, matters=True))
+
+    def remember(self, args: Sequence[Any], subjects: Subjects, returned: Sequence[Any]) -> None:
+        """Remember the results of the latest call: plain ones in memory of their own, not in that of a CUDA graph.
+
+        Such a graph writes to it each time it is replayed, and torch itself raises where a program reads it later.
+        """
+        given, sources = memory_ranges(args), self._info.output_sources
+        results: list[Returned] = []
+        for index, output in enumerate(returned):
+            memory = memory_range(output)
+            if memory is None or _meets(memory, given) or memory[0] in cuda_graph_results(output.device):
+                continue
+            source = sources[index] if index < len(sources) else ""
+            subject = subjects.output(index)
+            results.append(Returned.of(output, memory, subject, self._info.name, self.calls, source=source))
+        for result, _, now in _printed(results):
+            result.print = now
+        for holder in self.holders():
+            holder.add(results)
+
+    def held_gradients(self) -> tuple[Returned, ...]:
+        """The gradients that the program holds. Call it before a backward pass can send others in the same memory."""
+        return tuple(dict.fromkeys(sent for holder in self._gradient_holders() for sent in holder.held()))
+
+    def sent_again(
+        self,
+        call: int,
+        gradients: Mapping[str, torch.Tensor | None],
+        reference: Mapping[str, torch.Tensor | None],
+        given: Sequence[MemoryRange],
+        held: Sequence[Returned],
+    ) -> list[Finding]:
+        """Findings about gradients in the memory of those of an earlier call; the gradients are remembered.
+
+        Args:
+            call: The number of the call.
+            gradients: The gradients that the candidate sent, by subject.
+            reference: Eager's gradients.
+            given: Memory that a gradient may be sent in: that of the arriving gradients and of the inputs.
+            held: The gradients that the program held when the backward pass began.
+        """
+        findings, new = [], []
+        for subject, gradient in gradients.items():
+            memory = memory_range(gradient)
+            if gradient is None or memory is None or _meets(memory, given):
+                continue
+            new.append(Returned.of(gradient, memory, subject, self._info.name, call))
+            earlier = (sent for sent in held if (sent.region, sent.call) != (self._info.name, call) and sent.is_there())
+            eager = [reference.get(subject)]
+            first = next((sent for sent in earlier if _shares(sent.memory, [gradient], eager, unknown=True)), None)
+            if first is not None:
+                findings.append(_sent_again(first, subject, call, self._info.name))
+        for holder in self._gradient_holders():
+            holder.add(new)
+        return findings
+
+    def _gradient_holders(self) -> list[_Gradients]:
+        return [self._gradients, *(session.part(_Gradients) for session in active_sessions())]
+
+
+def _overwritten(result: Returned, call: int, region: str, *, changed: bool) -> Finding:
+    whose = "this region" if result.region == region else f"region {result.region}"
+    how = (
+        f"the compiled program's call {call} wrote to it"
+        if changed
+        else f"call {call} returned a result in the same memory, so that writing to one changes the other"
+    )
+    return Finding(
+        kind=Kind.ALIAS,
+        detail="alias.overwritten",
+        subject=result.subject,
+        message=(
+            f"call {result.call} of {whose} returned it, the program still holds it, and {how}; eager makes a new one"
+        ),
+        expected=f"memory of its own, unchanged since call {result.call}",
+        actual="changed" if changed else f"memory that call {call} returned again",
+        source=result.source or None,
+    )
+
+
+def _sent_again(sent: Returned, subject: str, call: int, region: str) -> Finding:
+    whose = "this region" if sent.region == region else f"region {sent.region}"
+    return Finding(
+        kind=Kind.ALIAS,
+        detail="alias.overwritten",
+        subject=subject,
+        message=(
+            f"the compiled backward pass of call {call} sent it in the memory of a gradient that call {sent.call} of "
+            f"{whose} sent, and that the program still holds; so that one is overwritten, and where gradients are "
+            "accumulated, the last one counts more than once. Eager makes a new one"
+        ),
+        expected="memory of its own",
+        actual=f"memory of a gradient of call {sent.call}",
+    )
+
+
+def memory_ranges(values: Iterable[Any]) -> list[MemoryRange]:
+    """Where the plain tensors among values lie."""
+    return [memory for value in values if (memory := memory_range(value)) is not None]
+
+
+def _meets(memory: MemoryRange, others: Iterable[MemoryRange]) -> bool:
+    """Whether a range shares an address with one of the others."""
+    return any(memory[0] < other[1] and other[0] < memory[1] for other in others)
+
+
+def _shares(
+    memory: MemoryRange | None, values: Sequence[Any], reference: Sequence[Any], *, unknown: bool = False
+) -> bool:
+    """Whether one of a call's values lies in memory in which eager's does not; `unknown` where eager's lies nowhere."""
+    if memory is None:
+        return False
+    for index, value in enumerate(values):
+        if _meets(memory, memory_ranges([value])):
+            eager = memory_ranges(reference[index : index + 1])
+            if not _meets(memory, eager) and (eager or unknown):
+                return True
+    return False
+
+
+def memory_range(value: Any) -> MemoryRange | None:
+    """The range of memory in which a tensor's elements lie; None if the value is no plain tensor with memory."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or inner_tensors(value):
+        return None
+    if value.is_meta or value.is_quantized or value.numel() == 0 or is_functorch_wrapped_tensor(value):
+        return None
+    try:
+        begin = value.data_ptr()
+    except RuntimeError:  # no memory, or a graph's pool took it back
+        return None
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return (begin, begin + (reach + 1) * value.element_size()) if begin else None
