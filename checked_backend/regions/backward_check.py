@@ -23,7 +23,7 @@ from checked_backend.regions.call_findings import candidate_crashed, same_except
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.eager_run import NOT_CONTINUED
-from checked_backend.regions.health import RegionHealth, failing
+from checked_backend.regions.health import RegionHealth
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.process_state import check_settings
@@ -177,7 +177,9 @@ class BackwardCheck:
         left = self._settings_left(call, passed)
         call.ratios, call.meter = None, meter  # not those of the results
         held = passed.begun if isinstance(passed.begun, _Held) else _Held()
-        overwritten = [] if held.results is None else self.earlier.overwritten_in_backward(held.results)
+        overwritten = []
+        if held.results is not None:
+            overwritten = held.results.overwritten(self.earlier.calls, self.earlier.region, counted=False)
         try:
             with random_untouched(), profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self.comparison.backward(call, passed) or ([], None)
@@ -189,7 +191,7 @@ class BackwardCheck:
             overwritten += self._sent_again(call, passed, gradients, given, held)
         findings += [*overwritten, *left]
         if gradients is not None:
-            self.health.checked(call.number, call.ratios, failing(findings), meter.spent, backward=True)
+            self.health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
         fell_back = self.answer.to(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
 

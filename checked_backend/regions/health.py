@@ -9,10 +9,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
-from types import TracebackType
 
 from checked_backend._torch.traces import CompilePlace
 from checked_backend.findings import Finding
@@ -23,7 +22,6 @@ __all__ = [
     "CheckSubscription",
     "Health",
     "RegionHealth",
-    "failing",
     "health_of_run",
     "health_used",
     "on_check",
@@ -32,7 +30,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WINDOW = 8
-"""How many of a tensor's first checks are compared with as many of its latest."""
+"""How many of a region's first checks are compared with as many of its latest."""
 
 DRIFT = 3.0
 """The least growth of the ratio to the noise, from the first checks to the latest, that is reported as a drift."""
@@ -56,7 +54,7 @@ class CheckRecord:
         findings: The number of failing findings.
         seconds: The time that the check took beyond the program's own run.
         share: The share of the time that all checks of this process have taken, since the first region was built.
-        drift: The ratio that grew: "output[0]: 0.4 to 1.9 times its noise"; "" if none did.
+        drift: How many times the ratio has grown from the region's first checks to its latest; None where it did not.
         rank: This process's rank in a distributed program; None outside of one.
     """
 
@@ -68,7 +66,7 @@ class CheckRecord:
     findings: int
     seconds: float
     share: float
-    drift: str
+    drift: float | None
     rank: int | None
 
     @property
@@ -77,29 +75,12 @@ class CheckRecord:
         return self.call
 
 
-class CheckSubscription:
-    """A callback that gets a record of each check, until it is removed. A ``with`` block removes it at its end.
-
-    Args:
-        health: The health that the callback was added to.
-        callback: The callback.
-    """
-
-    def __init__(self, health: Health, callback: Callable[[CheckRecord], object]) -> None:
-        self._health = health
-        self._callback = callback
+class CheckSubscription(ExitStack):
+    """A callback that gets a record of each check, until it is removed. A ``with`` block removes it at its end."""
 
     def remove(self) -> None:
         """End it. Nothing happens if it has ended."""
-        self._health.remove(self._callback)
-
-    def __enter__(self) -> CheckSubscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.remove()
+        self.close()
 
 
 class Health:
@@ -127,7 +108,9 @@ class Health:
         """Call something after each check."""
         with self._lock:
             self._callbacks = (*self._callbacks, callback)
-        return CheckSubscription(self, callback)
+        subscription = CheckSubscription()
+        subscription.callback(self.remove, callback)
+        return subscription
 
     def remove(self, callback: Callable[[CheckRecord], object]) -> None:
         """Call it no more."""
@@ -200,31 +183,6 @@ def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
     return _health.get().add(callback)
 
 
-class _Trend:
-    """The ratio of one tensor to its noise: in its first checks, and in its latest."""
-
-    def __init__(self) -> None:
-        self._first: list[float] = []
-        self._latest: list[float] = []
-        self._told = False
-
-    def grew(self, ratio: float) -> tuple[float, float] | None:
-        """Add one more ratio. Return the two ratios between which it grew, the first time that this is much."""
-        if len(self._first) < WINDOW:
-            self._first.append(ratio)
-            return None
-        self._latest = [*self._latest[1 - WINDOW :], ratio]
-        if self._told or len(self._latest) < WINDOW:
-            return None
-        before, now = (sorted(some)[WINDOW // 2] for some in (self._first, self._latest))
-        # one call with other data is no drift: nearly all of the latest must be beyond all of the first
-        apart = sorted(self._latest)[1] > max(self._first)
-        if not (apart and now >= NOTICEABLE and now >= DRIFT * before):
-            return None
-        self._told = True
-        return before, now
-
-
 class RegionHealth:
     """The checks of one region over time.
 
@@ -240,39 +198,65 @@ class RegionHealth:
         self._health = health
         self._place = CompilePlace.now()
         self._checks: Counter[bool] = Counter()  # by whether of gradients
-        self._trends: dict[tuple[bool, str], _Trend] = {}
+        self._ratios: dict[bool, list[float]] = {False: [], True: []}
+        self._told = False
         self._lock = threading.Lock()
         health.begins()
 
     def checked(
-        self, call: int, ratios: Mapping[str, float] | None, findings: int, seconds: float, *, backward: bool = False
+        self,
+        call: int,
+        ratios: Mapping[str, float] | None,
+        findings: Sequence[Finding],
+        seconds: float,
+        *,
+        backward: bool = False,
     ) -> None:
         """Note a check that is over.
 
         Args:
             call: The number of the region's call.
             ratios: The differences divided by their noise, by subject.
-            findings: The number of failing findings.
+            findings: What the check found.
             seconds: The time that the check took.
             backward: Whether gradients were checked.
         """
         known = ratios or {}
         subject = max(known, key=known.__getitem__, default="")
-        drift = "" if findings else self._drift(known, backward)
-        if drift:
+        # those about layout alone fail no check
+        failing = sum(finding.fails and not finding.is_layout for finding in findings)
+        drift = None if failing else self._drift(known.get(subject), backward)
+        if drift is not None and not self._told:
+            self._told = True
             told = (
-                f"drift: over the calls up to {call}, {drift}. No finding yet; it is what precedes one where an error "
-                "grows with the weights"
+                f"drift: over the calls up to {call}, the greatest difference grew to {drift:.2g} times what it was, "
+                f"measured in its noise; it is now that of {subject}. No finding yet; it is what precedes one where an "
+                "error grows with the weights"
             )
             self._note(told)
             log.warning("checked_backend: %s: %s", self._region, told)
         share = self._health.spent(seconds)
         record = CheckRecord(
-            self._region, call, backward, known.get(subject), subject, findings, seconds, share, drift, process_rank()
+            self._region, call, backward, known.get(subject), subject, failing, seconds, share, drift, process_rank()
         )
         self._trace(record)
         for failed in self._health.tell(record):
             self._note(f"a callback of on_check raised: {failed}")
+
+    def _drift(self, ratio: float | None, backward: bool) -> float | None:
+        """How much the ratio grew from the first checks to the latest; None if it did not, or not by much."""
+        with self._lock:
+            ratios = self._ratios[backward]
+            if ratio is None or not math.isfinite(ratio):
+                return None
+            ratios[:] = [*ratios[:WINDOW], *ratios[WINDOW:][1 - WINDOW :], ratio]
+            first, latest = sorted(ratios[:WINDOW]), sorted(ratios[WINDOW:])
+        if len(latest) < WINDOW:
+            return None
+        before, now = first[WINDOW // 2], latest[WINDOW // 2]
+        # one call with other data is no drift: nearly all of the latest must be beyond all of the first
+        grew = latest[1] > first[-1] and now >= NOTICEABLE and now >= DRIFT * before
+        return now / max(before, NOTICEABLE / DRIFT) if grew else None
 
     def _trace(self, record: CheckRecord) -> None:
         """Log a check, and add it to torch's structured trace if it is the first, second, fourth, eighth ... one."""
@@ -284,26 +268,7 @@ class RegionHealth:
         if not self._checks[record.backward] & (self._checks[record.backward] - 1):
             self._place.artifact("checked_backend_check", lambda: _json(record), encoding="json")
 
-    def _drift(self, ratios: Mapping[str, float], backward: bool) -> str:
-        grown = []
-        with self._lock:
-            for subject, ratio in ratios.items():
-                if math.isfinite(ratio):
-                    found = self._trends.setdefault((backward, subject), _Trend()).grew(ratio)
-                    if found is not None:
-                        grown.append(f"{subject} went from {found[0]:.2g} to {found[1]:.2g} times its noise")
-        return "; ".join(grown)
-
 
 def _json(record: CheckRecord) -> str:
     infinite = record.ratio is not None and not math.isfinite(record.ratio)
     return json.dumps(asdict(record) | ({"ratio": str(record.ratio)} if infinite else {}), indent=2)
-
-
-def failing(findings: Sequence[Finding]) -> int:
-    """The number of findings that fail a check, without those about layout alone.
-
-    Args:
-        findings: The findings of one call.
-    """
-    return sum(finding.fails and not finding.is_layout for finding in findings)

@@ -35,7 +35,7 @@ from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager_run import eager_instead, run_eager
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
-from checked_backend.regions.health import Health, RegionHealth, failing, health_of_run
+from checked_backend.regions.health import Health, RegionHealth, health_of_run
 from checked_backend.regions.inputs import Effects, find_effects
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.not_compared import NotCompared
@@ -249,7 +249,7 @@ class CheckedRegion:
             self._answer.to([wrong_outputs(len(reference.outputs), returned), *left])
             self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
             return False
-        overwritten = self._earlier.overwritten(before.earlier, returned, reference.outputs)
+        overwritten = before.earlier.overwritten(call.number, self._info.name, returned, reference.outputs)
         with profiled("checked_backend::comparison"):
             findings = self._comparison.forward(call, reference, returned, args)
         findings += [*before.mutations(args, reference), *overwritten]
@@ -258,7 +258,7 @@ class CheckedRegion:
             findings += self._comparison.random_state(call)
         findings += left
         after_candidate.restore()
-        self._health.checked(call.number, call.ratios, failing(findings), before.meter.spent)
+        self._health.checked(call.number, call.ratios, findings, before.meter.spent)
         if self._answer.to(findings, call=call):
             return False
         arrived = returned if call.exchanges is None else call.exchanges.arrived(returned)

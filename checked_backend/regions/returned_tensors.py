@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, TypeAlias
@@ -151,10 +151,11 @@ class Results:
         with self._lock:
             return tuple(one for one in self._known if one.is_held())
 
-    def close(self) -> Iterator[Skip]:
+    def close(self) -> Sequence[Skip]:
         """Look at them a last time. Those that changed while calls ran unchecked could not be checked."""
-        for subject, reason in Snapshot((self,)).unexplained.items():
-            yield Skip(subject, reason, matters=True)
+        skips: list[Skip] = []
+        Snapshot((self,), (), skips.append)
+        return skips
 
 
 class _Gradients(Results):
@@ -163,9 +164,9 @@ class _Gradients(Results):
     MOST: ClassVar[int] = 512
     MOST_BYTES: ClassVar[float] = float("inf")
 
-    def close(self) -> Iterator[Skip]:
+    def close(self) -> Sequence[Skip]:
         """End a session. No later call can have written to these gradients."""
-        return iter(())
+        return ()
 
 
 class Snapshot:
@@ -174,13 +175,11 @@ class Snapshot:
     Args:
         holders: The objects that remember them.
         args: The call's arguments, to which it may write.
-
-    Attributes:
-        unexplained: Why it is unknown who changed a result, by subject.
+        skip: Receives results of which it is unknown who changed them.
     """
 
-    def __init__(self, holders: Sequence[Results], args: Sequence[Any] = ()) -> None:
-        self.unexplained: dict[str, str] = {}
+    def __init__(self, holders: Sequence[Results], args: Sequence[Any], skip: Callable[[Skip], None]) -> None:
+        self._skip = skip
         self._holders = holders
         self._issued = collectives_issued()
         self._results: list[Returned] = []
@@ -189,9 +188,10 @@ class Snapshot:
         known = dict.fromkeys(one for holder in holders for one in holder.held())
         for result, held, now in _printed(one for one in known if not one.lies_in(taken)):
             if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
-                self.unexplained[result.subject] = (
+                why = (
                     f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
                 )
+                skip(Skip(result.subject, why, matters=True))
             result.print, result.version = now, version_of(held)
             self._results.append(result)
         for holder in holders:
@@ -218,10 +218,11 @@ class Snapshot:
             changed = now != result.print and (counted or result.uncounted(held))
             shares = _shares(memory_range(held), outputs, reference)
             if changed and not shares and result.issued != self._issued:
-                self.unexplained[result.subject] = (
+                why = (
                     f"it changed while call {call} of {region} ran; a collective of the program's may have written to "
                     "it, which torch does not count"
                 )
+                self._skip(Skip(result.subject, why, matters=True))
             elif changed or shares:
                 found[result] = _overwritten(result, call, region, changed=changed)
         for holder in self._holders:
@@ -247,11 +248,13 @@ class ReturnedTensors:
 
     Attributes:
         calls: How often the region was called.
+        region: The region's name.
     """
 
     def __init__(self, info: GraphInfo, reporter: RegionReporter) -> None:
         self.calls = 0
-        self._info = info
+        self.region = info.name
+        self._sources = info.output_sources
         self._reporter = reporter
         self._results = Results()
         self._gradients = _Gradients()
@@ -267,32 +270,14 @@ class ReturnedTensors:
 
     def look(self, args: Sequence[Any] = ()) -> Snapshot:
         """Look at all results that the program holds, before a call, which may write to its arguments."""
-        snapshot = Snapshot(self.holders(), args)
-        self._tell(snapshot)
-        return snapshot
-
-    def overwritten(self, before: Snapshot, returned: Sequence[Any], reference: Sequence[Any]) -> list[Finding]:
-        """Findings about results that the latest call wrote to, which returned these, and eager those."""
-        findings = before.overwritten(self.calls, self._info.name, returned, reference)
-        self._tell(before)
-        return findings
-
-    def overwritten_in_backward(self, before: Snapshot) -> list[Finding]:
-        """Findings about results that a backward pass wrote to."""
-        findings = before.overwritten(self.calls, self._info.name, counted=False)
-        self._tell(before)
-        return findings
-
-    def _tell(self, snapshot: Snapshot) -> None:
-        for subject, reason in snapshot.unexplained.items():
-            self._reporter.skip(Skip(subject, reason, matters=True))
+        return Snapshot(self.holders(), args, self._reporter.skip)
 
     def remember(self, args: Sequence[Any], subjects: Subjects, returned: Sequence[Any]) -> None:
         """Remember the results of the latest call: plain ones in memory of their own, not in that of a CUDA graph.
 
         Such a graph writes to it each time it is replayed, and torch itself raises where a program reads it later.
         """
-        given, sources = memory_ranges(args), self._info.output_sources
+        given, sources = memory_ranges(args), self._sources
         results: list[Returned] = []
         for index, output in enumerate(returned):
             memory = memory_range(output)
@@ -300,7 +285,7 @@ class ReturnedTensors:
                 continue
             source = sources[index] if index < len(sources) else ""
             subject = subjects.output(index)
-            results.append(Returned.of(output, memory, subject, self._info.name, self.calls, source=source))
+            results.append(Returned.of(output, memory, subject, self.region, self.calls, source=source))
         for result, _, now in _printed(results):
             result.print = now
         for holder in self.holders():
@@ -332,12 +317,12 @@ class ReturnedTensors:
             memory = memory_range(gradient)
             if gradient is None or memory is None or _meets(memory, given):
                 continue
-            new.append(Returned.of(gradient, memory, subject, self._info.name, call))
-            earlier = (sent for sent in held if (sent.region, sent.call) != (self._info.name, call) and sent.is_there())
+            new.append(Returned.of(gradient, memory, subject, self.region, call))
+            earlier = (sent for sent in held if (sent.region, sent.call) != (self.region, call) and sent.is_there())
             eager = [reference.get(subject)]
             first = next((sent for sent in earlier if _shares(sent.memory, [gradient], eager, unknown=True)), None)
             if first is not None:
-                findings.append(_sent_again(first, subject, call, self._info.name))
+                findings.append(_sent_again(first, subject, call, self.region))
         for holder in self._gradient_holders():
             holder.add(new)
         return findings

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import checked_backend as cb
 from checked_backend.errors import is_device_lost
-from checked_backend.regions.returned_tensors import ReturnedTensors
+from checked_backend.regions.returned_tensors import Snapshot
 from checked_backend.tensors.streams import wait_for_devices
 from tests.support.region_tools import audit, checked, found, gathered
 
@@ -98,7 +98,7 @@ def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: 
     def fails(*_given: Any) -> None:
         raise RuntimeError(LOST)
 
-    monkeypatch.setattr(ReturnedTensors, "overwritten", fails)
+    monkeypatch.setattr(Snapshot, "overwritten", fails)
     report = audit(lambda compiled: compiled(lambda x: x * 2)(X), "eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "found the device lost" in str(report)

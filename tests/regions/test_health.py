@@ -128,8 +128,8 @@ def test_a_drift_is_told_before_it_is_a_failure(caplog: pytest.LogCaptureFixture
         report = program(growing(2.0**-29), 40, gradients=False)
     assert report.verdict is cb.Verdict.PASS, str(report)
     told = [one for one in records if one.drift]
-    assert len(told) == 1
-    assert told[0].drift.startswith("output[0] went from")
+    assert told[0].drift >= 3
+    assert told[0].subject == "output[0]"
     assert any("drift" in note for note in report.coverage.notes)
     assert "drift" in caplog.text
 
@@ -153,9 +153,9 @@ def test_the_share_is_that_of_all_regions_since_the_first() -> None:
     health.add(records.append)
     one, other = (RegionHealth(name, lambda _note: None, health) for name in ("one", "other"))
     now[0] = 10.0
-    one.checked(1, {"output[0]": 0.5, "output[1]": 0.25}, 0, 1.0)
+    one.checked(1, {"output[0]": 0.5, "output[1]": 0.25}, (), 1.0)
     now[0] = 20.0
-    other.checked(1, {}, 0, 1.0)
+    other.checked(1, {}, (), 1.0)
     assert [(record.share, record.ratio, record.subject) for record in records] == [
         (0.1, 0.5, "output[0]"),
         (0.1, None, ""),
@@ -177,7 +177,7 @@ def test_only_what_grew_and_stays_is_a_drift(ratios: list[float], tells: bool) -
     notes: list[str] = []
     region = RegionHealth("one", notes.append, Health())
     for call, ratio in enumerate(ratios, 1):
-        region.checked(call, {"output[0]": ratio}, 0, 0.0)
+        region.checked(call, {"output[0]": ratio}, (), 0.0)
     assert bool(notes) is tells
     assert len(notes) <= 1
 
