@@ -25,7 +25,6 @@ from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.eager_run import NOT_CONTINUED
 from checked_backend.regions.health import RegionHealth
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.not_compared import NotCompared
 from checked_backend.regions.process_state import check_settings
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import (
@@ -74,8 +73,7 @@ class BackwardCheck:
         reporter: Receives the coverage.
         answer: Reports findings.
         candidate: The compiled region.
-        memory: Decides what is given up if memory runs out.
-        not_compared: Receives the exceptions of the check itself.
+        memory: Decides what is given up if memory runs out, or the check itself fails.
         comparison: Compares gradients and exceptions.
         earlier: Results of earlier calls, which a backward pass may write to, and gradients, in whose memory it may
             send others.
@@ -89,7 +87,6 @@ class BackwardCheck:
     answer: RegionAnswer
     candidate: Candidate
     memory: MemoryPressure
-    not_compared: NotCompared
     comparison: CallComparison
     earlier: ReturnedTensors
     unsupported: Callable[[Exception], Finding | None]
@@ -164,7 +161,7 @@ class BackwardCheck:
         return call.exchanges.failed is not None
 
     def _gradients_not_copied(self, error: Exception) -> None:
-        self.not_compared("copying the gradients that arrive", error, backward=True)
+        self.memory.not_compared("copying the gradients that arrive", error, backward=True)
 
     def _checked(
         self, call: Call, passed: BackwardPass, given: Sequence[MemoryRange], meter: Meter
@@ -184,7 +181,7 @@ class BackwardCheck:
             with random_untouched(), profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self.comparison.backward(call, passed) or ([], None)
         except Exception as error:
-            self.not_compared("comparing the gradients", error, backward=True)
+            self.memory.not_compared("comparing the gradients", error, backward=True)
             return None
         if gradients is not None:
             self.memory.compared()
@@ -212,7 +209,7 @@ class BackwardCheck:
         if isinstance(error, CheckedBackendError):  # it comes from a nested region's check
             return None
         if is_device_lost(error):  # by this pass, or by a kernel of the program's own before it
-            self.not_compared("the compiled backward pass", error, backward=True)
+            self.memory.not_compared("the compiled backward pass", error, backward=True)
             return None
         if self._exchanged(call, passed):
             self.reporter.hear(cause=error)
@@ -247,6 +244,6 @@ class BackwardCheck:
 
     def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
         before, after = passed.settings
-        again = self.comparison.candidate_again(call, passed.cotangents)
+        again = self.comparison.controls(call, passed.cotangents).rerun_candidate
         others_ran, skip = threading.active_count() > 1, self.reporter.skip
         return check_settings(before, before, after, again=again, skip=skip, others_ran=others_ran, backward=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.dynamo import dynamo_control_flow, dynamo_disable
+from checked_backend._torch.dynamo import dynamo_control_flow
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend._torch.symbols import size_hint
@@ -44,7 +44,6 @@ from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.failure import Failure, Investigator, Keep
 from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import compile_twin, computes_in_low_precision, needs_default_dtype
-from checked_backend.regions.fresh_cache import FreshCache
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.investigate_alone import investigate_alone, not_investigated, time_to_search
 from checked_backend.regions.local_region import LocalRegion
@@ -54,7 +53,7 @@ from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import ProcessState, outlast_compiling, settings_changed
 from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
-from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
+from checked_backend.regions.unsupported import compile_with_any_cache
 from checked_backend.regions.waiting import Waiting
 
 __all__ = ["build_region"]
@@ -138,7 +137,6 @@ def build_region(
         silent=silent,
         remark=remark,
         needed=lambda: _bytes_of(pristine),
-        recompile=None if source.is_symbolic else source.with_empty_cache,
         investigate=None
         if investigator is None
         else _investigation(source, local, kernels, options, mode, investigator),
@@ -166,25 +164,13 @@ class _Source:
     traced: Sequence[Any]
     waiting: Waiting
 
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether a size is symbolic. A graph that is compiled outside of Dynamo can add no guards for sizes."""
-        return any(isinstance(value, torch.SymInt) for value in self.traced)
-
     def compiled_by(self, compiler: Compiler, words: str) -> CompiledOnce:
         """The region compiled by a compiler, when it is first needed."""
 
         def compile_for(inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_again(compiler, copy_graph(self.graph), self.traced, inputs)
+            return compile_again(compiler, self.graph, self.traced, inputs)
 
         return CompiledOnce(self.waiting.compiling(words, compile_for))
-
-    def with_empty_cache(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile the region for given inputs with an empty cache."""
-        cache = FreshCache()
-        with cache.used():
-            compiled = compile_again(self.compiler, copy_graph(self.graph), self.traced, inputs)
-        return cache.kept_by(dynamo_disable(compiled))
 
 
 def _is_large(value: Any) -> bool:
@@ -321,33 +307,19 @@ def _compiled(
     Returns:
         The candidate, which raises if it cannot be compiled; and a remark about it.
     """
+    remarks = [""]
+    fresh = [gm]
+
+    def compile_once() -> Callable[..., Any]:
+        return compile_candidate(compiler, fresh.pop() if fresh else copy_graph(pristine), example_inputs)
+
     try:
-        return compile_candidate(compiler, gm, example_inputs), ""
+        compiled = compile_with_any_cache(compile_once, remarks.append)
     except dynamo_control_flow():
         raise
     except Exception as error:
-        return _compiled_anew(compiler, pristine, example_inputs, error)
-
-
-def _compiled_anew(
-    compiler: Compiler, pristine: fx.GraphModule, example_inputs: Sequence[Any], error: Exception
-) -> tuple[Callable[..., Any], str]:
-    """Compile a region with an empty cache, if the compiler's own one may be what failed.
-
-    Returns:
-        The candidate, which raises if it cannot be compiled; and a remark about it.
-    """
-    if not may_be_the_cache(error):
-        return NotCompiled(error), ""
-    try:
-        cache = FreshCache()
-        with cache.used():
-            compiled = compile_candidate(compiler, copy_graph(pristine), example_inputs)
-    except dynamo_control_flow():
-        raise
-    except Exception as second:
-        return NotCompiled(second if isinstance(second, type(error)) else error), ""
-    return cache.kept_by(compiled), cache_remark(error)
+        compiled = NotCompiled(error)
+    return compiled, remarks[-1]
 
 
 def _bytes_of(gm: fx.GraphModule) -> int:

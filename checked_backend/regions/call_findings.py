@@ -8,7 +8,7 @@ from typing import Any
 
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend.errors import is_device_lost, is_out_of_memory
-from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.findings import Finding, Kind
 from checked_backend.regions.fake_errors import FakeError
 
 __all__ = [
@@ -134,15 +134,8 @@ def wrong_outputs(expected: int, returned: Any) -> Finding:
     )
 
 
-def rng_state_differs(*, repeats: bool | None = None) -> Finding:
-    """The random state after the call is not eager's.
-
-    Args:
-        repeats: Whether it differed again when both ran once more; None if it was the same again.
-    """
-    again: dict[str, object] = {}
-    if repeats is not None:
-        again[EvidenceKey.DIFFERENCE_REPEATS] = f"in {int(repeats)} of 1 more runs of both"
+def rng_state_differs() -> Finding:
+    """The random state after the call is not eager's."""
     return Finding(
         kind=Kind.RNG,
         detail="rng.state",
@@ -153,7 +146,6 @@ def rng_state_differs(*, repeats: bool | None = None) -> Finding:
         ),
         expected="the state eager leaves",
         actual="another state",
-        evidence=again,
     )
 
 

@@ -1,4 +1,4 @@
-"""The compiled region: run it on the user's tensors, and compile it anew if the compiler's own cache was at fault."""
+"""The compiled region: run it on the user's tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.call import Call
 from checked_backend.regions.fresh_cache import FreshCache
@@ -29,33 +28,18 @@ class NotCompiled:
 
 
 class Candidate:
-    """A compiled region, which may be compiled anew once.
+    """A compiled region.
 
     Args:
         compiled: The compiler's result; a `NotCompiled` if it failed.
         note: Notes a remark that changes no verdict.
         replaceable: Whether eager's gradients may be handed out in place of its own.
-        recompile: Compiles it for given inputs with an empty cache, if that is possible.
-        remark: A remark about how it was compiled.
-
-    Attributes:
-        remark: A remark about how the candidate was compiled, or compiled anew.
     """
 
-    def __init__(
-        self,
-        compiled: Callable[..., Any],
-        note: Callable[[str], None],
-        *,
-        replaceable: bool,
-        recompile: Callable[[Sequence[Any]], Callable[..., Any]] | None,
-        remark: str,
-    ) -> None:
-        self.remark = remark
+    def __init__(self, compiled: Callable[..., Any], note: Callable[[str], None], *, replaceable: bool) -> None:
         self._compiled = compiled
         self._note = note
         self._replaceable = replaceable
-        self._recompile = recompile
 
     @property
     def missing(self) -> bool:
@@ -67,34 +51,7 @@ class Candidate:
         return self._compiled(*args)
 
     def results(self, args: Sequence[Any], call: Call) -> Any:
-        """Run it for a check, and once more with an empty cache if the compiler's own cache may be at fault.
-
-        Args:
-            call: The call, to begin it again.
-
-        Raises:
-            Exception: The first exception that it raised.
-        """
-        try:
-            return self._run(args, call)
-        except StopRecomputationError:
-            raise
-        except Exception as error:
-            exchanged = call.exchanges is not None and call.exchanges.begun
-            if self.missing or self._recompile is None or exchanged or not may_be_the_cache(error):
-                raise
-            try:
-                again = self._recompile(call.inputs.fresh()[0])
-            except Exception:  # the first exception is reported
-                raise error from None
-            self._compiled, self._recompile = again, None
-            self.remark = cache_remark(error)
-            self._note(self.remark)
-        call.inputs.undo(args)
-        call.rng.restore()
-        return self._run(args, call)
-
-    def _run(self, args: Sequence[Any], call: Call) -> Any:
+        """Run it for a check."""
         returned = self._returned(args, call)
         wait_for_devices(args)  # what errs later would seem to be a mistake of the check's own
         return returned

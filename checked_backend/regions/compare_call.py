@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,6 @@ from checked_backend.regions.execution import Cotangents, Execution, Subjects, f
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.surrounding_memory import SurroundingMemory
 from checked_backend.verdict.control_runs import PostponedError
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
@@ -239,15 +238,6 @@ class CallComparison:
             return exception_differs(reference, candidate)
         return None
 
-    def random_state(self, call: Call) -> list[Finding]:
-        """Explain or report a difference between the states of torch's generators that reference and candidate left."""
-        run_both = self.controls(call, None).random_states
-        return [] if call.left is None else call.left.findings(run_both, self._reporter.skip)
-
-    def surroundings(self, call: Call, before: SurroundingMemory, args: Sequence[Any]) -> list[Finding]:
-        """Findings about the candidate's changes to memory and gradients beside its inputs."""
-        return before.findings(args, self.controls(call, None), self._reporter.skip)
-
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]
     ) -> Iterator[Finding]:
@@ -323,10 +313,6 @@ class CallComparison:
         if not exchanged.findings:
             self._reporter.skip(Skip("results", f"eager could not be run to compare them: {why}", matters=True))
         return exchanged.findings
-
-    def candidate_again(self, call: Call, cotangents: Cotangents | None) -> Callable[[], object]:
-        """A function that runs the candidate once more on copies, with its backward pass if gradients are given."""
-        return lambda: self.controls(call, cotangents).rerun_candidate()
 
     def controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
         """What runs a call again; with gradients that arrived, its backward pass too."""

@@ -75,7 +75,7 @@ class DrawInputs:
             self.draws, self.names = [], []
 
         def compile_for(inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_again(compiler, copy_graph(graph), example_inputs, inputs)
+            return compile_again(compiler, graph, example_inputs, inputs)
 
         self._graph = graph
         self._compile = CompiledOnce(compile_for)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.backward import BackwardPass
 from checked_backend.regions.call import Call
 from checked_backend.regions.exchanges import replaying
@@ -17,8 +17,6 @@ from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["InputsChangedError", "eager_gradients", "outputs_again"]
-
-_WHERE = "eager's backward pass"
 
 
 class InputsChangedError(CheckedBackendError):
@@ -41,24 +39,17 @@ def eager_gradients(
         InputsChangedError: There is no graph, and the inputs were written to.
         Exception: Whatever eager raises.
     """
-    graph = call.graph
-    if graph is None:
-        return memory.twice(lambda: _run_again(reference, call, passed), _WHERE)
-    if not passed.keeps_graph:
-        call.graph = None  # its activations are freed as the backward pass goes
-    try:
+
+    def run() -> dict[int, torch.Tensor | None]:
+        graph = call.graph  # None once memory was released
+        if graph is None:
+            return _run_again(reference, call, passed)
+        if not passed.keeps_graph:
+            call.graph = None  # its activations are freed as the backward pass goes
         with torch.no_grad(), _paired_backward(call):
             return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        told = type(error).__name__
-    # only after the exception is gone, because its frames hold tensors
-    call.graph = graph = None
-    memory.release()
-    gradients = _run_again(reference, call, passed)
-    memory.went_on(_WHERE, told)
-    return gradients
+
+    return memory.twice(run, "eager's backward pass")
 
 
 def outputs_again(reference: Callable[..., Any], call: Call) -> Sequence[Any]:

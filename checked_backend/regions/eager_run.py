@@ -21,36 +21,38 @@ NOT_CONTINUED = "eager could not go on with the exchanges of the pass in which t
 
 
 def run_eager(
-    reference: Callable[..., Any], call: Call, before: ProcessState, memory: MemoryPressure
-) -> tuple[Execution | Exception, ProcessState]:
+    reference: Callable[..., Any], call: Call, memory: MemoryPressure
+) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
     """Run a region in eager. If memory runs out, release the checks' memory and run it once more.
 
     Args:
         reference: The region in eager.
-        before: The settings of the process before the call.
         memory: Decides what to do if memory runs out.
 
     Returns:
-        The execution, or the exception, which is the user's; and the settings as the run leaves them.
+        The execution, or the exception, which is the user's; and the settings of the process when the run began, and
+        when it was over. They are set back.
     """
 
-    def run() -> tuple[Execution | Exception, ProcessState]:
+    def run() -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
         call.rng.restore()
-        result, left = _run(reference, call, before)
+        result, settings = _run(reference, call)
         if isinstance(result, Exception) and is_out_of_memory(result):
             raise result
-        return result, left
+        return result, settings
 
     try:
         return memory.twice(run, "eager's forward pass")
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return error.with_traceback(None), before  # its frames hold tensors
+        return error.with_traceback(None), None  # its frames hold tensors
 
 
-def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tuple[Execution | Exception, ProcessState]:
-    start = end = before
+def _run(
+    reference: Callable[..., Any], call: Call
+) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
+    settings: tuple[ProcessState, ProcessState] | None = None
     result: Execution | Exception
     arguments, leaves = call.inputs.fresh()
     try:
@@ -61,11 +63,12 @@ def _run(reference: Callable[..., Any], call: Call, before: ProcessState) -> tup
                     result = execute(reference, arguments, leaves)
                     wait_for_devices(arguments)
             finally:
-                end = ProcessState.capture()
+                settings = start, ProcessState.capture()
     except Exception as error:  # the user's: raised to them, unless only eager raises
         result = error
-    before.restore(start.changed(end))
-    return result, before.moved(start, end)
+    if settings is not None:
+        start.restore(start.changed(settings[1]))
+    return result, settings
 
 
 def eager_instead(

@@ -1,4 +1,6 @@
-"""Check a region with less if memory runs out. That is never a finding or the user's problem, but it is reported.
+"""Go on with the program where its check fails: for want of memory, or by a mistake of the check's own.
+
+Want of memory is never a finding or the user's problem, but it is reported, and the region is checked with less.
 
 A check gives these up, in this order: eager's activations, which are computed again in the backward pass; control runs
 in float64; calls. Control runs and calls are tried again later, at growing distances.
@@ -6,22 +8,28 @@ in float64; calls. Control runs and calls are tried again later, at growing dist
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend._torch.autograd import StopRecomputationError
+from checked_backend._torch.dynamo import dynamo_control_flow
+from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
 from checked_backend.findings import Skip
-from checked_backend.regions.call_findings import described_exception
+from checked_backend.regions.call_findings import DEVICE_LOST, described_exception
 from checked_backend.regions.execution import AutogradGraph
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.tensors.caches import empty_caches
 
 __all__ = ["GrowingDistance", "LeftOutError", "MemoryPressure"]
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 
-_LONGEST = 200
+_LONGEST = 300
 
 FARTHEST = 1024
 """The most occasions that are left out before a failed attempt is tried again."""
@@ -100,22 +108,41 @@ class MemoryPressure:
             holder.graph = None
         self._empty_caches()
 
-    def not_compared(self, where: str, error: BaseException, *, backward: bool = False) -> None:
-        """Report that a call, or its backward pass, is not compared for want of memory. Later ones are tried again.
+    def not_compared(self, where: str, error: Exception, *, backward: bool = False) -> None:
+        """Report a call, or its backward pass, that is not compared because its check raised an exception.
+
+        The program goes on as if it had not been checked. For want of memory later calls are tried, fewer and fewer.
 
         Args:
-            where: The part that ran out of memory: "eager's forward pass".
-            error: The exception that it raised.
-            backward: Whether it is the backward pass.
+            where: The part that raised: "eager's forward pass".
+            error: The exception.
+            backward: Whether it is the backward pass that is not compared.
+
+        Raises:
+            Exception: The exception, if it was raised on purpose: a reported divergence, or what steers Dynamo or a
+                checkpoint.
         """
-        self.keeps_activations = False
-        self._fewer_calls()
         subject = "gradients" if backward else "results"
-        what = "this backward pass was not compared" if backward else "this call was not compared"
-        reason = f"unsupported: memory: {where} ran out of it, and {what}; later calls are tried, fewer and fewer"
-        skip = self._told.setdefault((subject, where), Skip(subject, f"{reason} ({_short(error)})"))
-        self._reporter.skip_until_compared(skip, backward=backward)
-        self._empty_caches()
+        if is_out_of_memory(error):
+            self.keeps_activations = False
+            self._fewer_calls()
+            what = "this backward pass was not compared" if backward else "this call was not compared"
+            reason = f"unsupported: memory: {where} ran out of it, and {what}; later calls are tried, fewer and fewer"
+            skip = self._told.setdefault((subject, where), Skip(subject, f"{reason} ({_short(error)})"))
+            self._reporter.skip_until_compared(skip, backward=backward)
+            self._empty_caches()
+            return
+        if isinstance(error, (CheckedBackendError, Warning, StopRecomputationError, *dynamo_control_flow())):
+            raise error
+        told = _short(error)
+        why = f"the check itself failed in {where}: {told}. This is a mistake of checked_backend: please report it"
+        if is_device_lost(error):
+            why = f"{where} found the device lost, by eager or by the compiled program: {told}. {DEVICE_LOST}"
+        if not backward:
+            self._reporter.not_checked()
+        self._reporter.skip(Skip(subject, why, matters=True))
+        with contextlib.suppress(ValueError):  # logging raises it where the program has closed its stderr
+            log.error("the check itself failed in %s; the program goes on", where, exc_info=error)
 
     def _empty_caches(self) -> None:
         """Empty caches. Once in a call that includes the oldest objects: what the check made since then is young."""
@@ -150,20 +177,11 @@ class MemoryPressure:
         # not before the exception is gone, whose frames hold tensors
         self.release()
         result = run()
-        self.went_on(where, told)
-        return result
-
-    def went_on(self, where: str, told: str) -> None:
-        """Tell that memory ran out, and that it was enough once the checks had released theirs.
-
-        Args:
-            where: The part that ran out of memory.
-            told: The exception that it raised.
-        """
         reason = (
             f"unsupported: memory: it ran out at first, and was enough after what the check held was freed ({told})"
         )
         self._reporter.skip(self._told.setdefault(("", where), Skip(where, reason)))
+        return result
 
     def control(self, run: Callable[[], Result], *, float64: bool) -> Result:
         """Make a control run, with less if memory runs out.

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checked_backend.findings import Finding, Skip
-from checked_backend.regions.call_findings import rng_state_differs
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["FinalRngStates", "OtherThreads"]
@@ -22,8 +20,6 @@ SECONDS_TO_DRAW = 0.1
 """Seconds in which a thread that draws random numbers all the time will have drawn some."""
 
 _TASKS = Path("/proc/self/task")
-
-RunBoth = Callable[[], tuple[RngState, RngState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +66,12 @@ class FinalRngStates:
     candidate: RngState
     others_ran: bool
 
-    def findings(self, run_both: RunBoth, skip: Callable[[Skip], None]) -> list[Finding]:
-        """The finding about a difference of the states, if neither eager nor another thread explains it.
+    def others_drew(self, run_both: Callable[[], tuple[RngState, RngState]]) -> str | None:
+        """Evidence that another thread drew random numbers during the call, in words; None if there is none.
 
         Args:
             run_both: Runs both sides once more, from the state before the call, and gives what they leave.
-            skip: Receives a difference that is no finding.
         """
-        if self.candidate.same_as(self.reference):
-            return []
-        try:
-            reference, candidate = run_both()
-        except Exception as error:  # a run that fails here only was disturbed too
-            skip(Skip("rng state", f"could not be compared again: {error}".splitlines()[0], matters=True))
-            return []
-        if not reference.same_as(self.reference):
-            skip(Skip("rng state", "eager leaves another one each time: torch.seed, or another thread, is at work"))
-        elif candidate.same_as(self.candidate):
-            return [rng_state_differs()]
-        elif self.others_ran:
-            why = "it differed, not each time, and another thread ran meanwhile, which draws random numbers"
-            skip(Skip("rng state", why))
-        else:
-            return [rng_state_differs(repeats=not candidate.same_as(reference))]
-        return []
-
-    def others_drew(self, run_both: RunBoth) -> str | None:
-        """Evidence that another thread drew random numbers during the call, in words; None if there is none."""
         devices = tuple(self.reference.cuda)
         before = RngState.capture(devices)
         time.sleep(SECONDS_TO_DRAW)

@@ -13,8 +13,7 @@ from checked_backend._torch.dynamo import TracingContext, compiling, tracing
 from checked_backend._torch.fake_tensors import FakeTensor, detect_fake_mode, fakes_of_fixed_sizes
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.regions.compile import Compiler, copy_graph
-from checked_backend.regions.fresh_cache import FreshCache
-from checked_backend.regions.unsupported import may_be_the_cache
+from checked_backend.regions.unsupported import compile_with_any_cache
 
 __all__ = ["CompiledOnce", "compile_again"]
 
@@ -33,7 +32,7 @@ def compile_again(
     """Compile a copy of a region's graph.
 
     Args:
-        graph: The copy; the compiler may change it.
+        graph: The graph, which stays as it is.
         example_inputs: The fake values of the region's placeholders as Dynamo traced them. With symbolic sizes the
             graph is compiled for the same symbols.
         inputs: Real inputs, which a graph without symbolic sizes is compiled for.
@@ -41,15 +40,7 @@ def compile_again(
     Raises:
         Exception: Whatever the compiler raises, also with an empty cache if its own one may be what failed.
     """
-    spare = copy_graph(graph)
-    try:
-        return _compiled(compiler, graph, example_inputs, inputs, change)
-    except Exception as error:
-        if not may_be_the_cache(error):
-            raise
-        cache = FreshCache()
-        with cache.used():
-            return cache.kept_by(_compiled(compiler, spare, example_inputs, inputs, change))
+    return compile_with_any_cache(lambda: _compiled(compiler, copy_graph(graph), example_inputs, inputs, change))
 
 
 def _compiled(

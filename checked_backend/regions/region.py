@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,11 @@ from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.collectives import wait_for_result
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_device_lost, is_out_of_memory
-from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.findings import Finding, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.answer import Investigate, RegionAnswer
 from checked_backend.regions.backward_check import BackwardCheck
-from checked_backend.regions.before_candidate import BeforeCandidate
 from checked_backend.regions.budget import Due, Meter, Schedule
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
@@ -28,6 +28,7 @@ from checked_backend.regions.call_findings import (
     same_exception,
     wrong_outputs,
 )
+from checked_backend.regions.call_record import CallRecord
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.control_runs import Variants
@@ -38,10 +39,8 @@ from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.health import Health, RegionHealth, health_of_run
 from checked_backend.regions.inputs import Effects, find_effects
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.not_compared import NotCompared
-from checked_backend.regions.other_threads import FinalRngStates
+from checked_backend.regions.observers import OBSERVERS, Observer, confirmed
 from checked_backend.regions.passed_by import PassedBy
-from checked_backend.regions.process_state import ProcessState, check_settings
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import ReturnedTensors
 from checked_backend.regions.torch_state import RngState
@@ -64,7 +63,6 @@ class CheckedRegion:
         silent: Write no report to disk.
         remark: A remark about how the candidate was compiled.
         needed: Says how many bytes all of eager's tensors need together.
-        recompile: Compiles the candidate for given inputs with an empty cache, if that is possible.
         investigate: Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and
             what keeps them as they become known; gives back the findings with where they come from.
         left_compiling: Findings about settings that the compiler left changed; told at the first checked call.
@@ -81,7 +79,6 @@ class CheckedRegion:
         silent: bool = False,
         remark: str = "",
         needed: Callable[[], int] = lambda: 0,
-        recompile: Callable[[Sequence[Any]], Callable[..., Any]] | None = None,
         investigate: Investigate | None = None,
         draws: DrawInputs | None = None,
         left_compiling: Sequence[Finding] = (),
@@ -95,11 +92,9 @@ class CheckedRegion:
             variants.candidate,
             self._reporter.note,
             replaceable=options.on_divergence == "fallback" and options.gradients,
-            recompile=recompile,
-            remark=remark,
         )
+        self._remark = remark
         self._memory = MemoryPressure(self._reporter, keeps_activations=options.reference == "keep")
-        self._not_compared = NotCompared(self._reporter, self._memory)
         self._comparison = CallComparison(
             info, variants, self._reporter, thorough=thorough, memory=self._memory, draws=draws
         )
@@ -113,7 +108,6 @@ class CheckedRegion:
             self._answer,
             self._candidate,
             self._memory,
-            self._not_compared,
             self._comparison,
             self._earlier,
             self._limits,
@@ -163,16 +157,18 @@ class CheckedRegion:
         self._wait_for_inputs(args)
         effects, subjects = self._first_look(args)
         self._reporter.begin_call(self._earlier.calls)
-        if self._candidate.remark:
-            self._reporter.note(self._candidate.remark)
+        if self._remark:
+            self._reporter.note(self._remark)
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         random = RngState.for_inputs(args)
         try:
-            before = BeforeCandidate.gather(args, self._info, effects, subjects, random, due, meter, self._earlier)
+            controls = partial(self._comparison.controls, cotangents=None)
+            before = CallRecord.begin(args, self._info, effects, subjects, random, due, meter, self._earlier, controls)
+            observers = [observer(before) for observer in OBSERVERS]
             if before.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
                 self._run_reference(before)
         except Exception as error:
-            self._not_compared("copying what the check needs", error)
+            self._memory.not_compared("copying what the check needs", error)
             before = None
         if before is None:
             random.restore()
@@ -189,12 +185,12 @@ class CheckedRegion:
             self._reporter.not_checked()
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
-            return self._candidate_raised(args, before, error)
-        after_candidate = RngState.capture(tuple(random.cuda))
+            return self._candidate_raised(before, observers, error)
+        before.returned, before.after_candidate = returned, RngState.capture(tuple(random.cuda))
         if call.exchanges is not None:
-            before.changed = ProcessState.capture()
+            before.candidate_ended()
             self._run_reference(before)
-            after_candidate.restore()  # the program goes on as if eager had not run after it
+            before.after_candidate.restore()  # the program goes on as if eager had not run after it
             if before.not_replayed:
                 self._answer.to(self._comparison.exchanged_otherwise(call, before.reference), call=call)
                 return returned
@@ -202,12 +198,13 @@ class CheckedRegion:
             self._memory.not_compared(EAGER_FORWARD, before.reference)
             return returned
         try:
-            good = self._after_candidate(args, before, returned, after_candidate)
+            call.left = before.final_rng_states()
+            good = self._after_candidate(before, observers)
         except Exception as error:
             if error is before.reference:
                 raise
-            self._not_compared("comparing the results", error)
-            after_candidate.restore()
+            self._memory.not_compared("comparing the results", error)
+            before.after_candidate.restore()
             good = True
         return returned if good else self._eager_instead(args, call)
 
@@ -220,24 +217,20 @@ class CheckedRegion:
             self._reporter.hear(cause=error)
             raise
 
-    def _run_reference(self, before: BeforeCandidate) -> None:
+    def _run_reference(self, before: CallRecord) -> None:
         call = before.call
         region = self._reference if call.exchanges is None else call.exchanges.paired_region(self._reference)
-        reference, expected = run_eager(region, call, before.settings[0], self._memory)
+        reference, before.eager_settings = run_eager(region, call, self._memory)
         before.after_reference = RngState.capture(tuple(call.rng.cuda))
         if isinstance(reference, Execution) and not self._keeps_graph(call):
             reference = reference.without_graph()
         before.reference = reference
-        before.settings = before.settings[0], expected
         call.rng.restore()
 
-    def _after_candidate(
-        self, args: Sequence[Any], before: BeforeCandidate, returned: Any, after_candidate: RngState
-    ) -> bool:
+    def _after_candidate(self, before: CallRecord, observers: Sequence[Observer]) -> bool:
         """Compare the candidate's results. Return whether the program goes on with them."""
-        call, reference = before.call, before.reference
-        left = self._settings_left(before)
-        call.left = FinalRngStates(before.after_reference, after_candidate, before.threads.active_since())
+        call, reference, args, returned = before.call, before.reference, before.args, before.returned
+        left = self._seen_always(before, observers)
         if isinstance(reference, Exception):
             self._answer.to([exception_missing(reference), *left], cause=reference, call=call)
             if self._answer.stopped:
@@ -249,15 +242,17 @@ class CheckedRegion:
             self._answer.to([wrong_outputs(len(reference.outputs), returned), *left])
             self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
             return False
-        overwritten = before.earlier.overwritten(call.number, self._info.name, returned, reference.outputs)
+        skip = self._reporter.skip
+        suspicions = [
+            suspicion
+            for observer in observers
+            if not observer.of_exceptions
+            for suspicion in observer.after(before, skip)
+        ]
         with profiled("checked_backend::comparison"):
             findings = self._comparison.forward(call, reference, returned, args)
-        findings += [*before.mutations(args, reference), *overwritten]
-        findings += self._comparison.surroundings(call, before.surroundings, args)
-        if not any(found.kind is Kind.RNG for found in findings):
-            findings += self._comparison.random_state(call)
-        findings += left
-        after_candidate.restore()
+        findings += [*confirmed(suspicions, findings, skip), *left]
+        before.after_candidate.restore()
         self._health.checked(call.number, call.ratios, findings, before.meter.spent)
         if self._answer.to(findings, call=call):
             return False
@@ -300,25 +295,18 @@ class CheckedRegion:
                 self._known = effects, Subjects(tuple(names), self._info.outputs)
             return self._known
 
-    def _settings_left(self, before: BeforeCandidate) -> list[Finding]:
-        """Findings about settings that the candidate left otherwise than eager; at the first call also by compiling."""
+    def _seen_always(self, before: CallRecord, observers: Sequence[Observer]) -> list[Finding]:
+        """What is looked at also where a side raises; at the first call with what compiling has left."""
         compiled, self._left_compiling = self._left_compiling, []
-        after = before.changed or ProcessState.capture()
-        findings = check_settings(
-            *before.settings,
-            after,
-            again=self._comparison.candidate_again(before.call, None),
-            skip=self._reporter.skip,
-            others_ran=before.threads.active_since(),
-            ran=isinstance(before.reference, Execution),
-        )
-        return [*compiled, *findings]
+        skip = self._reporter.skip
+        always = [observer for observer in observers if observer.of_exceptions]
+        return [*compiled, *confirmed((s for observer in always for s in observer.after(before, skip)), (), skip)]
 
-    def _candidate_raised(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
-        call = before.call
+    def _candidate_raised(self, before: CallRecord, observers: Sequence[Observer], error: Exception) -> Any:
+        call, args = before.call, before.args
         if is_device_lost(error):
             if before.reference is None or is_device_lost(before.reference):  # by eager, or by an earlier call
-                self._not_compared("running eager", error)
+                self._memory.not_compared("running eager", error)
             else:
                 self._answer.to([candidate_crashed(error, during="running")], cause=error)
             raise error
@@ -326,7 +314,7 @@ class CheckedRegion:
             if call.exchanges.failed is not None:
                 self._reporter.hear(cause=error)
                 raise error  # a connection broke, or another rank did not come: no fault of the program's
-            before.changed = ProcessState.capture()
+            before.candidate_ended()
             self._run_reference(before)
             if before.not_replayed:
                 before.reference = None  # eager does not raise before the candidate does
@@ -337,7 +325,7 @@ class CheckedRegion:
             if not eager_ran_out:
                 before.reference = None
             try:
-                return self._candidate_alone(args, before, error.with_traceback(None))
+                return self._candidate_alone(before, error.with_traceback(None))
             except StopRecomputationError:
                 raise
             except Exception as again:
@@ -347,7 +335,7 @@ class CheckedRegion:
             if not same_exception(reference, error):
                 self._memory.not_compared(EAGER_FORWARD, reference)
             raise error
-        left = self._settings_left(before)
+        left = self._seen_always(before, observers)
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._limits(error)
         if short is not None:
@@ -366,12 +354,12 @@ class CheckedRegion:
         self._answer.to([candidate_crashed(error, during=during), *left], cause=error, call=call)
         return self._eager_instead(args, call, error)
 
-    def _candidate_alone(self, args: Sequence[Any], before: BeforeCandidate, error: Exception) -> Any:
+    def _candidate_alone(self, before: CallRecord, error: Exception) -> Any:
         """Run a candidate that ran out of memory once more, without what the check holds. It may raise again."""
-        before.call.inputs.undo(args)
+        before.call.inputs.undo(before.args)
         before.call.rng.restore()
         self._memory.release()
-        returned = self._candidate(*args)
+        returned = self._candidate(*before.args)
         self._memory.not_compared("the compiled program, beside what the check held,", error)
         return returned
 

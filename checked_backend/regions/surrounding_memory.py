@@ -5,28 +5,21 @@ A kernel that writes past the end of a slice changes the tensor that the slice i
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.findings import Finding, Kind
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.regions.control_runs import RegionControlRuns
 from checked_backend.regions.execution import is_leaf
-from checked_backend.regions.inputs import copy_values, storage_key
+from checked_backend.regions.inputs import Inputs, copy_values, storage_key
 
-__all__ = ["SurroundingMemory"]
+__all__ = ["SurroundingMemory", "surroundings_changed"]
 
 Run = Callable[[Sequence[Any]], object]
 """Runs a region on inputs."""
-
-_BY_OTHERS = (
-    "it was changed while this call was checked; another thread ran, and the compiled program alone does not change it"
-)
 
 FARTHEST = 4
 """On either side of a view, memory is looked at up to this many times the view's span."""
@@ -63,38 +56,17 @@ class SurroundingMemory:
                 seen["beyond", group[0][0]] = fingerprint(around)
         return cls(seen)
 
-    def findings(self, args: Sequence[Any], runs: RegionControlRuns, skip: Callable[[Skip], None]) -> list[Finding]:
-        """Findings about changes that the candidate made there, and eager does not make.
-
-        Args:
-            args: The inputs, after the call.
-            runs: Runs the region in eager from the inputs as they were before; and if another thread ran during the
-                call, the candidate again. What that does not change by itself was the thread's doing: a backward pass
-                there adds to the same gradients.
-            skip: Receives the changes that another thread made.
-        """
-        changed = self._changed(args)
-        changed = changed and changed - self._changed_by(runs.run_on, args, runs)
-        # that one ran meanwhile is not always visible at once: its time is told some milliseconds later
-        others = threading.active_count() > 1 or runs.left is None or runs.left.others_ran
-        if others and changed:
-            own = self._changed_by(partial(runs.run_on, region=runs.variants.candidate), args, runs)
-            for what, place in sorted(changed - own):
-                subject = f"what lies beside {runs.subjects.inputs[place]}"
-                skip(Skip(subject, _BY_OTHERS, matters=what == "beyond"))
-            changed &= own
-        return [_finding(what, runs.subjects.mutated(place)) for what, place in sorted(changed)]
-
-    def _changed(self, args: Sequence[Any]) -> set[tuple[str, int]]:
+    def changed(self, args: Sequence[Any]) -> set[tuple[str, int]]:
+        """What has changed since."""
         now = SurroundingMemory.of(args).seen
         return {key for key, known in self.seen.items() if now.get(key, known) != known}
 
-    def _changed_by(self, run: Run, args: Sequence[Any], runs: RegionControlRuns) -> set[tuple[str, int]]:
+    def changed_by(self, run: Run, args: Sequence[Any], inputs: Inputs) -> set[tuple[str, int]]:
         """What a run changes beside copies of the inputs, with copies of the gradients.
 
         Each bit of the memory around views is turned there: what is there now may be what the run would write too.
         """
-        given, _ = runs.inputs.fresh()
+        given, _ = inputs.fresh()
         views = {storage_key(args[place]) for what, place in self.seen if what == "beyond"}
         shared = [
             place
@@ -115,7 +87,7 @@ class SurroundingMemory:
                 given[place].grad = grad.detach().clone()
         before = SurroundingMemory.of(given)
         run(given)
-        return before._changed(given)
+        return before.changed(given)
 
 
 def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -144,7 +116,8 @@ def _span(view: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
 
 
-def _finding(what: str, subject: str) -> Finding:
+def surroundings_changed(what: str, subject: str) -> Finding:
+    """The candidate changed memory, or a gradient, beside an input."""
     memory = what == "beyond"
     return Finding(
         kind=Kind.MUTATION,

@@ -17,11 +17,12 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 from zipfile import BadZipFile
 
 import torch
 
-from checked_backend._torch.dynamo import causes
+from checked_backend._torch.dynamo import causes, dynamo_control_flow
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
@@ -35,6 +36,7 @@ from checked_backend.report.memory import free_memory
 __all__ = [
     "MachineLimits",
     "cache_remark",
+    "compile_with_any_cache",
     "may_be_the_cache",
     "no_process_here",
     "nothing_compiles",
@@ -321,3 +323,32 @@ def cache_remark(error: BaseException) -> str:
         f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
         f"empty one. {_ADVICE['cache']}. It raised {described_exception(error)}"
     )
+
+
+def compile_with_any_cache(
+    compile_once: Callable[[], Callable[..., Any]], note: Callable[[str], None] = lambda _remark: None
+) -> Callable[..., Any]:
+    """Compile a region; once more with an empty cache, if the compiler's own one may be what failed.
+
+    Args:
+        compile_once: Compiles it, from a fresh copy of its graph each time.
+        note: Receives a remark if the empty cache helped.
+
+    Raises:
+        Exception: Whatever the compiler raises.
+    """
+    try:
+        return compile_once()
+    except Exception as error:
+        if not may_be_the_cache(error):
+            raise
+        cache = FreshCache()
+        try:
+            with cache.used():
+                compiled = compile_once()
+        except dynamo_control_flow():
+            raise
+        except Exception as second:
+            raise (second if isinstance(second, type(error)) else error) from None
+        note(cache_remark(error))
+    return cache.kept_by(compiled)

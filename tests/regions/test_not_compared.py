@@ -35,7 +35,7 @@ def trained(compiled: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "subject", "where"),
     [
-        (region.BeforeCandidate, "gather", "results", "copying what the check needs"),
+        (region.CallRecord, "begin", "results", "copying what the check needs"),
         (CallComparison, "forward", "results", "comparing the results"),
         (backward, "was_written_to", "gradients", "copying the gradients that arrive"),
         (CallComparison, "backward", "gradients", "comparing the gradients"),

@@ -235,12 +235,6 @@ def test_a_broken_cache_is_tried_again_with_a_fresh_one(when: str, dynamic: bool
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_loaded_late_too(tmp_path: Path) -> None:
-    report = ran(Failing(cut_off, 1, "running"), tmp_path, dynamic=False)
-    assert report.verdict is cb.Verdict.PASS
-    assert any("file too short" in note for note in report.coverage.notes)
-
-
 @pytest.mark.parametrize("when", ["compiling", "running", "backward"])
 def test_where_a_fresh_cache_does_not_help_it_is_a_crash(when: str, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
