@@ -26,7 +26,7 @@ class Call:
         subjects: Names.
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
-        left: The random states that both sides left behind; None before they ran.
+        final_rng_states: The random states that both sides left behind; None before they ran.
         due: How it is checked.
         exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
@@ -40,7 +40,7 @@ class Call:
     rng: RngState
     subjects: Subjects
     graph: AutogradGraph | None = None
-    left: FinalRngStates | None = None
+    final_rng_states: FinalRngStates | None = None
     due: Due = field(default_factory=Due)
     exchanges: Exchanges | None = None
     ratios: Mapping[str, float] | None = None

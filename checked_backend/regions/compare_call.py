@@ -316,18 +316,7 @@ class CallComparison:
 
     def controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
         """What runs a call again; with gradients that arrived, its backward pass too."""
-        return RegionControlRuns(
-            self._variants,
-            call.inputs,
-            call.ambient,
-            call.rng,
-            call.subjects,
-            cotangents,
-            call.left,
-            self._memory,
-            call.exchanges,
-            call.meter,
-        )
+        return RegionControlRuns(self._variants, call, cotangents, self._memory)
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:

@@ -20,17 +20,15 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.modes.zeros import OneZero
-from checked_backend.regions.budget import Meter
-from checked_backend.regions.exchanges import Exchanges, replaying
-from checked_backend.regions.execution import Cotangents, Subjects, execute
+from checked_backend.regions.call import Call
+from checked_backend.regions.exchanges import replaying
+from checked_backend.regions.execution import Cotangents, execute
 from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import default_dtype
-from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
-from checked_backend.regions.other_threads import FinalRngStates
 from checked_backend.regions.recompile import CompiledOnce
-from checked_backend.regions.torch_state import RngState, TorchState
+from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.control_runs import Control, ControlRuns, PostponedError, Values, nothing_left_out
 
@@ -108,27 +106,15 @@ class RegionControlRuns:
 
     Attributes:
         variants: The variants of the region that can be run.
-        inputs: The call's inputs.
-        ambient: Modes at the call.
-        rng: Random state before the call.
-        subjects: Names.
+        call: The call. No run here repeats its exchanges with other ranks.
         cotangents: If given, the subjects are gradients instead of results.
-        left: The random states that the call left behind, if they are known.
         memory: Decides what to do if memory runs out; without it, nothing is done.
-        exchanges: The call's exchanges with other ranks, which no run here repeats; None if it exchanges nothing.
-        meter: Says whether the run has earned what is still to be compiled; without it, everything may be.
     """
 
     variants: Variants
-    inputs: Inputs
-    ambient: TorchState
-    rng: RngState
-    subjects: Subjects
+    call: Call
     cotangents: Cotangents | None = None
-    left: FinalRngStates | None = None
     memory: MemoryPressure | None = None
-    exchanges: Exchanges | None = None
-    meter: Meter | None = None
     _tape: RandomTape | None = field(default=None, init=False)
     _choices: ChoiceTape | None = field(default=None, init=False)
     _choices64: ChoiceTape | None = field(default=None, init=False)
@@ -162,45 +148,43 @@ class RegionControlRuns:
     @_sparing(float64=False)
     def reseeded(self, seed: int) -> Values:
         """The reference on other random numbers."""
-        return self._run(self.variants.reference, modes=(), rng=self.rng.reseeded(seed))
+        return self._run(self.variants.reference, modes=(), rng=self.call.rng.reseeded(seed))
 
-    def run_on(self, arguments: Sequence[Any], region: Region | None = None) -> None:
-        """The reference, or another region, on these very arguments, from the random state before the call."""
-        with self.undisturbed(), self.ambient.entered():
-            self.rng.restore()
-            with replaying(self.exchanges).forward():
+    def run_on(self, arguments: Sequence[Any], region: Region | None = None) -> RngState:
+        """The reference, or another region, on these very arguments, from the random state before the call.
+
+        Returns:
+            The random state that it leaves.
+        """
+        with self.undisturbed(), self.call.ambient.entered():
+            self.call.rng.restore()
+            with replaying(self.call.exchanges).forward():
                 execute(region or self.variants.reference, arguments, {})
+            return RngState.capture(tuple(self.call.rng.cuda))
 
     def others_drew(self) -> str | None:
         """Evidence that another thread drew random numbers during the call; None if there is none."""
-        return None if self.left is None else self.left.others_drew(self.random_states)
+        states = self.call.final_rng_states
+        return None if states is None else states.others_drew(self.random_states)
 
     def returns_with_own_random(self) -> bool:
         """Whether the candidate, compiled with its own random operators, returns instead of raising."""
         if self.variants.make_own_random is None:
             return False
-        arguments, leaves = self.inputs.fresh()
-        bare, _ = self.inputs.fresh()
-        with self.undisturbed(), self.ambient.entered():
-            try:
-                with replaying(self.exchanges).forward():
-                    execute(self.variants.make_own_random(bare), arguments, leaves)
-            except Exception:  # as the candidate itself did
-                return False
+        bare, _ = self.call.inputs.fresh()
+        try:
+            with self.undisturbed(), self.call.ambient.entered():
+                region = self.variants.make_own_random(bare)
+            self.run_on(self.call.inputs.fresh()[0], region)
+        except Exception:  # as the candidate itself did
+            return False
         return True
 
     @_sparing(float64=False)
     def random_states(self) -> tuple[RngState, RngState]:
         """The random states that the reference and the candidate leave when they run from the one before the call."""
-        left = []
-        for region in (self.variants.reference, self.variants.candidate):
-            arguments, leaves = self.inputs.fresh()
-            with self.undisturbed(), self.ambient.entered():
-                self.rng.restore()
-                with replaying(self.exchanges).forward():
-                    execute(region, arguments, leaves)
-                left.append(RngState.capture(tuple(self.rng.cuda)))
-        return left[0], left[1]
+        reference = self.run_on(self.call.inputs.fresh()[0])
+        return reference, self.run_on(self.call.inputs.fresh()[0], self.variants.candidate)
 
     @_sparing(float64=False)
     def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
@@ -268,8 +252,8 @@ class RegionControlRuns:
     @_sparing(float64=True)
     def twin(self, *, urgent: bool = True) -> Values:
         """The candidate compiled in float64, on the reference's recorded random numbers."""
-        bare, _ = self.inputs.fresh(_wide)
-        with self.undisturbed(), self.ambient.entered(), torch.autocast("cpu", enabled=False):
+        bare, _ = self.call.inputs.fresh(_wide)
+        with self.undisturbed(), self.call.ambient.entered(), torch.autocast("cpu", enabled=False):
             if not urgent:
                 self._earn_twin(bare)
             region = self.variants.make_twin(bare)
@@ -279,7 +263,7 @@ class RegionControlRuns:
     def _earn_twin(self, inputs: Sequence[Any]) -> None:
         make, seconds = self.variants.make_twin, self.variants.compiling
         free = not isinstance(make, CompiledOnce) or make.is_ready(inputs)
-        if not (free or self.meter is None or self.meter.may_take(seconds)):
+        if not (free or self.call.meter is None or self.call.meter.may_take(seconds)):
             raise PostponedError(f"compiling its float64 twin takes about {seconds:.2g} s")
 
     @_sparing(float64=True)
@@ -288,12 +272,12 @@ class RegionControlRuns:
         given = self.variants.given
         if given is None or not given:
             return None
-        arguments, _ = self.inputs.fresh(_wide)
+        arguments, _ = self.call.inputs.fresh(_wide)
         tape = self._recorded()
         wide = Float64Mode(default_dtype=self.variants.default_dtype)
         with self.undisturbed(), torch.no_grad():
-            self.rng.restore()
-            with ReplayRandom(tape), wide, self.ambient.entered(), replaying(self.exchanges).forward():
+            self.call.rng.restore()
+            with ReplayRandom(tape), wide, self.call.ambient.entered(), replaying(self.call.exchanges).forward():
                 choices = given.choose(*arguments)
         variants = replace(
             self.variants,
@@ -303,16 +287,8 @@ class RegionControlRuns:
             make_unfused=None,
             make_again=None,
         )
-        return RegionControlRuns(
-            variants,
-            self.inputs,
-            self.ambient,
-            self.rng,
-            self.subjects,
-            self.cotangents,
-            memory=self.memory,
-            exchanges=self.exchanges,
-        )
+        call = replace(self.call, final_rng_states=None, meter=None)
+        return RegionControlRuns(variants, call, self.cotangents, self.memory)
 
     @_sparing(float64=True)
     def unfused(self) -> Values | None:
@@ -327,8 +303,8 @@ class RegionControlRuns:
     def _of(self, make: Callable[[Sequence[Any]], Region] | None) -> Values | None:
         if make is None:
             return None
-        bare, _ = self.inputs.fresh()
-        with self.undisturbed(), self.ambient.entered():
+        bare, _ = self.call.inputs.fresh()
+        with self.undisturbed(), self.call.ambient.entered():
             region = make(bare)
         return self._replayed(region)
 
@@ -353,29 +329,29 @@ class RegionControlRuns:
         wide: bool = False,
         rng: RngState | None = None,
     ) -> Values:
-        arguments, leaves = self.inputs.fresh(_wide if wide else None)
+        arguments, leaves = self.call.inputs.fresh(_wide if wide else None)
         cotangents = None if self.cotangents is None else self.cotangents.copied()
         if cotangents is not None and wide:
             cotangents = _promoted(cotangents)
         with self.undisturbed(), ExitStack() as stack:
-            (rng or self.rng).restore()
+            (rng or self.call.rng).restore()
             for make in modes:
                 stack.enter_context(make())
-            replayed = replaying(self.exchanges, backward=cotangents is not None)
-            with self.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
+            replayed = replaying(self.call.exchanges, backward=cotangents is not None)
+            with self.call.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
                 execution = execute(region, arguments, leaves if cotangents is not None else {})
             if cotangents is None:
-                return {**execution.values(self.subjects, sorted(self.inputs.mutated)), **replayed.values()}
-            graph = execution.graph(self.inputs.mutated)
+                return {**execution.values(self.call.subjects, sorted(self.call.inputs.mutated)), **replayed.values()}
+            graph = execution.graph(self.call.inputs.mutated)
             execution.outputs = ()  # frees what the backward pass does not need
             with replayed.backward():
                 execution.gradients = graph.backward(cotangents, retain_graph=False)
-            return {**execution.gradient_values(self.subjects), **replayed.values()}
+            return {**execution.gradient_values(self.call.subjects), **replayed.values()}
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Leave the random state as it was after a block."""
-        before = RngState.capture(tuple(self.rng.cuda))
+        before = RngState.capture(tuple(self.call.rng.cuda))
         try:
             yield
         finally:

@@ -157,18 +157,13 @@ def compare_draw_inputs(
     Raises:
         Exception: Whatever keeps the graph from being compiled, or from running.
     """
-    bare, _ = controls.inputs.fresh()
-    with controls.undisturbed(), controls.ambient.entered():
+    call = controls.call
+    bare, _ = call.inputs.fresh()
+    with controls.undisturbed(), call.ambient.entered():
         variants = draws.variants(controls.variants, bare)
-    subjects = Subjects(controls.subjects.inputs, (*outputs, *draws.names))
+    subjects = Subjects(call.subjects.inputs, (*outputs, *draws.names))
     probing = RegionControlRuns(
-        variants,
-        controls.inputs,
-        controls.ambient,
-        controls.rng,
-        subjects,
-        memory=controls.memory,
-        exchanges=controls.exchanges,
+        variants, replace(call, subjects=subjects, final_rng_states=None, meter=None), memory=controls.memory
     )
     reference = probing.repeat()
     alone = probing.rerun_candidate()  # also so that nothing is compiled under the replaying mode

@@ -154,9 +154,9 @@ class _Surroundings(Observer):
         if not changed:
             return
         runs, subjects = record.controls(), record.call.subjects
-        by_eager = cache(partial(self._before.changed_by, runs.run_on, record.args, runs.inputs))
+        by_eager = cache(partial(self._before.changed_by, runs.run_on, record.args, record.call.inputs))
         candidate = partial(runs.run_on, region=runs.variants.candidate)
-        again = cache(partial(self._before.changed_by, candidate, record.args, runs.inputs))
+        again = cache(partial(self._before.changed_by, candidate, record.args, record.call.inputs))
         # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
         others = threading.active_count() > 1 or record.threads.active_since()
         for what, place in sorted(changed):
@@ -177,7 +177,7 @@ class _RandomState(Observer):
         """Nothing is to be kept: both sides begin from the state that the record has."""
 
     def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        left = record.call.left
+        left = record.call.final_rng_states
         if left is None or left.candidate.same_as(left.reference):
             return
         run_both = cache(lambda: record.controls().random_states())

@@ -198,7 +198,7 @@ class CheckedRegion:
             self._memory.not_compared(EAGER_FORWARD, before.reference)
             return returned
         try:
-            call.left = before.final_rng_states()
+            call.final_rng_states = before.final_rng_states()
             good = self._after_candidate(before, observers)
         except Exception as error:
             if error is before.reference:
