@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from checked_backend._torch.traces import CompilePlace
 from checked_backend.findings import Finding
 from checked_backend.report.file_names import process_rank
 
@@ -196,8 +193,6 @@ class RegionHealth:
         self._region = region
         self._note = note
         self._health = health
-        self._place = CompilePlace.now()
-        self._checks: Counter[bool] = Counter()  # by whether of gradients
         self._ratios: dict[bool, list[float]] = {False: [], True: []}
         self._told = False
         self._lock = threading.Lock()
@@ -239,7 +234,10 @@ class RegionHealth:
         record = CheckRecord(
             self._region, call, backward, known.get(subject), subject, failing, seconds, share, drift, process_rank()
         )
-        self._trace(record)
+        told = "no noise known" if record.ratio is None else f"{record.ratio:.3g} times the noise in {subject}"
+        said = f"{failing} findings" if failing else "agrees with eager"
+        what = "gradients of call" if backward else "call"
+        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, told, seconds)
         for failed in self._health.tell(record):
             self._note(f"a callback of on_check raised: {failed}")
 
@@ -257,18 +255,3 @@ class RegionHealth:
         # one call with other data is no drift: nearly all of the latest must be beyond all of the first
         grew = latest[1] > first[-1] and now >= NOTICEABLE and now >= DRIFT * before
         return now / max(before, NOTICEABLE / DRIFT) if grew else None
-
-    def _trace(self, record: CheckRecord) -> None:
-        """Log a check, and add it to torch's structured trace if it is the first, second, fourth, eighth ... one."""
-        told = "no noise known" if record.ratio is None else f"{record.ratio:.3g} times the noise in {record.subject}"
-        said = f"{record.findings} findings" if record.findings else "agrees with eager"
-        what = "gradients of call" if record.backward else "call"
-        log.debug("%s: %s %d %s (%s), %.3g s", record.region, what, record.call, said, told, record.seconds)
-        self._checks[record.backward] += 1
-        if not self._checks[record.backward] & (self._checks[record.backward] - 1):
-            self._place.artifact("checked_backend_check", lambda: _json(record), encoding="json")
-
-
-def _json(record: CheckRecord) -> str:
-    infinite = record.ratio is not None and not math.isfinite(record.ratio)
-    return json.dumps(asdict(record) | ({"ratio": str(record.ratio)} if infinite else {}), indent=2)

@@ -78,8 +78,6 @@ def test_a_failed_check_is_in_the_structured_trace_beside_its_graph(program: Pat
     assert code == 0, err
     assert "compiled in" not in err  # our loggers are quiet unless told
     found = artifacts(tmp_path / "trace")
-    names = [record["artifact"]["name"] for record, _ in found]
-    assert names.count("checked_backend_check") == 4  # calls 1 and 2, forward and backward
     assert all((record["frame_id"], record["frame_compile_id"], record["attempt"]) == (0, 0, 0) for record, _ in found)
     report = next(text for record, text in found if record["artifact"]["name"] == "checked_backend_report")
     assert report.startswith("FAIL: f: output[0] is wrong")
@@ -106,7 +104,6 @@ def test_tlparse_shows_a_failed_check_beside_its_graph(tmp_path: Path) -> None:
     assert first.read_text().startswith("FAIL: f: output[0] is wrong")
     assert json.loads(next(wrong.glob("checked_backend_findings_*.json")).read_text())["verdict"] == "fail"
     assert f'href="-_1_0_0/{first.name}"' in (tmp_path / "page" / "index.html").read_text()
-    assert list(clean.glob("checked_backend_check_*.json"))
     assert not list(clean.glob("checked_backend_report_*"))
 
 
@@ -116,7 +113,7 @@ def test_a_clean_program_leaves_no_report_in_the_trace_and_torch_logs_has_our_lo
 ) -> None:
     more = {"TORCH_TRACE": str(tmp_path / "trace"), "TORCH_LOGS": "+checked_backend"}
     _, _, err = finished((sys.executable, program), tmp_path, more)
-    assert {record["artifact"]["name"] for record, _ in artifacts(tmp_path / "trace")} == {"checked_backend_check"}
+    assert not artifacts(tmp_path / "trace")
     assert "f [0/0]: 2 nodes, compiled in" in err
     assert "f [0/0]: call 1 agrees with eager" in err
     assert "f [0/0]: gradients of call 3 agrees with eager" in err
