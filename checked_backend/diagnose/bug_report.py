@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from checked_backend._torch.settings import changed_settings
+from checked_backend.diagnose.repro.compile_code import matters
 from checked_backend.findings import EvidenceKey, Finding, Kernel
 from checked_backend.options import CheckOptions
 from checked_backend.report.clean import plural
@@ -15,19 +16,11 @@ from checked_backend.report.write import write_whole
 
 __all__ = ["describe_candidate", "write_bug_report"]
 
-_NOISE = ("cache", "debug", "log", "trace", "verbose", "compile_threads", "worker", "progress")
-"""Words in names of settings that do not change results."""
-
-
 _SHOWN = "It was run from disk in a fresh process, and showed it."
 
 
 def describe_candidate(options: CheckOptions, mode: str | None) -> dict[str, str]:
     """Describe the compiler of the candidate, in words.
-
-    Args:
-        options: They name the candidate.
-        mode: As passed to ``torch.compile``.
 
     Returns:
         ``compiled by``; also ``mode``, ``options`` and ``settings`` (of torch, other than the defaults), if any.
@@ -36,7 +29,7 @@ def describe_candidate(options: CheckOptions, mode: str | None) -> dict[str, str
         f"{module}.{name} = {value!r}"
         for module, found in changed_settings().items()
         for name, value in found.items()
-        if not any(word in name for word in _NOISE)
+        if matters(name)
     ]
     found = {
         "compiled by": options.compiler_name,
@@ -49,12 +42,6 @@ def describe_candidate(options: CheckOptions, mode: str | None) -> dict[str, str
 
 def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str) -> Path | None:
     """Write a finding next to its script, as Markdown.
-
-    Args:
-        candidate: The result of `describe_candidate`.
-
-    Returns:
-        The file; None if there is no script.
 
     Raises:
         OSError: The script cannot be read, or the report cannot be written.

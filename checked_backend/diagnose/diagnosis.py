@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind, NodeError
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import Death
+from checked_backend.report.write import write_whole
 
 __all__ = ["DIAGNOSED", "Checkpoint", "Diagnosis"]
 
@@ -30,9 +31,6 @@ class Diagnosis:
         stage: As in `Finding`; the same holds for the attributes up to ``repro``.
         repro_confirmed: Whether a fresh process that ran the script showed the finding.
         workaround_confirmed: As in `Finding`, and so is ``at_fault``.
-        output: The output of the repro's script.
-        flow: The members of each `NodeError`.
-        kernel: The members of the `Kernel`, if it is known.
         evidence: The steps that were tried, for people.
     """
 
@@ -49,20 +47,20 @@ class Diagnosis:
     flow: list[dict[str, Any]] = field(default_factory=list)
     kernel: dict[str, Any] | None = None
     at_fault: str = ""
-    evidence: dict[str, str] | None = None
+    evidence: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, location: Location) -> Diagnosis:
         """The diagnosis that localization gives."""
-        evidence: dict[str, str] = {}
+        found = cls(location.stage, location.graph)
         if location.message:
-            evidence[EvidenceKey.AT_OPERATOR] = location.message.splitlines()[0]  # a compiler's message may have pages
+            first, *_ = location.message.splitlines()  # a compiler's message may have pages
+            found.evidence[EvidenceKey.AT_OPERATOR] = first
         if location.within:
-            evidence[EvidenceKey.DECOMPOSITION] = location.within
+            found.evidence[EvidenceKey.DECOMPOSITION] = location.within
         if location.notes:
-            evidence[EvidenceKey.LOCALIZATION] = "; ".join(location.notes)
+            found.evidence[EvidenceKey.LOCALIZATION] = "; ".join(location.notes)
         node = location.node
-        found = cls(location.stage, location.graph, evidence=evidence)
         if node is not None:
             found.node, found.op, found.source = node.name, location.op, source_line(node)
         return found
@@ -93,15 +91,10 @@ class Diagnosis:
         """The diagnosis as text, for another process."""
         return json.dumps(asdict(self))
 
-    def add_evidence(self, about: EvidenceKey, words: str) -> None:
-        """Add one more step that was tried."""
-        self.evidence = {**(self.evidence or {}), about: words}
-
     def added_to(self, finding: Finding) -> Finding:
         """A finding with its origin added, if its kind is investigated."""
         if finding.kind not in DIAGNOSED:
             return finding
-        evidence: Mapping[str, Any] = {**finding.evidence, **(self.evidence or {})}
         return replace(
             finding,
             stage=self.stage,
@@ -117,7 +110,7 @@ class Diagnosis:
             at_fault=self.at_fault or finding.at_fault,
             flow=tuple(NodeError(**{**one, "inputs": tuple(one["inputs"])}) for one in self.flow),
             kernel=None if self.kernel is None else kernel_of_json(self.kernel),
-            evidence=evidence,
+            evidence={**finding.evidence, **self.evidence},
         )
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:
@@ -132,7 +125,6 @@ class Checkpoint:
     """Keeps the diagnosis so far on disk, so that it outlives the worker and the process that waits for the worker.
 
     Attributes:
-        path: The file.
         keep: Puts a diagnosis into the report on disk.
     """
 
@@ -142,9 +134,7 @@ class Checkpoint:
     def note(self, found: Diagnosis) -> None:
         """Write a diagnosis, whole or not at all. A full disk does not end the search."""
         with contextlib.suppress(OSError):
-            half = self.path.with_suffix(".half")
-            half.write_text(found.to_json(), encoding="utf-8")
-            half.replace(self.path)
+            write_whole(found.to_json(), self.path)
         self.keep(found)
 
     def after(self, death: Death) -> Diagnosis:
@@ -157,5 +147,5 @@ class Checkpoint:
             raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
         found = Diagnosis.from_json(self.path.read_text("utf-8"))
         words = death.words if death.hung else f"the process that looked further died: {death.words}"
-        found.add_evidence(EvidenceKey.STOPPED, words)
+        found.evidence[EvidenceKey.STOPPED] = words
         return found

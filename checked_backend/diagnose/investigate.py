@@ -24,8 +24,8 @@ from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.repro import Repro, Untranslatable, write_repro
-from checked_backend.diagnose.workaround import Workaround
-from checked_backend.diagnose.workaround.remedy import NamedOperator, WorkaroundSearch
+from checked_backend.diagnose.workaround.search import WorkaroundSearch
+from checked_backend.diagnose.workaround.settings import Workaround
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
 from checked_backend.process.interrupt import Interruption
@@ -68,12 +68,9 @@ class _Context:
     """The helpers of one investigation.
 
     Attributes:
-        checkpoint: Keeps the diagnosis so far.
         tell: Called with each step as it begins. It adds the time left, and raises a Ctrl-C that was lost.
         say: Like `tell`, without the time.
-        stop: Remembers Ctrl-C.
         deadline: A `time.monotonic` moment after which nothing more is begun.
-        suspects: As for `locate`.
     """
 
     checkpoint: Checkpoint
@@ -98,9 +95,6 @@ class Investigation:
         """Find out where findings come from, and add that to them.
 
         Ctrl-C ends the investigation with the best result so far.
-
-        Args:
-            failure: The failed call.
 
         Returns:
             The findings. Those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
@@ -214,28 +208,27 @@ def _investigated(failure: Failure, findings: Sequence[Finding], context: _Conte
             suspects=context.suspects,
         )
     except KeyboardInterrupt:
-        last.add_evidence(EvidenceKey.STOPPED, context.stop.why)
+        last.evidence[EvidenceKey.STOPPED] = context.stop.why
         return _with_unjudged(last, too_slow)
     known(location)
     found = _with_unjudged(Diagnosis.of(location), too_slow)
-    evidence = found.evidence = dict(found.evidence or {})
-    search = _Search(failure, findings, location, found, evidence, context)
+    search = _Search(failure, findings, location, found, context)
     try:
         for reached in search.steps():
             context.checkpoint.note(reached)
     except KeyboardInterrupt:
-        evidence[EvidenceKey.STOPPED] = context.stop.why
+        found.evidence[EvidenceKey.STOPPED] = context.stop.why
     except Exception as error:  # the operator is known; a later failure must not lose it
-        evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
+        found.evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
 
 def _with_unjudged(found: Diagnosis, too_slow: int) -> Diagnosis:
     """A diagnosis that says how many programs could not be judged: what is found right may be wrong in them."""
     if too_slow:
-        before = (found.evidence or {}).get(EvidenceKey.LOCALIZATION, "")
+        before = found.evidence.get(EvidenceKey.LOCALIZATION, "")
         note = f"{too_slow} of the parts that were tried took longer than {CASE_LIMIT:g} s and could not be judged"
-        found.add_evidence(EvidenceKey.LOCALIZATION, f"{before}; {note}" if before else note)
+        found.evidence[EvidenceKey.LOCALIZATION] = f"{before}; {note}" if before else note
     return found
 
 
@@ -249,26 +242,21 @@ class _Reduced:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The steps after the operator is known: reduce, write a script, look for a workaround.
-
-    Attributes:
-        found: The diagnosis, which the steps complete.
-        evidence: The steps that were tried, for people; part of ``found``.
-    """
+    """The steps after the operator is known: reduce, write a script, look for a workaround."""
 
     failure: Failure
     findings: Sequence[Finding]
     location: Location
     found: Diagnosis
-    evidence: dict[str, str]
     context: _Context
 
-    def steps(self) -> Iterator[Diagnosis]:
-        """Do the steps. The diagnosis so far is given after each of them.
+    @property
+    def evidence(self) -> dict[str, str]:
+        """The steps that were tried, for people."""
+        return self.found.evidence
 
-        Raises:
-            Exception: Whatever a step raises.
-        """
+    def steps(self) -> Iterator[Diagnosis]:
+        """Do the steps. The diagnosis so far is given after each of them."""
         if self.location.again:
             self.evidence[EvidenceKey.REPRO] = "see the other region, in which this operator was found first"
             yield self.found
@@ -393,11 +381,10 @@ class _Search:
     def _workaround(self, reduced: _Reduced | None) -> Workaround | None:
         oracle, tell = self._oracle, self.context.tell
         search = WorkaroundSearch(self.failure, self.findings, oracle, self.context.deadline, tell, self.evidence)
-        known = self.found.op is not None and self.location.node is not None
-        blamed = NamedOperator(str(self.found.op), self.found.source) if known else None
+        op = None if self.location.node is None else self.found.op
         # if eager raises, there are no results to compare the small program with
         case = None if reduced is None or reduced.kind is Kind.EXCEPTION else reduced.case
-        found = search.first(case, blamed)
+        found = search.first(case, op, self.found.source)
         self.found.workaround_confirmed = found is not None or not search.in_vain
         return found
 
@@ -411,4 +398,4 @@ def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diag
         log.warning("no bug report: %s", error)
         return
     if path is not None:
-        found.add_evidence(EvidenceKey.BUG_REPORT, str(path))
+        found.evidence[EvidenceKey.BUG_REPORT] = str(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,19 +38,11 @@ def warm_up(case: GraphCase) -> None:
 def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
     """Compile a case without caches and compare it with eager. Rounding noise is no finding.
 
-    Args:
-        timeout: Seconds after which the compiler counts as hung.
-
     Returns:
         The findings; None for a program that eager cannot run. The death of the process is a finding of kind
         ``crash``. If no process can be forked, the case runs in this one.
     """
-
-    def produce() -> str:
-        with without_compile_caches():
-            return Report(case.findings(), Coverage(), title="case").to_json()
-
-    answer = _answer(produce, timeout)
+    answer = _answer(case.findings, timeout)
     if isinstance(answer, Death):
         if not _runs_in_eager(case, timeout):
             return None
@@ -59,12 +51,17 @@ def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | Non
     return answer
 
 
-def _answer(produce: Callable[[], str], timeout: float) -> tuple[Finding, ...] | Death | None:
-    """Make a report in a process of its own, or in this one if none can be forked.
+def _answer(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Finding, ...] | Death | None:
+    """Look for findings without caches in a process of its own, or in this one if none can be forked.
 
     Returns:
-        The report's findings, or the death of the process; None if eager raised, because then it is no program.
+        The findings, or the death of the process; None if eager raised, because then it is no program.
     """
+
+    def produce() -> str:
+        with without_compile_caches():
+            return Report(tuple(find()), Coverage(), title="case").to_json()
+
     try:
         answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
     except CheckedBackendError:
@@ -92,49 +89,40 @@ def gross_error_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] |
     This is for a part of a program that is known to be wrong. By itself the part may be so ill-conditioned that the
     verdict must be "rounding explains it", as when it divides by a count of equal elements.
 
-    Args:
-        timeout: Seconds, after which the compiler counts as hung.
-
     Returns:
         A finding for each such output; None for a program that eager cannot run.
     """
 
-    def produce() -> str:
-        with torch.no_grad(), without_compile_caches():
-            expected = case.graph(*copy_values(case.inputs))
-            compiled = _compiled(case, resolve_compiler(case.options))
-            actual = compiled(*copy_values(case.inputs))
+    @torch.no_grad()
+    def find() -> list[Finding]:
+        expected = case.graph(*copy_values(case.inputs))
+        actual = _compiled(case, resolve_compiler(case.options))(*copy_values(case.inputs))
         found = [
             _gross(place, one, other)
             for place, (one, other) in enumerate(zip(expected, actual, strict=True))
             if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         ]
-        return Report(tuple(one for one in found if one is not None), Coverage(), title="case").to_json()
+        return [one for one in found if one is not None]
 
-    answer = _answer(produce, timeout)
+    answer = _answer(find, timeout)
     return () if isinstance(answer, Death) else answer
 
 
 def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
     """Find that eager raises and the compiled program does not: for a case without results in eager.
 
-    Args:
-        timeout: Seconds, after which the compiler counts as hung.
-
     Returns:
         A finding with eager's exception; no finding if eager does not raise, or if the compiled program raises too.
     """
 
-    def produce() -> str:
-        with torch.no_grad(), without_compile_caches():
-            raised = _raised(case.graph, case)
-            if raised is None:
-                return Report((), Coverage(), title="case").to_json()
-            compiled = _compiled(case, resolve_compiler(case.options))
-            found = () if _raised(compiled, case) is not None else (_missing(raised),)
-        return Report(found, Coverage(), title="case").to_json()
+    @torch.no_grad()
+    def find() -> list[Finding]:
+        raised = _raised(case.graph, case)
+        if raised is None or _raised(_compiled(case, resolve_compiler(case.options)), case) is not None:
+            return []
+        return [_missing(raised)]
 
-    answer = _answer(produce, timeout)
+    answer = _answer(find, timeout)
     return () if isinstance(answer, Death) else answer
 
 
@@ -178,7 +166,6 @@ def screen_cases(cases: Sequence[GraphCase], timeout: float) -> list[bool]:
 
     Args:
         cases: The same graph and compiler on inputs of the same shapes.
-        timeout: Seconds.
 
     Returns:
         For each case, whether it may go wrong. If the screen cannot tell, this is True for all.

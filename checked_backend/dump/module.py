@@ -133,27 +133,6 @@ def main():
         print(line)
 
 
-def mark_dynamic(document, inputs):
-    for entry, value in zip(document["inputs"], inputs, strict=True):
-        symbolic = entry["tensor"]["symbolic"] if entry["type"] == "tensor" else None
-        for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
-            if isinstance(size, str):
-                torch._dynamo.maybe_mark_dynamic(value, dimension)
-
-
-def compare(expected, actual):
-    if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
-        return f" but compiled {{actual.dtype}}{{list(actual.shape)}}"
-    strides = "" if expected.stride() == actual.stride() else f", compiled strides {{list(actual.stride())}}"
-    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
-    expected, actual = expected.to(wide), actual.to(wide)
-    same = (expected == actual) | (expected.isnan() & actual.isnan())
-    if bool(same.all()):
-        return strides + ", equal"
-    difference = (expected - actual).abs()[~same]
-    return strides + f", {{int((~same).sum())}} of {{same.numel()}} differ, at most by {{float(difference.max()):.6g}}"
-
-
 if __name__ == "__main__":
     main()
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ambient", "build_inputs", "build_tensors", "read_storages"]
+__all__ = ["ambient", "build_inputs", "build_tensors", "compare", "mark_dynamic", "read_storages"]
 
 
 def read_storages(path: Any) -> dict[str, torch.Tensor]:
@@ -160,3 +160,26 @@ def _set_random_state(place: str, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.cuda.set_rng_state(state, place)
+
+
+def mark_dynamic(document: Mapping[str, Any], inputs: Sequence[Any]) -> None:
+    """Mark the sizes that were symbolic, for Dynamo."""
+    for entry, value in zip(document["inputs"], inputs, strict=True):
+        symbolic = entry["tensor"]["symbolic"] if entry["type"] == "tensor" else None
+        for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
+            if isinstance(size, str):
+                torch._dynamo.maybe_mark_dynamic(value, dimension)
+
+
+def compare(expected: torch.Tensor, actual: torch.Tensor) -> str:
+    """What is different, as the end of a line."""
+    if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+        return f" but compiled {actual.dtype}{list(actual.shape)}"
+    strides = "" if expected.stride() == actual.stride() else f", compiled strides {list(actual.stride())}"
+    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+    expected, actual = expected.to(wide), actual.to(wide)
+    same = (expected == actual) | (expected.isnan() & actual.isnan())
+    if bool(same.all()):
+        return strides + ", equal"
+    difference = (expected - actual).abs()[~same]
+    return strides + f", {int((~same).sum())} of {same.numel()} differ, at most by {float(difference.max()):.6g}"

@@ -70,13 +70,13 @@ def write_report(report: Report, directory: Path) -> Path:
     return target
 
 
-def write_whole(text: str, target: Path) -> None:
-    """Write a text file in UTF-8, whole or not at all, over what is there.
+def write_whole(content: str | bytes, target: Path) -> None:
+    """Write a file, text in UTF-8, whole or not at all, over what is there.
 
     Raises:
         OSError: The folder does not exist or cannot be written to, or the disk is full. The old file is kept.
     """
-    data = text.encode("utf-8", "backslashreplace")
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     if target.exists() and not target.is_file():
         target.write_bytes(data)  # a pipe or a device: replacing it would take it away from the system
         return

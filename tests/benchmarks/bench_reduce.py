@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.repro import write_repro
-from checked_backend.diagnose.workaround import find_workaround
+from checked_backend.diagnose.workaround.search import find_workaround
 from checked_backend.findings import Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase

@@ -118,7 +118,7 @@ def test_an_operator_that_writes_to_its_arguments_is_shown_alone(library: Any, l
     else:
         assert "given these inputs it says something else" in finding.evidence["at_fault"]
     if version == 2:
-        assert "memory_0" in finding.evidence["script"]  # two of its arguments lie in one memory
+        assert "memory" in finding.evidence["script"]  # two of its arguments lie in one memory
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -131,7 +131,7 @@ def test_lazy_bits_of_arguments_are_in_the_script() -> None:
     node = torch.fx.Graph().call_function(torch.ops.aten.stack.default, ([],))
     script = operator_script(node, (([number.conj(), torch._neg_view(number)],), {}), "")
     assert script is not None
-    assert "torch.complex64).conj(), torch._neg_view(tensor(" in script
+    assert ".conj(), torch._neg_view(" in script
     with pytest.raises(SystemExit, match="they agree"):
         exec(script, {})
 

@@ -41,8 +41,6 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
     """The name of the ATen operator to which a node of a Dynamo graph comes down.
 
     Args:
-        gm: The graph that has the node; it is not changed.
-        inputs: Its inputs; they are not changed.
         node: The node. If it raises in eager, the operator that raises is meant.
 
     Returns:

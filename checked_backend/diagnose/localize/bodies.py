@@ -32,15 +32,8 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
 
     A body that is called under vmap, as ``flex_attention`` calls it, gets the values of one element.
 
-    Args:
-        gm: The graph that has the operator; it is not changed.
-        inputs: Its inputs; they are not changed.
-
     Returns:
         The bodies that are called, each with its inputs, in the order of the operator's inputs.
-
-    Raises:
-        Exception: Whatever the graph raises.
     """
     own = eager_graph(gm)  # there a checkpoint calls its body as Python
     follower = fx.Interpreter(own)

@@ -42,7 +42,6 @@ class Cut:
     """A small case that fails.
 
     Attributes:
-        case: The case.
         node: The node that errs, in the whole graph.
         finding: How the case fails.
     """
@@ -67,8 +66,6 @@ def cut_out(
     Args:
         gm: A functional ATen graph.
         node: The node whose compiled value is wrong.
-        options: They name the candidate.
-        oracle: Tries a case.
         sure: Whether a finding is surely the wanted one. A case with another finding is only taken if there is no
             better one.
 
@@ -97,8 +94,6 @@ def cut_before(
     """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there.
 
     Args:
-        inputs: Its inputs; they may be written to.
-        options: Name the candidate.
         finding: The finding that it must show.
     """
     values: dict[fx.Node, Any] = {}
@@ -129,8 +124,6 @@ def shortest_wrong_prefix(
     needs. The graph is not taken apart, so operators may write to tensors that others read.
 
     Args:
-        options: Name the candidate.
-        oracle: Tries a case.
         killing: Like `oracle`, but a case that kills its process is a finding too. It is asked about the whole graph.
         narrowed: Called with the shortest wrong prefix so far, and the last node of the longest right one.
 

@@ -74,15 +74,10 @@ def error_flow(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, at
     """Return each operator's error, in the graph's order.
 
     Args:
-        gm: An ATen graph.
-        inputs: Its inputs; they are not changed.
         at_fault: The name of the node that errs.
 
     Returns:
         The errors; empty if the graph cannot be walked, or is too large, or shows no error with its tensors exposed.
-
-    Raises:
-        Exception: Whatever the compiler or the graph raises.
     """
     exposed = [
         made

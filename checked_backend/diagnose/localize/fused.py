@@ -23,16 +23,9 @@ __all__ = ["fused_graph", "is_fused"]
 def fused_graph(recorded: Recorded, options: CheckOptions) -> Recorded | None:
     """A graph of a region with its patterns fused.
 
-    Args:
-        recorded: The graph; it is not changed.
-        options: Name the candidate.
-
     Returns:
         The graph, with the same inputs; None if the candidate is not Inductor, if nothing is fused, or if the fused
         graph cannot be taken apart.
-
-    Raises:
-        Exception: Whatever Inductor raises.
     """
     if options.compiler != "inductor" or recorded.kind == "dynamo":
         return None

@@ -33,11 +33,8 @@ class GradientSearch:
 
     Attributes:
         graph: Dynamo's graph, as it is called: with the grad modes that it sets.
-        inputs: Its inputs.
         wanted: Positions of the inputs whose gradients are wanted.
         cotangents: The gradients that arrived at its outputs, by the outputs' index.
-        options: They name the candidate.
-        dynamic: Compile for symbolic sizes.
     """
 
     graph: fx.GraphModule
@@ -49,13 +46,6 @@ class GradientSearch:
 
     def run(self, oracle: CallOracle, tell: Callable[[str], None]) -> Cut | None:
         """Bisect for the first operator up to which a gradient is wrong, and cut it out.
-
-        Args:
-            oracle: Tries a case.
-            tell: Called with each step as it begins.
-
-        Returns:
-            The cut; None if the gradients of the whole graph are right when it is compiled by itself.
 
         Raises:
             Exception: The graph cannot be run again.
@@ -141,7 +131,6 @@ class _Values:
     """The values that eager computed.
 
     Attributes:
-        given: The graph's inputs.
         made: Values of all nodes, as they were made.
         differentiable: Nodes that a gradient goes through.
         arriving: The gradients that arrive at these nodes in the backward pass, as far as they are known.
@@ -154,11 +143,7 @@ class _Values:
 
     @classmethod
     def of(cls, search: GradientSearch) -> _Values:
-        """Run the graph in eager, forward and backward.
-
-        Raises:
-            Exception: Whatever the graph raises.
-        """
+        """Run the graph in eager, forward and backward."""
         gm = search.graph
         placeholders = gm.graph.find_nodes(op="placeholder")
         given = dict(zip(placeholders, search.inputs, strict=True))

@@ -84,11 +84,7 @@ class _Modes:
 
 
 class PartModes:
-    """Sets the modes in a part of a graph that its calls have in the whole graph.
-
-    Args:
-        part: The part that is being made, in the order of the whole graph.
-    """
+    """Sets the modes in a part of a graph that its calls have in the whole graph."""
 
     def __init__(self, part: fx.Graph) -> None:
         self._part = part

@@ -61,9 +61,7 @@ def kernel_in(codes: Sequence[OutputCode], graph: str, node: str) -> Kernel:
     """The kernel that computes a node, of the code of the first graph of that kind.
 
     Args:
-        codes: The code of each graph, in the order in which they were compiled.
         graph: The kind of the graph; for ``dynamo``, any graph that has nodes made from that one.
-        node: The name of the node.
 
     Raises:
         CheckedBackendError: No code is known, or none of it says that it computes the node.

@@ -26,10 +26,10 @@ from checked_backend.verdict.control_runs import Control, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 
-__all__ = ["OperatorCall", "call_oracle"]
+__all__ = ["LAYOUT", "OperatorCall", "call_oracle"]
 
-_LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
-"""Aspects that a compiler may choose for a value inside a graph."""
+LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
+"""Details that neither cause wrong values nor are caused by them: a compiler may choose them inside a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,7 @@ class OperatorCall:
     """One operator call of a graph.
 
     Attributes:
-        node: The node.
         args: Its arguments, as the compiled program computed them.
-        kwargs: Its keyword arguments.
-        run: Runs the operator in eager.
         exact: The ids of tensors that are inputs of the graph, which a kernel gets without rounding.
     """
 
@@ -159,7 +156,7 @@ def call_oracle(call: OperatorCall, expected: Any, actual: Any) -> Finding | Non
     structure = [
         finding
         for finding in compare_parts([Part(name, wanted[name], found[name]) for name in names])
-        if finding.detail not in _LAYOUT
+        if finding.detail not in LAYOUT
     ]
     if structure:
         return structure[0]

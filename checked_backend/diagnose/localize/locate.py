@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
+
+from torch import fx
 
 from checked_backend.diagnose.localize.aten_name import aten_name
 from checked_backend.diagnose.localize.cut import CallOracle, cut_before
 from checked_backend.diagnose.localize.gradients import GradientSearch
-from checked_backend.diagnose.localize.graph_modes import self_contained
-from checked_backend.diagnose.localize.location import Location
-from checked_backend.diagnose.localize.raising import raising_node
-from checked_backend.diagnose.localize.search import LAYOUT, Search, is_of_values
+from checked_backend.diagnose.localize.graph_modes import modes_left, self_contained
+from checked_backend.diagnose.localize.local import LAYOUT
+from checked_backend.diagnose.localize.search import Location, Search, is_of_values
 from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, stages_of
 from checked_backend.diagnose.localize.subgraph import is_symbolic
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
+from checked_backend.regions.compile import Compiler, eager_graph, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -43,12 +45,8 @@ def locate(
     """Find out where a failure comes from.
 
     Args:
-        failure: The failed call.
-        oracle: Tries a case, safely: the compiler may crash.
-        tell: Called with each step as it begins.
         gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It
             is for a region without a part that is wrong by itself.
-        known: Called with the location so far whenever more of it is known.
         suspects: Operators that were found in other regions, each with the stage.
 
     Raises:
@@ -126,7 +124,7 @@ def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     """Locate a missing exception: the operator that raises in eager is the one that was compiled wrongly."""
     inputs, _ = failure.inputs.fresh()
     graph = self_contained(failure.graph, failure.ambient)
-    raised = raising_node(graph, inputs)
+    raised = _raising_node(graph, inputs)
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
@@ -202,3 +200,27 @@ def _made(stage: Stage, capture: Capture) -> Compiler:
     if stage.compiler is None:
         raise ValueError("the candidate itself need not be tried: it is known to be wrong")
     return stage.compiler(capture)
+
+
+def _raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, Exception] | None:
+    """Run a graph in eager until a node raises.
+
+    Returns:
+        The node and what it raised; None if none does.
+    """
+    reached: list[fx.Node] = []
+
+    class _Follower(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            reached[:] = [n]
+            return super().run_node(n)
+
+    follower = _Follower(eager_graph(gm))
+    follower.extra_traceback = False
+    try:
+        with modes_left():
+            follower.run(*inputs)
+    except Exception as error:  # what is looked for
+        name = reached[0].name
+        return next(node for node in gm.graph.nodes if node.name == name), error
+    return None

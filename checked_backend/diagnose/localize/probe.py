@@ -7,6 +7,7 @@ last use.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,16 @@ from checked_backend.diagnose.localize.bodies import is_higher_order
 from checked_backend.diagnose.localize.graph_modes import modes_before, modes_left
 from checked_backend.diagnose.localize.local import OperatorCall, call_oracle
 from checked_backend.diagnose.localize.subgraph import calls_of, is_view, part_of, tensors_made, unshared, with_outputs
-from checked_backend.findings import Finding
+from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Coverage, Finding
 from checked_backend.graphs.effects import sets_mode, writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
+from checked_backend.process.worker import Death, cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.inputs import copy_values
+from checked_backend.report import Report
 
 __all__ = [
     "CLEAR",
@@ -39,6 +43,7 @@ __all__ = [
     "bytes_of",
     "compile_graph",
     "probe",
+    "probe_isolated",
     "segments",
     "share_of",
     "worth_exposing",
@@ -47,6 +52,9 @@ __all__ = [
 
 CLEAR = 1e-2
 """An operator that is off by this share of its result, in rms, is at fault whatever comes after it."""
+
+PROBE_LIMIT = 120.0
+"""Seconds after which the compiler counts as hung."""
 
 MUCH = 10.0
 """A later operator is at fault rather than an earlier one if it is more than this many times as far off.
@@ -57,12 +65,7 @@ Compilers compute some functions (``erf`` on CPU, for example) with a little les
 
 @dataclass(frozen=True, slots=True)
 class FaultyOperator:
-    """An operator with a local error.
-
-    Attributes:
-        node: The node of the probed graph.
-        finding: The finding about its result.
-    """
+    """An operator with a local error."""
 
     node: fx.Node
     finding: Finding
@@ -83,12 +86,7 @@ def share_of(finding: Finding) -> float:
 
 
 def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Compile an ATen graph as it is, for symbolic sizes where it has them.
-
-    Args:
-        compiler: The candidate, a Dynamo backend.
-        gm: The graph; it is not changed.
-    """
+    """Compile an ATen graph as it is, for symbolic sizes where it has them."""
     traced = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = detect_fake_mode(traced)
     # loops have values of unknown size; to trace them, the first trace's fake mode is needed
@@ -104,14 +102,10 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
 
     Args:
         gm: A functional ATen graph.
-        inputs: Its inputs; they are not changed.
         limit: Bytes that the exposed tensors of one compilation may take. A graph with more is compiled in segments.
 
     Returns:
         The faulty operator; None if every operator is right when all are exposed.
-
-    Raises:
-        Exception: Whatever the compiler or the graph raises.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     values = dict(zip(placeholders, unshared(gm, inputs), strict=True))
@@ -281,3 +275,32 @@ def bytes_of(node: fx.Node) -> int:
 def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     """For each node, the last call that takes its value. The graph's results are not kept."""
     return {source: node for node in calls_of(gm) for source in node.all_input_nodes}
+
+
+def probe_isolated(
+    gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int
+) -> FaultyOperator | None:
+    """Run `probe` in a worker process, if one can be forked. The arguments are the same.
+
+    Raises:
+        CheckedBackendError: The probe raised, died or hung.
+        Exception: If no process can be forked: whatever the compiler or the graph raises.
+    """
+    if cannot_fork():
+        return probe(gm, inputs, compiler, limit=limit)
+
+    def produce() -> str:
+        faulty = probe(gm, inputs, compiler, limit=limit)
+        if faulty is None:
+            return json.dumps(None)
+        return json.dumps([faulty.node.name, Report((faulty.finding,), Coverage(), title="probe").to_json()])
+
+    answer = run_in_worker(produce, timeout=PROBE_LIMIT)
+    if isinstance(answer, Death):
+        raise CheckedBackendError(f"its process died: {answer.words}")
+    told = json.loads(answer)
+    if told is None:
+        return None
+    name, report = told
+    [finding] = Report.from_json(report).findings
+    return FaultyOperator(next(node for node in gm.graph.nodes if node.name == name), finding)

@@ -37,7 +37,6 @@ def wrong_producer(
 
     Args:
         cut: A case that fails, whose last operator is right by itself.
-        oracle: Tries a case.
         explains: Whether a finding of another reader may explain the finding of the cut.
 
     Returns:

@@ -23,14 +23,13 @@ from checked_backend.diagnose.localize.cut import (
 from checked_backend.diagnose.localize.flow import error_flow_isolated
 from checked_backend.diagnose.localize.fused import fused_graph, is_fused
 from checked_backend.diagnose.localize.gradients import GradientSearch
-from checked_backend.diagnose.localize.isolated import probe_isolated
-from checked_backend.diagnose.localize.location import Location
-from checked_backend.diagnose.localize.probe import CLEAR, MUCH, FaultyOperator, bytes_of, share_of
+from checked_backend.diagnose.localize.local import LAYOUT
+from checked_backend.diagnose.localize.probe import CLEAR, MUCH, FaultyOperator, bytes_of, probe_isolated, share_of
 from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import GraphKind, Recorded, Stage
 from checked_backend.diagnose.localize.subgraph import called_name, calls_of, can_be_walked, is_symbolic
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import Finding, Kind, NodeError
 from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.graphs.origin import origin_of
 from checked_backend.graphs.source_line import module_path, source_line
@@ -42,16 +41,13 @@ from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.findings import error_message
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 
-__all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Search", "is_of_values", "probe_limit"]
+__all__ = ["LEAST_PROBE_BYTES", "Location", "Search", "is_of_values", "probe_limit"]
 
 LEAST_PROBE_BYTES = 1 << 28
 """Bytes that the exposed tensors of one compilation may always take."""
 
 MOST_SUSPECTED = 3
 """Calls of operators known to be wrong that are tried in a region."""
-
-LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
-"""Details that neither cause wrong values nor are caused by them."""
 
 _IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
 """Kinds of findings that a wrong value inside the graph may cause."""
@@ -67,19 +63,43 @@ _Hypothesis: TypeAlias = tuple[Recorded, FaultyOperator]
 
 
 @dataclass(frozen=True, slots=True)
+class Location:
+    """How far a failure could be tracked down.
+
+    Attributes:
+        stage: The first stage that is wrong: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
+        graph: Which graph: ``forward``, ``backward`` or ``inference``; None if it is not known.
+        op: Its name in ATen: the operator to which the user's call comes down.
+        within: How the node is related to the operator of the user's graph, if a decomposition made the node.
+        message: The difference of its result, as text.
+        cut: A small case that fails.
+        notes: The steps that were tried, and why the search went no further.
+        gross: Whether the cut only fails for the oracle of gross errors.
+        again: Whether the operator was found in another region before, and is wrong here too.
+        flow: Measures how the error flows through the graph; None if that cannot be done.
+    """
+
+    stage: str
+    graph: str | None = None
+    node: fx.Node | None = None
+    op: str | None = None
+    within: str | None = None
+    message: str = ""
+    cut: Cut | None = None
+    notes: tuple[str, ...] = ()
+    gross: bool = False
+    again: bool = False
+    flow: Callable[[], tuple[NodeError, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     """The search for an operator in the graphs of a region.
 
     Attributes:
-        graphs: The graphs with their inputs, in the order in which they run.
-        dynamo: Dynamo's graph, which has the user's calls.
-        options: They name the candidate.
         compiler: The first wrong stage, as a compiler.
-        oracle: Tries a case.
         killing: Like `oracle`, but a case that kills its process is a finding too.
         gross: Tries a case, and only finds gross differences.
-        tell: Called with each step as it begins.
-        known: Called with the location so far.
         suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
         kernels: Finds kernels that are wrong on the inputs that they really get, each with the kind of its graph; None

@@ -32,8 +32,6 @@ class Recorded:
     """A graph of a region, and the inputs of its first call.
 
     Attributes:
-        kind: Which part of the region it is.
-        graph: The graph, not to be changed.
         inputs: Its inputs, copied if the graph writes to them; None until the graph was called.
     """
 
@@ -87,7 +85,6 @@ class Stage:
 
     Attributes:
         name: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
-        what: Its name for people.
         compiler: Makes its compiler; None if the candidate itself is the stage.
     """
 
@@ -101,10 +98,6 @@ def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
 
     For Inductor, the decompositions and the graph passes with the partition are rungs of their own. Any other compiler
     is opaque: its ladder has AOT autograd and its min-cut partition, which most compilers use, and then the candidate.
-
-    Args:
-        options: They name the candidate.
-        mode: As passed to ``torch.compile``.
     """
     if options.compiler != "inductor":
         return (

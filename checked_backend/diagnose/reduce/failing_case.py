@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from checked_backend.graphs.nodes import is_getitem
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
+from checked_backend.scripts.values import each_element_once
 
 __all__ = ["Draft", "FailingCase", "call_nodes", "compact", "record_values", "walk_back"]
 
@@ -38,7 +40,7 @@ class FailingCase:
         """Start from any case: constants of its graph become inputs."""
         draft = Draft(cls(case, subject))
         for node in list(draft.graph.find_nodes(op="get_attr")):
-            value = _attribute(draft.module, str(node.target))
+            value = attrgetter(str(node.target))(draft.module)
             if isinstance(value, torch.Tensor):
                 draft.replace_by_value(node, value.detach())
         return draft.finish()
@@ -65,8 +67,6 @@ class Draft:
 
     Attributes:
         module: The copy; nodes keep their names.
-        graph: Its graph.
-        inputs: Values by name of placeholder.
         subject: The subject, which follows its output.
     """
 
@@ -78,11 +78,7 @@ class Draft:
         self.subject = program.subject
 
     def node(self, name: str) -> fx.Node:
-        """The node of this name.
-
-        Raises:
-            LookupError: There is none.
-        """
+        """The node of this name."""
         found: fx.Node | None = next((node for node in self.graph.nodes if node.name == name), None)
         if found is None:
             raise LookupError(f"the graph has no node {name!r}")
@@ -136,15 +132,8 @@ def call_nodes(graph: fx.Graph) -> list[fx.Node]:
 def record_values(program: FailingCase, names: frozenset[str] | None = None) -> dict[str, Any]:
     """Run a program in eager and keep the values of its nodes.
 
-    Args:
-        program: The program; the random state is as before afterwards.
-        names: Which nodes; None for all.
-
     Returns:
         Values by name of node. They may share memory.
-
-    Raises:
-        Exception: Whatever the graph raises.
     """
     found: dict[str, Any] = {}
 
@@ -165,9 +154,8 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
         return tensor.detach().clone()
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    once = [slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()]  # each element of an expanded tensor
     if tensor.numel():
-        copy[tuple(once)].copy_(tensor.detach()[tuple(once)])
+        each_element_once(copy).copy_(each_element_once(tensor.detach()))
     return copy
 
 
@@ -176,13 +164,6 @@ def _copied(value: Any) -> Any:
         return compact(value)
     if isinstance(value, (tuple, list)):
         return type(value)(_copied(item) for item in value)
-    return value
-
-
-def _attribute(module: fx.GraphModule, path: str) -> Any:
-    value: Any = module
-    for step in path.split("."):
-        value = getattr(value, step)
     return value
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
 
 from checked_backend.diagnose.oracle import Oracle, screen_cases, verdict_oracle
-from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.diagnose.reduce.failing_case import FailingCase, call_nodes
 from checked_backend.diagnose.reduce.races import has_race
-from checked_backend.diagnose.reduce.size import Size, fingerprint, measure_size
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
+from checked_backend.numerics.bits import with_memory
 from checked_backend.regions.graph_case import GraphCase
+from checked_backend.scripts.values import form_of
 
-__all__ = ["OutOfTime", "Problem", "ReductionProgress"]
+__all__ = ["OutOfTime", "Problem", "ReductionProgress", "Size"]
 
 VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 """Kinds of findings about values. If all values agree, there is no such finding."""
@@ -22,6 +29,9 @@ VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 MIN_TIMEOUT_S = 20.0
 TIMEOUT_FACTOR = 8.0
 """A candidate counts as hung after this many times the time of the original program."""
+
+
+_DTYPES = (torch.float32, torch.int64, torch.bool, torch.float64, torch.bfloat16, torch.float16, torch.int32)
 
 
 class OutOfTime(Exception):
@@ -34,16 +44,107 @@ def _sign(finding: Finding) -> tuple[str, str]:
     return finding.detail, f"{finding.expected} {finding.actual}" if raised else ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionProgress:
-    """How far a reduction is. ``str()`` is a line for people.
+@dataclass(frozen=True, slots=True, order=True)
+class Size:
+    """Smaller is simpler; compared from the first field to the last.
 
     Attributes:
-        step: The present step.
-        tried: Programs checked so far.
-        size: Size of the smallest program so far.
-        seconds_left: Seconds until the deadline.
+        elements: Elements of all inputs, and of tensors that the graph makes without inputs.
+        dimensions: Dimensions of all inputs.
+        nodes: Nodes of the graph, those that only take one of several results included.
+        dtypes: How unusual the dtypes are.
+        layouts: Inputs that are not contiguous.
+        values: How unusual the values are.
+        arguments: How unusual the numbers in calls are.
     """
+
+    calls: int
+    outputs: int
+    dynamic: int
+    inputs: int
+    elements: int
+    dimensions: int
+    nodes: int
+    dtypes: int
+    layouts: int
+    values: int
+    arguments: int
+
+    @property
+    def structure(self) -> tuple[int, ...]:
+        """The fields about how large the program is, without those about how plain it is."""
+        return (self.calls, self.outputs, self.dynamic, self.inputs, self.elements)
+
+    def __str__(self) -> str:
+        parts = (self.calls, "call"), (self.inputs, "input"), (self.elements, "element")
+        calls, inputs, elements = (f"{count} {word}{'' if count == 1 else 's'}" for count, word in parts)
+        return f"{calls} on {inputs} of {elements}"
+
+
+def measure_size(program: FailingCase) -> Size:
+    """The size of a program."""
+    graph = program.case.graph.graph
+    calls = call_nodes(graph)
+    tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
+    return Size(
+        calls=len(calls),
+        outputs=len(outputs_of(graph)),
+        dynamic=int(program.case.dynamic),
+        inputs=len(program.case.inputs),
+        elements=sum(tensor.numel() for tensor in tensors) + sum(map(_made, calls)),
+        dimensions=sum(tensor.dim() for tensor in tensors),
+        nodes=len(graph.nodes),
+        dtypes=sum(_unusual(tensor.dtype) for tensor in tensors) + sum(map(_argument_dtypes, calls)),
+        layouts=sum(not tensor.is_contiguous() or tensor.storage_offset() != 0 for tensor in tensors),
+        values=sum(form_of(tensor).rank for tensor in tensors),
+        arguments=sum(map(_argument_size, calls)),
+    )
+
+
+def fingerprint(program: FailingCase) -> str:
+    """A digest of everything that decides what a program does, apart from its compiler."""
+    digest = hashlib.sha256(program.case.graph.code.encode())
+    digest.update(f"{program.subject} {program.case.dynamic}".encode())
+    for value in program.case.inputs:
+        if not isinstance(value, torch.Tensor):
+            digest.update(repr(value).encode())
+            continue
+        digest.update(f"{value.dtype} {value.device} {tuple(value.shape)} {value.stride()}".encode())
+        data = with_memory(value.detach()).contiguous().cpu()
+        if data.numel():
+            digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _unusual(dtype: torch.dtype) -> int:
+    return _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
+
+
+def _leaves(node: fx.Node) -> list[Any]:
+    found: list[Any] = []
+    fx.node.map_aggregate((node.args, dict(node.kwargs)), found.append)
+    return [leaf for leaf in found if not isinstance(leaf, fx.Node)]
+
+
+def _made(node: fx.Node) -> int:
+    """Elements that a call makes without inputs, as ``full`` and ``arange`` do."""
+    if node.all_input_nodes or not node.args:
+        return 0
+    sizes = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
+    return math.prod(size for size in sizes if type(size) is int)
+
+
+def _argument_dtypes(node: fx.Node) -> int:
+    return sum(_unusual(leaf) for leaf in _leaves(node) if isinstance(leaf, torch.dtype))
+
+
+def _argument_size(node: fx.Node) -> int:
+    return sum(1 if leaf in (0, None) else 1 + len(str(leaf)) for leaf in _leaves(node))
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionProgress:
+    """How far a reduction is. ``str()`` is a line for people."""
 
     step: str
     tried: int
@@ -58,16 +159,8 @@ class Problem:
     """The smallest program so far that goes wrong in the same way.
 
     Args:
-        program: The program to reduce.
-        kind: The kind of the finding that must stay.
         deadline: A `time.monotonic` moment after which nothing is tried.
-        progress: Called before each program that is checked.
         screen: Tells in advance which cases cannot go wrong.
-
-    Attributes:
-        best: The smallest program so far.
-        tried: How many programs were checked.
-        step: The present step, in words.
     """
 
     def __init__(
@@ -104,22 +197,24 @@ class Problem:
         """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
+    def _timeout_left(self) -> float:
+        if self.seconds_left <= 0:
+            raise OutOfTime
+        return min(self._timeout, self.seconds_left)
+
     def is_interesting(self, program: FailingCase) -> bool:
         """Whether a program goes wrong as wanted, checked anew.
 
         Raises:
             OutOfTime: The deadline has passed, or passed while it was checked.
         """
-        left = self.seconds_left
-        if left <= 0:
-            raise OutOfTime
+        timeout = self._timeout_left()
         if self._progress is not None:
-            self._progress(ReductionProgress(self.step, self.tried, self._size, left))
+            self._progress(ReductionProgress(self.step, self.tried, self._size, self.seconds_left))
         self.tried += 1
         began = time.monotonic()
-        found = self._oracle(program.case, min(self._timeout, left)) or ()
-        if self.seconds_left <= 0:
-            raise OutOfTime
+        found = self._oracle(program.case, timeout) or ()
+        self._timeout_left()
         signs = {_sign(item) for item in found if (item.kind, item.subject) == (self._kind, program.subject)}
         if not self._signs:
             self._signs = signs
@@ -132,9 +227,6 @@ class Problem:
         """Accept a program if it is smaller than the best and still goes wrong in the same way.
 
         A program with an undefined result is not accepted, unless the original program has one.
-
-        Raises:
-            OutOfTime: The deadline has passed.
         """
         size = measure_size(candidate)
         if not size < self._size:
@@ -155,28 +247,16 @@ class Problem:
 
         Args:
             candidates: The best program on other values of the same shapes.
-
-        Raises:
-            OutOfTime: The deadline has passed.
         """
         smaller = [program for program in candidates if measure_size(program) < self._size]
         if self._kind not in VALUE_KINDS or not self._screen:
             return smaller
-        if self.seconds_left <= 0:
-            raise OutOfTime
-        flags = self._screen([program.case for program in smaller], min(self._timeout, self.seconds_left))
+        flags = self._screen([program.case for program in smaller], self._timeout_left())
         return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
 
     def wrong_results(self, program: FailingCase) -> list[int]:
-        """The outputs of a program that go wrong in the wanted kind.
-
-        Raises:
-            OutOfTime: The deadline has passed.
-        """
-        left = self.seconds_left
-        if left <= 0:
-            raise OutOfTime
-        found = self._oracle(program.case, min(self._timeout, left)) or ()
+        """The outputs of a program that go wrong in the wanted kind."""
+        found = self._oracle(program.case, self._timeout_left()) or ()
         subjects = {item.subject for item in found if item.kind == self._kind}
         count = len(outputs_of(program.case.graph.graph))
         return [place for place in range(count) if f"output[{place}]" in subjects]

@@ -25,9 +25,6 @@ def has_race(program: FailingCase) -> bool:
     The result of such a call depends on the order of its writes. Torch promises no order, so a compiled program may
     rightly differ.
 
-    Args:
-        program: The program. Its inputs are copied.
-
     Returns:
         Whether there is such a write; what was seen so far if eager raises.
     """
@@ -68,7 +65,6 @@ def _differ(where: torch.Tensor, values: torch.Tensor) -> bool:
 
     Args:
         where: The place of each value, as one number or as a row of numbers.
-        values: As many values, or rows of values.
     """
     _, group = torch.unique(where, dim=0, return_inverse=True)
     order = group.argsort(stable=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
-from checked_backend.diagnose.reduce import passes
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, ReductionProgress
-from checked_backend.diagnose.reduce.size import Size
+from checked_backend.diagnose.reduce.passes import calls, graph, shapes
+from checked_backend.diagnose.reduce.passes.values import simplify_values
+from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, ReductionProgress, Size
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
 
@@ -22,27 +22,27 @@ log = logging.getLogger(__name__)
 _Steps = tuple[tuple[str, Callable[[Problem], None]], ...]
 
 _STRUCTURE: _Steps = (
-    ("dropping outputs", passes.drop_outputs),
-    ("running each call on its own", passes.each_alone),
-    ("keeping what is near the output", passes.near_output),
-    ("ending earlier", passes.earlier_output),
-    ("replacing calls by recorded values", passes.recorded_calls),
-    ("smaller sizes", passes.shrink_sizes),
-    ("leaving calls out", passes.bypass_calls),
-    ("leaving optional tensors out", passes.drop_optional_tensors),
-    ("merging inputs", passes.merge_inputs),
-    ("fixed sizes", passes.make_static),
-    ("fewer dimensions", passes.drop_dimensions),
+    ("dropping outputs", graph.drop_outputs),
+    ("running each call on its own", graph.each_alone),
+    ("keeping what is near the output", graph.near_output),
+    ("ending earlier", graph.earlier_output),
+    ("replacing calls by recorded values", graph.recorded_calls),
+    ("smaller sizes", shapes.shrink_sizes),
+    ("leaving calls out", graph.bypass_calls),
+    ("leaving optional tensors out", calls.drop_optional_tensors),
+    ("merging inputs", graph.merge_inputs),
+    ("fixed sizes", shapes.make_static),
+    ("fewer dimensions", shapes.drop_dimensions),
 )
 
 _DETAILS: _Steps = (
-    ("common dtypes", passes.common_dtypes),
-    ("simpler values", passes.simplify_values),
-    ("rounder arguments", passes.round_arguments),
+    ("common dtypes", calls.common_dtypes),
+    ("simpler values", simplify_values),
+    ("rounder arguments", calls.round_arguments),
 )
 
 _WITHOUT_RESULTS = frozenset(
-    [passes.shrink_sizes, passes.drop_dimensions, passes.make_static, *(run for _, run in _DETAILS)]
+    [shapes.shrink_sizes, shapes.drop_dimensions, shapes.make_static, *(run for _, run in _DETAILS)]
 )
 """Steps for a program that raises in eager, and so has no values to record."""
 
@@ -52,14 +52,10 @@ class Reduction:
     """The result of a reduction.
 
     Attributes:
-        case: The smallest program that still goes wrong in the same way.
         subject: The name of the wrong result in it. Outputs move when others are dropped.
-        kind: The kind of the finding, which stayed the same.
         shown: Whether the case that was handed in showed the finding in a worker process. If not, ``case`` is that
             case, and nothing was reduced.
         stopped: Why it ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
-        tried: Programs checked.
-        size: The size of ``case``.
     """
 
     case: GraphCase
@@ -85,8 +81,6 @@ def reduce(
     Each program is compiled and checked in a worker process with a time limit, without compile caches.
 
     Args:
-        case: The program that goes wrong. It is not changed.
-        subject: The wrong result, as in its finding.
         deadline: A `time.monotonic` moment; the best until then is returned.
         progress: Called before each program that is tried; ``str(progress)`` is a line for people.
 

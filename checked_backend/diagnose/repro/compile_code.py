@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
@@ -16,15 +16,31 @@ from checked_backend._torch.dynamo import registered_here
 from checked_backend._torch.settings import changed_settings, default_settings
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.function_source import Source
-from checked_backend.diagnose.repro.translate import Untranslatable
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import find_effects
+from checked_backend.regions.process_state import ProcessState, following
+from checked_backend.scripts.values import Untranslatable, is_literal
 
-__all__ = ["CompileCode", "Settings", "import_root", "settings_that_matter", "write_compile"]
+__all__ = [
+    "PROCESS_SETTINGS",
+    "CompileCode",
+    "Settings",
+    "import_root",
+    "is_random",
+    "matters",
+    "process_lines",
+    "settings_that_matter",
+    "write_compile",
+]
 
 _IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
-"""Words in names of settings that change how compilation goes, not its result."""
+
+
+def matters(setting: str) -> bool:
+    """Whether a setting's name has no word by which it changes how compilation goes, and not its result."""
+    return not any(word in setting for word in _IRRELEVANT)
+
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Settings of torch, by the module that has them."""
@@ -36,7 +52,6 @@ class CompileCode:
 
     Attributes:
         arguments: The arguments of ``torch.compile``, after the function.
-        lines: Lines that must come before.
         problem: Why the script cannot compile in a fresh process; "" if it can.
         copied: Whether ``lines`` have a user's own source, whose annotations may use names that the script lacks.
     """
@@ -89,14 +104,9 @@ def is_random(program: FailingCase) -> bool:
 
 
 def settings_that_matter(case: GraphCase, shows: Callable[[GraphCase], bool]) -> Settings:
-    """Settings of this process that are not torch's defaults, and that the bug needs to show.
-
-    Args:
-        case: A case that shows the bug here.
-        shows: Whether a case shows it.
-    """
+    """Settings of this process that are not torch's defaults, and that the bug needs to show."""
     left: dict[str, dict[str, Any]] = {
-        module: {name: value for name, value in found.items() if _matters(name, value)}
+        module: {name: value for name, value in found.items() if matters(name) and is_literal(value)}
         for module, found in changed_settings().items()
     }
     names = [(module, name) for module, found in left.items() for name in found]
@@ -111,15 +121,6 @@ def settings_that_matter(case: GraphCase, shows: Callable[[GraphCase], bool]) ->
         if not shows(_with_defaults(case, dropped)):
             left[module][name] = value
     return {module: found for module, found in left.items() if found}
-
-
-def _matters(name: str, value: Any) -> bool:
-    if any(word in name for word in _IRRELEVANT):
-        return False
-    try:
-        return bool(ast.literal_eval(repr(value)) == value)
-    except (SyntaxError, ValueError):  # an object, which no script can write
-        return False
 
 
 def _with_defaults(case: GraphCase, names: Mapping[str, Iterable[str]]) -> GraphCase:
@@ -193,3 +194,45 @@ def import_root(module: str) -> Path | None:
     places = sysconfig.get_paths()
     known = {Path(places[key]).resolve() for key in ("stdlib", "purelib", "platlib")}
     return None if root in known else root
+
+
+PROCESS_SETTINGS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "deterministic": ((False, False), "torch.use_deterministic_algorithms({0[0]}, warn_only={0[1]})"),
+        "flush_denormal": (False, "torch.set_flush_denormal({0})"),
+        "float32_matmul_precision": ("highest", "torch.set_float32_matmul_precision({0!r})"),
+        "fp32_precision.generic.all": ("none", "torch.backends.fp32_precision = {0!r}"),
+        "fp32_precision.cuda.matmul": ("none", "torch.backends.cuda.matmul.fp32_precision = {0!r}"),
+        "fp32_precision.cuda.conv": ("tf32", "torch.backends.cudnn.conv.fp32_precision = {0!r}"),
+        "fp32_precision.cuda.rnn": ("tf32", "torch.backends.cudnn.rnn.fp32_precision = {0!r}"),
+        "fp32_precision.mkldnn.matmul": ("none", "torch.backends.mkldnn.matmul.fp32_precision = {0!r}"),
+        "fp32_precision.mkldnn.conv": ("none", "torch.backends.mkldnn.conv.fp32_precision = {0!r}"),
+        "fp32_precision.mkldnn.rnn": ("none", "torch.backends.mkldnn.rnn.fp32_precision = {0!r}"),
+        "matmul.allow_fp16_reduced_precision_reduction": (
+            True,
+            "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = {0}",
+        ),
+        "matmul.allow_bf16_reduced_precision_reduction": (
+            True,
+            "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = {0}",
+        ),
+        "matmul.allow_fp16_accumulation": (False, "torch.backends.cuda.matmul.allow_fp16_accumulation = {0}"),
+        "cudnn.enabled": (True, "torch.backends.cudnn.enabled = {0}"),
+        "cudnn.benchmark": (False, "torch.backends.cudnn.benchmark = {0}"),
+        "cudnn.deterministic": (False, "torch.backends.cudnn.deterministic = {0}"),
+        "mkldnn.enabled": (True, "torch.backends.mkldnn.enabled = {0}"),
+        "mkldnn.deterministic": (False, "torch.backends.mkldnn.deterministic = {0}"),
+        "sdp.flash": (True, "torch.backends.cuda.enable_flash_sdp({0})"),
+        "sdp.mem_efficient": (True, "torch.backends.cuda.enable_mem_efficient_sdp({0})"),
+        "sdp.math": (True, "torch.backends.cuda.enable_math_sdp({0})"),
+        "sdp.cudnn": (True, "torch.backends.cuda.enable_cudnn_sdp({0})"),
+    }
+)
+"""Torch's own values, and the code that sets others. Those of dtypes and devices stand in the program itself."""
+
+
+def process_lines(state: ProcessState) -> list[str]:
+    """The lines that set what is not as torch sets it itself."""
+    changed = [name for name, (own, _) in PROCESS_SETTINGS.items() if state.values.get(name, own) not in (own, None)]
+    led = {name for leader in changed for name in following(leader)}
+    return [PROCESS_SETTINGS[name][1].format(state.values[name]) for name in changed if name not in led]

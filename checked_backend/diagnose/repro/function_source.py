@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from checked_backend._torch.operators import OperatorDefinition, operator_definition
-from checked_backend.diagnose.repro.python_names import name_of
-from checked_backend.diagnose.repro.translate import Untranslatable
+from checked_backend.diagnose.repro.spelling import name_of
+from checked_backend.scripts.values import Untranslatable
 
 __all__ = ["Source"]
 

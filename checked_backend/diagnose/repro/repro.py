@@ -6,28 +6,36 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from checked_backend.autostart import ON
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.calls import in_float64
 from checked_backend.diagnose.repro.compile_code import CompileCode, Settings, settings_that_matter, write_compile
-from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, Script, is_drowned, write_script
+from checked_backend.diagnose.repro.script import (
+    BUG_GONE,
+    BUG_THERE,
+    Script,
+    is_drowned,
+    write_script,
+    write_source_script,
+)
 from checked_backend.findings import Finding, Kind
 from checked_backend.process.child import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
+from checked_backend.scripts.values import Untranslatable
 
-__all__ = ["Repro", "script_path", "write_and_run", "write_repro"]
+__all__ = ["Repro", "script_path", "write_repro", "write_source_repro"]
 
 _NOT_SHOWN = "did not show when it was tried once more"
 
@@ -37,7 +45,6 @@ class Repro:
     """A script on disk.
 
     Attributes:
-        path: The script.
         confirmed: Whether it showed the bug in a fresh process.
         output: Its output there, or why it could not be run.
     """
@@ -66,17 +73,8 @@ def write_repro(
     same and the bug shows with them, else operators.
 
     Args:
-        case: A small program that goes wrong.
-        folder: The folder of the script; made if it does not exist.
         name: The topic of the script, for its file name: ``repro_<name>.py``.
-        subject: The wrong result.
-        source: The user's line in which the bug was found.
-        about: Further lines for the script's docstring.
-        timeout: Seconds for each run.
         known: The finding, for a case that no oracle can check because it raises in eager.
-
-    Returns:
-        The script, and whether it showed the bug.
 
     Raises:
         Untranslatable: The program cannot be written as a script.
@@ -111,7 +109,7 @@ def _first_that_shows(
         script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
         if script.text == first:
             break
-        repro = write_and_run(path, script, timeout)
+        repro = _write_and_run(path, script, timeout)
         if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
             return Repro(path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
         if repro.confirmed:
@@ -123,19 +121,48 @@ def _first_that_shows(
     return Repro(path, False, output)
 
 
+def write_source_repro(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    folder: Path,
+    *,
+    name: str,
+    title: str,
+    source: str | None,
+    dynamic: bool | None = None,
+    timeout: float = 120,
+) -> Repro:
+    """Write a script as `write_source_script` does, and run it from disk in a fresh process.
+
+    Raises:
+        Untranslatable: The function needs something that a script cannot make.
+        OSError: The folder cannot be written to.
+    """
+    if kwargs:
+        raise Untranslatable("it is called with keyword arguments")
+    path = script_path(folder, name)
+    about = [f"Found at {source}"] if source else []
+    file = path.with_suffix(".safetensors").name
+    script = write_source_script(function, args, title=title, values_file=file, about=about, dynamic=dynamic)
+    return _write_and_run(path, script, timeout)
+
+
 def script_path(folder: Path, name: str) -> Path:
     """A free name for a script, in a folder that is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     return free_path(folder, "_".join(["repro", *re.findall("[A-Za-z0-9]+", name)]), ".py")
 
 
-def write_and_run(path: Path, script: Script, timeout: float) -> Repro:
+def _write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     """Write a script, with the values that it reads, and run it from disk in a fresh process.
 
     Args:
         timeout: Seconds for each run. A script that gave no result is run again, unless it took too long.
     """
-    _write(path, path.with_suffix(".safetensors"), script)
+    if script.saved:
+        write_whole(save(script.saved), path.with_suffix(".safetensors"))
+    write_whole(script.text, path)
     confirmed, output = _run(path, timeout)
     if not confirmed and BUG_GONE not in output and not _took_too_long(output):
         # a busy machine may have failed to start the process
@@ -150,19 +177,6 @@ def _finding(case: GraphCase, subject: str, kind: Kind, oracle: Oracle, timeout:
 
 def _took_too_long(output: str) -> bool:
     return output.startswith(subprocess.TimeoutExpired.__name__)
-
-
-def _write(path: Path, values: Path, script: Script) -> None:
-    if script.saved:
-        half = values.with_name(f".{values.name}.{os.getpid()}")
-        try:
-            save_file(script.saved, str(half))
-            half.replace(values)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-        finally:
-            half.unlink(missing_ok=True)
-    write_whole(script.text, path)
 
 
 def _run(path: Path, timeout: float) -> tuple[bool, str]:

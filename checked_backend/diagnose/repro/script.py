@@ -4,177 +4,45 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from checked_backend._torch.operators import OperatorDefinition, operator_definition
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.repro.compile_code import CompileCode, import_root, is_random
+from checked_backend.diagnose.repro.compile_code import CompileCode, import_root, is_random, process_lines
 from checked_backend.diagnose.repro.function_source import Source
-from checked_backend.diagnose.repro.inputs_code import write_inputs
-from checked_backend.diagnose.repro.process_code import process_lines
-from checked_backend.diagnose.repro.translate import Untranslatable, write_program
+from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.scripts.comparisons import (
+    CHANGED_INPUTS,
+    COUNTED_WRITES,
+    OUTCOMES,
+    RELATIONS,
+    compiled_dies,
+    exceptions_differ,
+    inputs_differ,
+    nonfinite_differs,
+    random_state_differs,
+    source_of,
+    structure_differs,
+    values_differ,
+)
+from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
-__all__ = ["BUG_GONE", "BUG_THERE", "Script", "facts", "is_drowned", "safe", "write_script"]
+__all__ = ["BUG_GONE", "BUG_THERE", "Script", "is_drowned", "write_script", "write_source_script"]
 
 BUG_THERE = "the bug is there"
 BUG_GONE = "the bug is gone"
 
-_VERDICT = f'print("{BUG_THERE}" if wrong else "{BUG_GONE}")\nraise SystemExit(int(wrong))\n'
-
-_RUN_BOTH = """\
-expected = program(*make_inputs()){index}
-actual = compiled(*make_inputs()){index}
-"""
-
-_VALUES = (
-    _RUN_BOTH
-    + """\
-print("eager:   ", expected)
-print("compiled:", actual)
-difference = (actual.to(torch.{wide}) - expected.to(torch.{wide})).abs().max().item()
-print("greatest difference:", difference)
-wrong = not torch.allclose(actual, expected, rtol=0, atol={tolerance!r}, equal_nan=True)  # {why}
-"""
-)
-
-_NONFINITE = (
-    _RUN_BOTH
-    + """\
-print("eager:   ", expected)
-print("compiled:", actual)
-wrong = not (torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isinf(), expected.isinf()))
-"""
-)
-
-_STRUCTURE = (
-    _RUN_BOTH
-    + """\
-expected, actual = [(value.dtype, tuple(value.shape), value.stride()) for value in (expected, actual)]
-print("eager:   ", expected)
-print("compiled:", actual)
-wrong = actual != expected
-"""
-)
-
-_RELATIONS = """\
-
-
-def relations(run):
-    inputs = make_inputs()
-    results = run(*inputs)
-    results = results if isinstance(results, tuple) else (results,)
-    values = [*inputs, *results]
-    pairs = [(i, j) for j in range(len(inputs), len(values)) for i in range(j)]
-    shared = [(i, j) for i, j in pairs if memory(values[i]) == memory(values[j])]
-    return shared, [(i, j) for i, j in pairs if values[i] is values[j]]
-
-
-def memory(tensor):
-    return tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else object()
-
-
-expected, actual = relations(program), relations(compiled)
-print("inputs and results, counted together, that share memory, and that are the same object")
-print("eager:   ", expected)
-print("compiled:", actual)
-wrong = actual != expected
-"""
-
-_MUTATION = """\
-expected, actual = make_inputs(), make_inputs()
-program(*expected)
-compiled(*actual)
-print("inputs afterwards, eager:   ", expected)
-print("inputs afterwards, compiled:", actual)
-pairs = [pair for pair in zip(expected, actual) if isinstance(pair[0], torch.Tensor) and pair[0].numel()]
-pairs = [(one.to(torch.{wide}), other.to(torch.{wide})) for one, other in pairs]
-print("greatest difference:", max((other - one).abs().max().item() for one, other in pairs))
-wrong = not all(torch.allclose(other, one, rtol=0, atol={tolerance!r}, equal_nan=True) for one, other in pairs)
-"""
-
-_CHANGED = """\
-
-
-def changed(run):
-    before, after = make_inputs(), make_inputs()
-    run(*after)
-    pairs = [(i, *pair) for i, pair in enumerate(zip(before, after)) if isinstance(pair[0], torch.Tensor)]
-    return [i for i, one, other in pairs if not torch.allclose(other, one, rtol=0, atol=0, equal_nan=True)]
-
-
-expected, actual = changed(program), changed(compiled)
-print("inputs that hold something else afterwards, counted from 0")
-print("eager:   ", expected)
-print("compiled:", actual)
-wrong = actual != expected
-"""
-
-_COUNTS = """\
-
-
-def written(run):
-    before, after = make_inputs(), make_inputs()
-    versions = [value._version if isinstance(value, torch.Tensor) else 0 for value in after]
-    run(*after)
-    tensors = [i for i, value in enumerate(after) if isinstance(value, torch.Tensor)]
-    changed = [i for i in tensors if not torch.allclose(after[i], before[i], rtol=0, atol=0, equal_nan=True)]
-    return changed, [i for i in tensors if after[i]._version != versions[i]]
-
-
-expected, actual = written(program), written(compiled)
-print("inputs that hold something else afterwards, and those to which a write was counted, from 0")
-print("eager:   ", expected)
-print("compiled:", actual)
-wrong = any(i in expected[1] and i in actual[0] and i not in actual[1] for i in expected[0])
-"""
-
-_EXCEPTION = """\
-results = []
-for name, run in ("eager", program), ("compiled", compiled):
-    try:
-        results.append(run(*make_inputs()))
-    except Exception as error:
-        results.append(error)
-    print(f"{{name}}:", repr(results[-1])[:2000])
-wrong = isinstance(results[0], Exception) != isinstance(results[1], Exception)
-"""
-
-_RANDOM_STATE = """\
-compiled(*make_inputs())  # what compiling itself draws does not count
-drawn = []
-for run in program, compiled:
-    inputs = make_inputs()
-    torch.manual_seed(0)
-    run(*inputs)
-    drawn.append(torch.rand(()).item())
-print("the next random number after eager:   ", drawn[0])
-print("the next random number after compiled:", drawn[1])
-wrong = drawn[0] != drawn[1]
-"""
-
-_DEATH = """\
-print("eager:", program(*make_inputs()))
-child = os.fork()  # what dies is this child
-if child == 0:
-    signal.alarm({seconds})  # what hangs dies too
-    compiled(*make_inputs())
-    os._exit(0)
-status = os.waitpid(child, 0)[1]
-print("compiled: exit status", status)
-wrong = status != 0
-"""
-
-
-_MUTATIONS = {"mutation.wrong": _MUTATION, "mutation.uncounted": _COUNTS}
-"""Scripts for findings about mutations that are not about which inputs change."""
+_LOAD_FILE = "from safetensors.torch import load_file  # pip install safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +50,6 @@ class Script:
     """A script and the tensors that it reads.
 
     Attributes:
-        text: The script.
         saved: Tensors that it reads from a safetensors file next to it.
     """
 
@@ -202,10 +69,8 @@ def write_script(
     """Write a script that shows a finding.
 
     Args:
-        finding: The finding that it shows.
         plain: Prefer calls of ``torch`` to operators.
         values_file: Name of the file for values that are too many to be written.
-        about: Lines for the docstring: the user's line, the steps that were tried.
 
     Raises:
         Untranslatable: The program cannot be written.
@@ -217,55 +82,122 @@ def write_script(
             operators.add_operator(_definition(name))
     if operators.tensors:
         raise Untranslatable(f"{written.operators[0]} refers to tensors of the running program")
-    inputs = write_inputs(dict(zip(written.parameters, program.case.inputs, strict=True)))
-    tail = _tail(program, finding)
-    body = "\n".join(written.lines)
-    standard = [module for module in ("os", "signal") if f"{module}." in tail]
-    imports = [
-        *(["from __future__ import annotations", ""] if compile_code.copied or operators.lines else []),
-        *(f"import {module}" for module in standard),
-        *([""] if standard else []),
-        "import torch",
-        *(["import torch.nn.functional as F"] if "F." in body else []),
-        *(["from safetensors.torch import load_file  # pip install safetensors"] if inputs.saved else []),
+    first, inputs, saved = _values(dict(zip(written.parameters, program.case.inputs, strict=True)), values_file)
+    seed = ["torch.manual_seed(0)"] if is_random(program) else []
+    body = [
+        *(["import torch.nn.functional as F"] if any("F." in line for line in written.lines) else []),
+        *([_LOAD_FILE] if saved else []),
         *operators.imports,
         *_imports(written.imports),
         *(_unless_registered(name) for name in written.imported),
         *compile_code.lines,
         *(["", "", *operators.lines] if operators.lines else []),
         *process_lines(ProcessState.capture()),
+        *_function("make_inputs", (), [*seed, *first, f"return [{', '.join(inputs)}]"]),
+        *_function("program", written.parameters, written.lines),
     ]
-    making = [
-        *(["torch.manual_seed(0)"] if is_random(program) else []),
-        *([f'saved = load_file(__file__.rpartition("/")[0] + "/{values_file}")'] if inputs.saved else []),
-        *inputs.lines,
-        f"return [{', '.join(inputs.values)}]",
+    lines = [
+        *([_cannot(compile_code.problem)] if compile_code.problem else []),
+        f"compiled = torch.compile(program, {compile_code.arguments})",
     ]
-    text = "\n".join(
-        [
-            f'"""{_title(finding)}',
-            "",
-            *(safe(line) for line in (*facts(), *about)),
-            "Exits 1 while the bug is there, 0 when it is gone.",
-            '"""',
-            *imports,
-            "",
-            "",
-            "def make_inputs():",
-            *(f"    {line}" for line in making),
-            "",
-            "",
-            f"def program({', '.join(written.parameters)}):",
-            *(f"    {line}" for line in written.lines),
-            "",
-            "",
-            *([_cannot(compile_code.problem)] if compile_code.problem else []),
-            "torch.set_grad_enabled(False)",
-            f"compiled = torch.compile(program, {compile_code.arguments})",
-            tail + _VERDICT,
-        ]
-    )
-    return Script(text, inputs.saved)
+    title = f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"
+    copied = compile_code.copied or bool(operators.lines)
+    return Script(_assembled(title, about, body, lines, _comparison(program, finding), copied=copied), saved)
+
+
+def write_source_script(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    title: str,
+    values_file: str,
+    about: Sequence[str] = (),
+    dynamic: bool | None = None,
+) -> Script:
+    """Write a script with a function's own source, for an error that Dynamo makes before there is a graph.
+
+    It compiles with ``backend="eager"``: an error there is Dynamo's, whatever compiles Dynamo's graph.
+
+    Raises:
+        Untranslatable: The function needs something that a script cannot make.
+    """
+    source = Source()
+    name = source.add(function)
+    first, inputs, saved = _values({f"x{place}": value for place, value in enumerate(args)}, values_file)
+    before, values, outside = _values({f"{name}.{key}": value for key, value in source.tensors.items()}, values_file)
+    body = [
+        *([_LOAD_FILE] if saved or outside else []),
+        *source.imports,
+        *_function("make_inputs", (), [*first, f"return [{', '.join(inputs)}]"]),
+        *before,
+        *(f"{key} = {text}" for key, text in zip(source.tensors, values, strict=True)),
+        *source.lines,
+    ]
+    how = ", dynamic=True" if dynamic else ""
+    lines = [f"program = {name}", f'compiled = torch.compile(program, backend="eager"{how})']
+    return Script(_assembled(title, about, body, lines, _Comparison(OUTCOMES), copied=True), {**saved, **outside})
+
+
+def _values(values: Mapping[str, Any], file: str) -> tuple[list[str], list[str], dict[str, torch.Tensor]]:
+    """The lines that come first, an expression for each value, and the tensors that these read from a file."""
+    writer = TensorWriter(value for value in values.values() if isinstance(value, torch.Tensor))
+    texts = []
+    for name, value in values.items():
+        try:
+            texts.append(writer.write(value, name) if isinstance(value, torch.Tensor) else write_value(value))
+        except Untranslatable as error:
+            raise Untranslatable(f"input {name} is a {type(value).__name__}: {error}") from None
+    load = [f'saved = load_file(__file__.rpartition("/")[0] + "/{file}")'] if writer.saved else []
+    return [*load, *writer.lines], texts, writer.saved
+
+
+def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> list[str]:
+    return ["", "", f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in lines), "", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """How a script compares.
+
+    Attributes:
+        functions: What is copied into it; the last is called.
+        arguments: The further arguments of that call, as code.
+    """
+
+    functions: Sequence[Callable[..., object]]
+    arguments: str = ""
+    why: str = ""
+
+
+def _assembled(
+    title: str, about: Sequence[str], body: Sequence[str], lines: Sequence[str], compare: _Comparison, *, copied: bool
+) -> str:
+    functions = source_of(*compare.functions)
+    standard = [f"import {name}" for name in ("os", "signal") if any(f"{name}." in line for line in functions)]
+    machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    call = f"{compare.functions[-1].__name__}(program, compiled, make_inputs{compare.arguments})"
+    text = [
+        f'"""{_safe(title[:200])}',
+        "",
+        f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",
+        *map(_safe, about),
+        "Exits 1 while the bug is there, 0 when it is gone.",
+        '"""',
+        # copied source may have annotations whose names the script lacks
+        *(["from __future__ import annotations", ""] if copied else []),
+        *([*standard, ""] if standard else []),
+        "import torch",
+        *body,
+        *functions,
+        "",
+        "",
+        "torch.set_grad_enabled(False)",
+        *lines,
+        f"wrong = {call}{f'  # {compare.why}' if compare.why else ''}",
+        f'print("{BUG_THERE}" if wrong else "{BUG_GONE}")',
+        "raise SystemExit(int(wrong))",
+    ]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(text)) + "\n"
 
 
 def _definition(name: str) -> OperatorDefinition:
@@ -299,50 +231,38 @@ def _cannot(problem: str) -> str:
         f"""\
         backend = None  # name it here
         if backend is None:
-            print({f"the backend is not named in this script: {safe(problem)}"!r})
+            print({f"the backend is not named in this script: {_safe(problem)}"!r})
             raise SystemExit(2)
         """
     )
 
 
-def facts() -> tuple[str, ...]:
-    """Versions and hardware, as lines for a docstring."""
-    machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    return (f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",)
-
-
-def _title(finding: Finding) -> str:
-    return safe(f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"[:200])
-
-
-def safe(text: str) -> str:
+def _safe(text: str) -> str:
     """Text that can stand in a docstring or a comment."""
     return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
 
 
-def _tail(program: FailingCase, finding: Finding) -> str:
-    returned = outputs_of(program.case.graph.graph)
-    tracked = program.tracked
-    index = "" if len(returned) == 1 else f"[{tracked or 0}]"
+def _comparison(program: FailingCase, finding: Finding) -> _Comparison:
+    index = f", index={program.tracked or 0}" if len(outputs_of(program.case.graph.graph)) > 1 else ""
     tolerance, why = _tolerance(finding)
-    tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
-    wide = "complex128" if any(tensor.is_complex() for tensor in tensors) else "float64"
-    numbers = {"index": index, "tolerance": tolerance, "why": why, "wide": wide}
+    within = f", tolerance={tolerance!r}"
     if finding.kind is Kind.ALIAS:
-        return _RELATIONS
+        return _Comparison(RELATIONS)
+    if finding.detail == "mutation.wrong":
+        return _Comparison([inputs_differ], within, why)
     if finding.kind is Kind.MUTATION:
-        return _MUTATIONS.get(finding.detail, _CHANGED).format(**numbers)
+        return _Comparison(COUNTED_WRITES if finding.detail == "mutation.uncounted" else CHANGED_INPUTS)
     if finding.kind is Kind.NONFINITE:
-        return _NONFINITE.format(**numbers)
-    if finding.kind is Kind.STRUCTURE and tracked is not None:
-        return _STRUCTURE.format(**numbers)
-    if finding.kind is Kind.CRASH and finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):
-        return _DEATH.format(seconds=60)
+        return _Comparison([nonfinite_differs], index)
+    if finding.kind is Kind.STRUCTURE and program.tracked is not None:
+        return _Comparison([structure_differs], index)
+    if finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):
+        return _Comparison([compiled_dies])
     if finding.kind in (Kind.CRASH, Kind.EXCEPTION):
-        return _EXCEPTION.format()
+        return _Comparison([exceptions_differ])
     if finding.kind is Kind.RNG:
-        return _RANDOM_STATE
-    return _VALUES.format(**numbers)
+        return _Comparison([random_state_differs])
+    return _Comparison([values_differ], within + index, why)
 
 
 def is_drowned(finding: Finding) -> bool:

@@ -1,21 +1,144 @@
-"""How people write calls of operators: a table, and rules for names. Each spelling is run before it is used."""
+"""How people write calls: signs, the names of functions, and other calls that do what an operator does."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["Spelling", "spellings"]
+__all__ = ["IN_PLACE_SIGNS", "SIGNS", "UNARY_SIGNS", "Name", "Spelling", "name_of", "spellings"]
 
 Arguments = tuple[list[Any], dict[str, Any]]
+
+SIGNS: Mapping[Any, str] = MappingProxyType(
+    {
+        operator.add: "+",
+        operator.and_: "&",
+        operator.eq: "==",
+        operator.floordiv: "//",
+        operator.ge: ">=",
+        operator.gt: ">",
+        operator.le: "<=",
+        operator.lshift: "<<",
+        operator.lt: "<",
+        operator.matmul: "@",
+        operator.mod: "%",
+        operator.mul: "*",
+        operator.ne: "!=",
+        operator.or_: "|",
+        operator.pow: "**",
+        operator.rshift: ">>",
+        operator.sub: "-",
+        operator.truediv: "/",
+        operator.xor: "^",
+    }
+)
+"""Functions of two arguments that have a sign."""
+
+UNARY_SIGNS: Mapping[Any, str] = MappingProxyType(
+    {operator.neg: "-", operator.invert: "~", operator.pos: "+", operator.not_: "not "}
+)
+"""Functions of one argument that have a sign."""
+
+IN_PLACE_SIGNS: Mapping[Any, str] = MappingProxyType(
+    {
+        operator.iadd: "+=",
+        operator.iand: "&=",
+        operator.ifloordiv: "//=",
+        operator.ilshift: "<<=",
+        operator.imatmul: "@=",
+        operator.imod: "%=",
+        operator.imul: "*=",
+        operator.ior: "|=",
+        operator.ipow: "**=",
+        operator.irshift: ">>=",
+        operator.isub: "-=",
+        operator.itruediv: "/=",
+        operator.ixor: "^=",
+    }
+)
+"""Functions that are statements. They change their first argument and return it."""
+
+
+_HOMES: tuple[tuple[str, Any, str], ...] = (
+    ("torch", torch, ""),
+    ("F", F, ""),
+    ("torch.linalg", torch.linalg, "linalg_"),
+    ("torch.special", torch.special, "special_"),
+    ("torch.fft", torch.fft, "fft_"),
+    ("torch.nested", torch.nested, "nested_"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The code that names a function.
+
+    Attributes:
+        module: A module that must be imported for it; None if ``import torch`` is enough.
+    """
+
+    text: str
+    module: str | None = None
+
+
+_HIGHER_ORDER: Mapping[str, Name] = MappingProxyType(
+    {
+        "cond": Name("torch.cond"),
+        "while_loop": Name("torch.ops.higher_order.while_loop", "torch._higher_order_ops"),
+    }
+)
+"""Functions that take functions, by the name of their operator."""
+
+
+def name_of(function: Callable[..., Any]) -> Name | None:
+    """Find the name under which a fresh process finds a function.
+
+    Args:
+        function: A function that a Dynamo graph calls: of torch, of Python, or of a module that can be imported.
+
+    Returns:
+        Its plainest name; None if it has none, because it was made at run time or in the main program.
+    """
+    if isinstance(function, OpOverloadPacket):
+        return Name(f"torch.ops.{function!s}")
+    if isinstance(function, HigherOrderOperator):
+        return _HIGHER_ORDER.get(function.name())
+    own = str(getattr(function, "__name__", ""))
+    if not own:
+        return None
+    for text, home, prefix in _HOMES:
+        short = own.removeprefix(prefix)
+        if getattr(home, short, None) is function:
+            return Name(f"{text}.{short}")
+    if getattr(builtins, own, None) is function:
+        return Name(own)
+    for module, holder in (("math", math), ("operator", operator)):
+        if getattr(holder, own, None) is function:
+            return Name(f"{module}.{own}", module)
+    return _imported(function, own)
+
+
+def _imported(function: Callable[..., Any], own: str) -> Name | None:
+    module = str(getattr(function, "__module__", None) or "")
+    path = str(getattr(function, "__qualname__", own))
+    found: Any = sys.modules.get(module)
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    if found is not function or module in ("", "__main__"):
+        return None
+    return Name(f"{module}.{path}", None if module.partition(".")[0] == "torch" and module.count(".") == 0 else module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +147,6 @@ class Spelling:
 
     Attributes:
         text: The function's name, or an operator's sign between two arguments (``" + "``).
-        function: The function that it calls.
-        arguments: The function's positional and keyword arguments.
         first: Whether it only returns the first of the operator's results.
     """
 
@@ -35,34 +156,27 @@ class Spelling:
     first: bool = False
 
 
-_SIGNS: Mapping[str, tuple[str, Callable[..., Any]]] = {
-    "aten.add.Tensor": ("+", operator.add),
-    "aten.sub.Tensor": ("-", operator.sub),
-    "aten.mul.Tensor": ("*", operator.mul),
-    "aten.div.Tensor": ("/", operator.truediv),
-    "aten.floor_divide.default": ("//", operator.floordiv),
-    "aten.pow.Tensor_Scalar": ("**", operator.pow),
-    "aten.remainder.Scalar": ("%", operator.mod),
-    "aten.remainder.Tensor": ("%", operator.mod),
-    "aten.mm.default": ("@", operator.matmul),
-    "aten.bmm.default": ("@", operator.matmul),
-    "aten.gt.Scalar": (">", operator.gt),
-    "aten.gt.Tensor": (">", operator.gt),
-    "aten.ge.Scalar": (">=", operator.ge),
-    "aten.ge.Tensor": (">=", operator.ge),
-    "aten.lt.Scalar": ("<", operator.lt),
-    "aten.lt.Tensor": ("<", operator.lt),
-    "aten.le.Scalar": ("<=", operator.le),
-    "aten.le.Tensor": ("<=", operator.le),
-    "aten.eq.Scalar": ("==", operator.eq),
-    "aten.eq.Tensor": ("==", operator.eq),
-    "aten.ne.Scalar": ("!=", operator.ne),
-    "aten.ne.Tensor": ("!=", operator.ne),
-    "aten.bitwise_and.Tensor": ("&", operator.and_),
-    "aten.bitwise_or.Tensor": ("|", operator.or_),
-    "aten.bitwise_xor.Tensor": ("^", operator.xor),
-    "aten.__rshift__.Scalar": (">>", operator.rshift),
-    "aten.__lshift__.Scalar": ("<<", operator.lshift),
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "floor_divide": operator.floordiv,
+    "pow": operator.pow,
+    "remainder": operator.mod,
+    "mm": operator.matmul,
+    "bmm": operator.matmul,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "bitwise_and": operator.and_,
+    "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor,
+    "__rshift__": operator.rshift,
+    "__lshift__": operator.lshift,
 }
 
 _METHODS = frozenset(
@@ -89,19 +203,7 @@ _METHODS = frozenset(
     ]
 )
 
-_HOMES: tuple[tuple[str, Any, str], ...] = (
-    ("torch", torch, ""),
-    ("F", F, ""),
-    ("torch.linalg", torch.linalg, "linalg_"),
-    ("torch.special", torch.special, "special_"),
-    ("torch.fft", torch.fft, "fft_"),
-)
-
 _REDUCTIONS = ("none", "mean", "sum")
-
-
-def _layer_norm(a: Sequence[Any]) -> Iterator[Spelling]:
-    yield Spelling("F.layer_norm", F.layer_norm, ([*a], {}), first=True)
 
 
 def _group_norm(a: Sequence[Any]) -> Iterator[Spelling]:
@@ -120,14 +222,6 @@ def _batch_norm_no_stats(a: Sequence[Any]) -> Iterator[Spelling]:
     yield Spelling("F.batch_norm", F.batch_norm, (arguments, {}), first=True)
 
 
-def _softmax(a: Sequence[Any]) -> Iterator[Spelling]:
-    yield Spelling("torch.softmax", torch.softmax, ([*a[:2]], {}))
-
-
-def _log_softmax(a: Sequence[Any]) -> Iterator[Spelling]:
-    yield Spelling("torch.log_softmax", torch.log_softmax, ([*a[:2]], {}))
-
-
 def _convolution(a: Sequence[Any]) -> Iterator[Spelling]:
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = a
     kind = f"conv_transpose{len(stride)}d" if transposed else f"conv{len(stride)}d"
@@ -140,10 +234,6 @@ def _convolution(a: Sequence[Any]) -> Iterator[Spelling]:
         keywords["output_padding"] = output_padding
     yield Spelling(f"F.{kind}", function, (short, {}))
     yield Spelling(f"F.{kind}", function, (short, keywords))
-
-
-def _max_pool(a: Sequence[Any]) -> Iterator[Spelling]:
-    yield Spelling("F.max_pool2d", F.max_pool2d, ([*a], {}), first=True)
 
 
 def _embedding(a: Sequence[Any]) -> Iterator[Spelling]:
@@ -186,46 +276,42 @@ def _select(a: Sequence[Any]) -> Iterator[Spelling]:
         yield Spelling("[]", operator.getitem, ([x, (*[slice(None)] * dim, at)], {}))
 
 
-def _loss(name: str) -> Callable[[Sequence[Any]], Iterator[Spelling]]:
-    def make(a: Sequence[Any]) -> Iterator[Spelling]:
-        function = getattr(F, name)
-        if name == "nll_loss":
-            keywords = {"weight": a[2], "ignore_index": a[4], "reduction": _REDUCTIONS[a[3]]}
-            yield Spelling("F.nll_loss", function, ([*a[:2]], keywords), first=True)
-        else:
-            yield Spelling(f"F.{name}", function, ([*a[:2]], {"reduction": _REDUCTIONS[a[2]]}), first=True)
-
-    return make
+def _multilabel_margin_loss(a: Sequence[Any]) -> Iterator[Spelling]:
+    keywords = {"reduction": _REDUCTIONS[a[2]]}
+    yield Spelling("F.multilabel_margin_loss", F.multilabel_margin_loss, ([*a[:2]], keywords), first=True)
 
 
-def _renamed(name: str, *, first: bool = False) -> Callable[[Sequence[Any]], Iterator[Spelling]]:
-    def make(a: Sequence[Any]) -> Iterator[Spelling]:
-        home, _, last = name.rpartition(".")
-        function = getattr({"torch": torch, "F": F}[home], last)
-        yield Spelling(name, function, ([*a], {}), first=first)
+def _nll_loss(a: Sequence[Any]) -> Iterator[Spelling]:
+    keywords = {"weight": a[2], "ignore_index": a[4], "reduction": _REDUCTIONS[a[3]]}
+    yield Spelling("F.nll_loss", F.nll_loss, ([*a[:2]], keywords), first=True)
 
-    return make
+
+def _renamed(name: str, *, first: bool = False, count: int | None = None) -> Callable[..., Iterator[Spelling]]:
+    """The same arguments, or the first of them, for a function of another name."""
+    home, _, last = name.rpartition(".")
+    function = getattr({"torch": torch, "F": F}[home], last)
+    return lambda a: iter([Spelling(name, function, ([*a[:count]], {}), first=first)])
 
 
 _SPECIAL: Mapping[str, Callable[[Sequence[Any]], Iterator[Spelling]]] = {
     "aten._adaptive_avg_pool2d.default": _renamed("F.adaptive_avg_pool2d"),
     "aten._fused_dropout.default": _renamed("F.dropout", first=True),
-    "aten._log_softmax.default": _log_softmax,
+    "aten._log_softmax.default": _renamed("torch.log_softmax", count=2),
     "aten._native_batch_norm_legit.no_stats": _batch_norm_no_stats,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_frozen,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
-    "aten._softmax.default": _softmax,
+    "aten._softmax.default": _renamed("torch.softmax", count=2),
     "aten._unsafe_view.default": _renamed("torch.reshape"),
     "aten.convolution.default": _convolution,
     "aten.embedding.default": _embedding,
     "aten.index.Tensor": _index,
-    "aten.max_pool2d_with_indices.default": _max_pool,
+    "aten.max_pool2d_with_indices.default": _renamed("F.max_pool2d", first=True),
     "aten.multi_margin_loss.default": _renamed("F.multi_margin_loss"),
-    "aten.multilabel_margin_loss_forward.default": _loss("multilabel_margin_loss"),
+    "aten.multilabel_margin_loss_forward.default": _multilabel_margin_loss,
     "aten.native_dropout.default": _renamed("F.dropout", first=True),
     "aten.native_group_norm.default": _group_norm,
-    "aten.native_layer_norm.default": _layer_norm,
-    "aten.nll_loss_forward.default": _loss("nll_loss"),
+    "aten.native_layer_norm.default": _renamed("F.layer_norm", first=True),
+    "aten.nll_loss_forward.default": _nll_loss,
     "aten.select.int": _select,
     "aten.slice.Tensor": _slice,
     "aten.split_with_sizes.default": _renamed("torch.split"),
@@ -237,19 +323,19 @@ def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     """Ways to write a call, the plainest first. The caller must find out whether they do the same."""
     name = str(target)
     args, kwargs = _without_defaults(target, list(args), dict(kwargs))
-    if name in _SIGNS and len(args) == 2 and not kwargs:
-        sign, function = _SIGNS[name]
-        yield Spelling(f" {sign} ", function, (args, {}))
+    base = target._schema.name.partition("::")[2]
+    if base in _OPERATORS and len(args) == 2 and not kwargs:
+        yield Spelling(f" {SIGNS[_OPERATORS[base]]} ", _OPERATORS[base], (args, {}))
     if name == "aten._to_copy.default":
         yield Spelling(".to", torch.Tensor.to, ([*args, *kwargs.values()], {}))
         yield Spelling(".to", torch.Tensor.to, (args, kwargs))
     if name == "prims.iota.default" and all(type(value) is int for value in (args[0], kwargs["start"], kwargs["step"])):
         yield from _iota(args[0], **kwargs)
     if name in _SPECIAL and not kwargs:
-        full, _ = _with_defaults(target, args)
+        missing = [argument for argument in target._schema.arguments[len(args) :] if not argument.kwarg_only]
+        full = [*args, *(argument.default_value for argument in missing)]
         with contextlib.suppress(IndexError, ValueError):  # other arguments in this version of torch
             yield from _SPECIAL[name](full)
-    base = target._schema.name.partition("::")[2]
     if base in _METHODS:
         yield Spelling(f".{base}", getattr(torch.Tensor, base), (args, kwargs))
     for text, home, prefix in _HOMES:
@@ -275,11 +361,6 @@ def _without_defaults(target: OpOverload, args: list[Any], kwargs: dict[str, Any
             break
         args.pop()
     return args, kwargs
-
-
-def _with_defaults(target: OpOverload, args: list[Any]) -> Arguments:
-    missing = [argument for argument in target._schema.arguments[len(args) :] if not argument.kwarg_only]
-    return [*args, *(argument.default_value for argument in missing)], {}
 
 
 def _is(value: Any, default: Any) -> bool:

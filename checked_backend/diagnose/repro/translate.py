@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 
@@ -14,45 +14,40 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload, custom_op_module
 from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, record_values
-from checked_backend.diagnose.repro.python_names import IN_PLACE_SIGNS, SIGNS, UNARY_SIGNS, name_of
-from checked_backend.diagnose.repro.spelling import Spelling, spellings
+from checked_backend.diagnose.repro.spelling import (
+    IN_PLACE_SIGNS,
+    SIGNS,
+    UNARY_SIGNS,
+    Spelling,
+    name_of,
+    spellings,
+)
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
 from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
+from checked_backend.scripts.values import Untranslatable, write_value
 
-__all__ = ["Untranslatable", "Written", "write_program"]
+__all__ = ["Written", "write_program"]
 
 _INPUT_NAMES = ("x", "y", "z", "w")
 _BUILT_IN = ("aten", "prims", "quantized", "inductor", "mkldnn")
 
 
-class Untranslatable(Exception):
-    """Raised for a graph that cannot be written as a script. The message says which part cannot, and why."""
-
-
+@dataclass(frozen=True, slots=True)
 class Written:
     """A graph as the body of a function.
 
     Attributes:
-        parameters: Names of the inputs.
         lines: The body, without indentation; it returns one value, or a tuple of several.
         imports: Modules that register the operators that are not torch's.
         imported: Operators that these register, ``namespace::name``.
         operators: Operators that the main program itself registers.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[str],
-        lines: Sequence[str],
-        imports: Sequence[str],
-        imported: Sequence[str],
-        operators: Sequence[str],
-    ) -> None:
-        self.imported = tuple(imported)
-        self.parameters = tuple(parameters)
-        self.lines = tuple(lines)
-        self.imports = tuple(imports)
-        self.operators = tuple(operators)
+    parameters: Sequence[str]
+    lines: Sequence[str]
+    imports: Sequence[str]
+    imported: Sequence[str]
+    operators: Sequence[str]
 
 
 def write_program(program: FailingCase, *, plain: bool) -> Written:
@@ -256,25 +251,7 @@ class _Writer:
 
     def text(self, value: Any) -> str:
         """A value as code."""
-        if isinstance(value, fx.Node):
-            return self._names[value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return f'float("{value}")'
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return repr(value)
-        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            return str(value)
-        if isinstance(value, torch.device):
-            return repr(str(value))
-        if value is Ellipsis:
-            return "..."
-        if isinstance(value, slice):
-            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
-        if isinstance(value, tuple):
-            return f"({', '.join(map(self.text, value))}{',' * (len(value) == 1)})"
-        if isinstance(value, list):
-            return f"[{', '.join(map(self.text, value))}]"
-        raise Untranslatable(f"a constant of type {type(value).__name__}: {value!r}")
+        return write_value(value, lambda item: self._names[item] if isinstance(item, fx.Node) else None)
 
 
 def _is_tensor(node: fx.Node) -> bool:

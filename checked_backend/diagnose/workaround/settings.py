@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from checked_backend._torch.operators import OpOverload, is_composite
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
+from checked_backend.scripts.values import is_literal
 
 __all__ = [
     "ABOUT_PASSES",
@@ -25,6 +26,7 @@ __all__ = [
     "PROCESS",
     "SETTINGS",
     "Setting",
+    "Workaround",
     "applicable",
     "flags_not_set",
     "operator_fallbacks",
@@ -39,8 +41,6 @@ class Setting:
     """Something that a person can set.
 
     Attributes:
-        name: Its effect, for people.
-        patches: Inductor's config patches.
         fallback: An operator that Inductor must leave to eager's kernel.
         flags: Settings of the process, by their dotted name under ``torch``.
         devices: Types of devices on which it has an effect; empty for all.
@@ -58,18 +58,14 @@ class Setting:
         return self.code_with({})
 
     def code_with(self, own: Mapping[str, Any]) -> str:
-        """The code to paste.
-
-        Args:
-            own: The options that the program already gives to Inductor.
-        """
+        """The code to paste."""
         if self.flags:
             lines = [f"torch.{name} = {value!r}" for name, value in self.flags.items()]
             return "\n".join(["import torch", "", _EARLY, *lines])
         if self.fallback is not None:
             return _fallback_code(self.fallback)
         patches = self._patches_on(own)
-        unwritable = [key for key, value in patches.items() if not _is_literal(value)]
+        unwritable = [key for key, value in patches.items() if not is_literal(value)]
         written = {key: value for key, value in patches.items() if key not in unwritable}
         options = f"{{**own, {repr(written)[1:-1]}}}" if unwritable else repr(written)
         named = ", ".join(map(repr, unwritable))
@@ -105,6 +101,21 @@ class Setting:
         return options.model_copy(update=changed)
 
 
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """Something to set, or to write, so that a finding vanishes.
+
+    Attributes:
+        setting: The setting, to be tried elsewhere; None for `keep_out` and `keep_line_out`, which are no settings.
+        source: The line that is kept out of the compiler; None for a setting.
+    """
+
+    name: str
+    code: str
+    setting: Setting | None = None
+    source: str | None = None
+
+
 _EARLY = "# before the first call of a compiled function"
 
 
@@ -125,18 +136,10 @@ def _fallback_code(op: OpOverload) -> str:
     )
 
 
-def _is_literal(value: Any) -> bool:
-    """Whether Python code can be written that makes a value."""
-    try:
-        return bool(ast.literal_eval(repr(value)) == value)
-    except (ValueError, SyntaxError):
-        return False
-
-
 @contextmanager
 def taken_back(setting: Setting) -> Iterator[None]:
     """Undo at the end of a block what a setting changed in the process that compiles."""
-    before = {name: _found(name) for name in setting.flags}
+    before = {name: attrgetter(name)(torch) for name in setting.flags}
     with nullcontext() if setting.fallback is None else lowerings_kept():
         try:
             yield
@@ -167,14 +170,7 @@ def _flagged(flags: Mapping[str, Any], options: CheckOptions) -> Compiler:
 def _set(flags: Mapping[str, Any]) -> None:
     for name, value in flags.items():
         home, _, last = name.rpartition(".")
-        setattr(_found(home), last, value)
-
-
-def _found(name: str) -> Any:
-    holder: Any = torch
-    for step in name.split("."):
-        holder = getattr(holder, step)
-    return holder
+        setattr(attrgetter(home)(torch), last, value)
 
 
 _PASSES = "disabled_passes"
@@ -292,7 +288,8 @@ def flags_not_set(settings: Sequence[Setting], case: GraphCase) -> list[Setting]
 
 def _differs(setting: Setting) -> bool:
     try:
-        return any(_found(name) not in (value, "none") for name, value in setting.flags.items())  # "none": the default
+        # "none" is the default
+        return any(attrgetter(name)(torch) not in (value, "none") for name, value in setting.flags.items())
     except (AttributeError, RuntimeError):  # this version of torch has another name for it
         return False
 

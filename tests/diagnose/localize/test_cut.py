@@ -17,10 +17,7 @@ from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults, planting
-
-
-def oracle(case: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in case.findings() if finding.kind.fails]
+from tests.support.locate_tools import oracle
 
 
 def chain(x: Tensor) -> tuple[Tensor, ...]:
@@ -188,6 +185,6 @@ def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
     x = torch.randn(4, 8)
     gm = traced(program, x)
     options = CheckOptions(compiler=faults.wrong_operator("aten.relu.default"))
-    found = shortest_wrong_prefix(gm, (x,), options, lambda case: [one for one in case.findings() if one.kind.fails])
+    found = shortest_wrong_prefix(gm, (x,), options, oracle)
     assert found is not None
     assert found.node is named(gm, "aten.relu.default")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,17 +11,16 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from checked_backend.diagnose.localize import Location, isolated, locate
+from checked_backend.diagnose.localize import Location, probe
 from checked_backend.diagnose.localize.subgraph import calls_of
 from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
-from checked_backend.options import CheckOptions
 from checked_backend.process.worker import cannot_fork
-from checked_backend.regions.build import build_region
-from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
+from tests.support.locate_tools import located
+from tests.support.reduce_tools import case_of
 
 pytestmark = pytest.mark.skipif(cannot_fork() is not None, reason="no process can be forked")
 
@@ -30,29 +31,18 @@ def function(x: Tensor) -> Tensor:
     return torch.cos(y).softmax(-1)
 
 
-def oracle(case: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in verdict_oracle(case, 60) or () if finding.kind.fails]
+def found_with(compiler: Any) -> Location:
+    """The location, each case tried in a process of its own."""
 
+    def oracle(case: GraphCase) -> Sequence[Finding]:
+        return [finding for finding in verdict_oracle(case, 60) or () if finding.kind.fails]
 
-def located(compiler: Any) -> Location:
-    found: list[Location] = []
-
-    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        found.append(locate(failure, findings, oracle))
-        return findings
-
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = CheckOptions(compiler=compiler, on_divergence="record")
-        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
-
-    torch.compile(function, backend=backend)(torch.randn(4, 5))
-    [location] = found
-    return location
+    return located(lambda compiled: compiled(torch.randn(4, 5)), function, compiler, tries=oracle)
 
 
 @pytest.mark.process
 def test_where_the_probe_dies_bisection_finds_it() -> None:
-    location = located(faults.dies_on(lambda gm: len(outputs_of(gm.graph)) > 2, "aten.relu.default"))
+    location = found_with(faults.dies_on(lambda gm: len(outputs_of(gm.graph)) > 2, "aten.relu.default"))
     assert location.op == "aten.relu.default"
     assert "its process died: killed by SIGUSR1" in location.notes[0]
     assert location.cut is not None
@@ -64,9 +54,9 @@ def test_where_the_probe_hangs_bisection_finds_it(monkeypatch: pytest.MonkeyPatc
     def waits(*_args: Any, **_kwargs: Any) -> None:
         torch.multiprocessing.Event().wait()
 
-    monkeypatch.setattr(isolated, "probe", waits)
-    monkeypatch.setattr(isolated, "PROBE_LIMIT", 0.5)
-    location = located(faults.wrong_operator("aten.relu.default", how="aot"))
+    monkeypatch.setattr(probe, "probe", waits)
+    monkeypatch.setattr(probe, "PROBE_LIMIT", 0.5)
+    location = found_with(faults.wrong_operator("aten.relu.default", how="aot"))
     assert location.op == "aten.relu.default"
     assert "its process died: still running after 0.5 s" in location.notes[0]
 
@@ -74,8 +64,21 @@ def test_where_the_probe_hangs_bisection_finds_it(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.process
 def test_a_part_that_the_compiler_dies_of_is_not_taken_for_the_wrong_one() -> None:
     """It dies of whatever is small, which is no sign of what is looked for."""
-    location = located(faults.dies_on(lambda gm: len(calls_of(gm)) < 2, "aten.relu.default"))
+    location = found_with(faults.dies_on(lambda gm: len(calls_of(gm)) < 2, "aten.relu.default"))
     assert location.op == "aten.relu.default"
     assert location.cut is not None
     assert location.cut.finding.kind is Kind.LOGIC
     assert len(calls_of(location.cut.case.graph)) == 2
+
+
+def dies(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    raise AssertionError
+
+
+@pytest.mark.process
+def test_a_death_is_a_finding_only_where_eager_runs() -> None:
+    [found] = verdict_oracle(case_of(lambda x: (torch.relu(x),), torch.ones(2), compiler=dies), 60) or ()
+    assert (found.detail, found.actual) == ("crash.signal", "killed by SIGUSR1")
+    refused = case_of(lambda x, y: (torch.mm(x, y),), torch.ones(2, 3), torch.ones(2, 3), compiler=dies)
+    assert verdict_oracle(refused, 60) is None

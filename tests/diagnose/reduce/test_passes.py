@@ -11,13 +11,23 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.diagnose.reduce import passes
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.forms import form_of
-from checked_backend.diagnose.reduce.passes.shapes import resized
+from checked_backend.diagnose.reduce.passes.calls import common_dtypes, drop_optional_tensors, round_arguments
+from checked_backend.diagnose.reduce.passes.graph import (
+    bypass_calls,
+    drop_outputs,
+    each_alone,
+    earlier_output,
+    merge_inputs,
+    near_output,
+    recorded_calls,
+)
+from checked_backend.diagnose.reduce.passes.shapes import drop_dimensions, resized, shrink_sizes
+from checked_backend.diagnose.reduce.passes.values import simplify_values
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
+from checked_backend.scripts.values import form_of
 from tests.support.reduce_tools import count, problem_where, program_of, targets
 
 aten = torch.ops.aten
@@ -46,14 +56,14 @@ def long_chain(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_calls_that_do_not_matter_are_recorded_or_left_out() -> None:
-    recorded = run(passes.recorded_calls, calls("aten.relu.default"), long_chain, torch.randn(3))
+    recorded = run(recorded_calls, calls("aten.relu.default"), long_chain, torch.randn(3))
     assert targets(recorded) == ["aten.relu.default", *["aten.mul.Tensor"] * 6]  # what the output needs cannot be
-    bypassed = run(passes.bypass_calls, calls("aten.relu.default"), long_chain, torch.randn(3))
+    bypassed = run(bypass_calls, calls("aten.relu.default"), long_chain, torch.randn(3))
     assert targets(bypassed) == ["aten.relu.default"]
 
 
 def test_what_is_far_from_the_output_is_recorded() -> None:
-    left = run(passes.near_output, lambda case: targets(case)[-1:] == ["aten.mul.Tensor"], long_chain, torch.ones(3))
+    left = run(near_output, lambda case: targets(case)[-1:] == ["aten.mul.Tensor"], long_chain, torch.ones(3))
     assert targets(left) == ["aten.mul.Tensor"]
     # what was recorded is what the calls before gave: (1 + 6) * 2 ** 5
     assert torch.equal(left.inputs[0], torch.full((3,), 224.0))
@@ -66,13 +76,13 @@ def test_a_call_that_is_wrong_on_its_own_is_found_at_once() -> None:
         tried.append(case)
         return "aten.relu.default" in targets(case)
 
-    left = run(passes.each_alone, wrong, long_chain, torch.randn(3))
+    left = run(each_alone, wrong, long_chain, torch.randn(3))
     assert targets(left) == ["aten.relu.default"]
     assert sorted(targets(tried[0])) == sorted(targets(program_of(long_chain, torch.randn(3)).case))
 
 
 def test_the_output_moves_to_where_it_is_wrong_first() -> None:
-    left = run(passes.earlier_output, calls("aten.relu.default"), long_chain, torch.randn(3))
+    left = run(earlier_output, calls("aten.relu.default"), long_chain, torch.randn(3))
     assert targets(left)[-1] == "aten.relu.default"
 
 
@@ -82,7 +92,7 @@ def test_outputs_are_dropped_and_the_tracked_one_stays_tracked() -> None:
 
     program = replace(program_of(three, torch.randn(3)), subject="output[1]")
     problem = problem_where(calls("aten.relu.default"), program)
-    passes.drop_outputs(problem)
+    drop_outputs(problem)
     assert targets(problem.best.case) == ["aten.relu.default"]
     assert problem.best.subject == "output[0]"
 
@@ -92,8 +102,8 @@ def test_inputs_are_merged_and_optional_ones_left_out() -> None:
         return (aten.native_layer_norm.default(aten.add.Tensor(x, y), [4], weight, bias, 1e-5)[0],)
 
     inputs = (torch.randn(2, 4), torch.randn(2, 4), torch.randn(4), torch.randn(4))
-    assert len(run(passes.merge_inputs, calls("aten.add.Tensor"), normed, *inputs).inputs) == 2
-    left = run(passes.drop_optional_tensors, calls("aten.native_layer_norm.default"), normed, *inputs)
+    assert len(run(merge_inputs, calls("aten.add.Tensor"), normed, *inputs).inputs) == 2
+    left = run(drop_optional_tensors, calls("aten.native_layer_norm.default"), normed, *inputs)
     assert len(left.inputs) == 2
 
 
@@ -106,7 +116,7 @@ def attention_like(x: Tensor, mask: Tensor) -> tuple[Tensor]:
 
 def test_sizes_shrink_and_arguments_follow() -> None:
     inputs = (torch.randn(4, 8, 48), torch.randn(4, 1, 64))
-    left = run(passes.shrink_sizes, calls("aten.permute.default"), attention_like, *inputs)
+    left = run(shrink_sizes, calls("aten.permute.default"), attention_like, *inputs)
     assert count(left) <= 4
     smaller = resized(program_of(attention_like, *inputs), {4: 2})
     assert smaller is not None
@@ -118,7 +128,7 @@ def test_sizes_that_depend_on_each_other_shrink_together() -> None:
         return (aten.avg_pool2d_backward.default(gradient, x, [3, 3], [2, 2], [0, 0], True, True, None),)
 
     left = run(
-        passes.shrink_sizes,
+        shrink_sizes,
         calls("aten.avg_pool2d_backward.default"),
         pooled,
         torch.ones(1, 1, 4, 4),
@@ -132,7 +142,7 @@ def test_indices_stay_in_bounds() -> None:
         return (aten.embedding.default(weight, at),)
 
     left = run(
-        passes.shrink_sizes,
+        shrink_sizes,
         calls("aten.embedding.default"),
         looked_up,
         torch.randn(50, 24),
@@ -151,7 +161,7 @@ def test_indices_stay_in_bounds() -> None:
 )
 def test_values_become_simple(wrong: Callable[[Tensor], bool], text: str) -> None:
     left = run(
-        passes.simplify_values,
+        simplify_values,
         lambda case: wrong(case.inputs[0]),
         lambda x: (aten.exp.default(x),),
         torch.randn(2, 3),
@@ -160,7 +170,7 @@ def test_values_become_simple(wrong: Callable[[Tensor], bool], text: str) -> Non
 
 
 def test_values_on_which_eager_gives_zeros_alone_prove_little() -> None:
-    left = run(passes.simplify_values, lambda _case: True, lambda x: (aten.relu.default(x),), torch.randn(2, 3))
+    left = run(simplify_values, lambda _case: True, lambda x: (aten.relu.default(x),), torch.randn(2, 3))
     assert form_of(left.inputs[0]).text == "torch.ones(2, 3)"
 
 
@@ -168,24 +178,20 @@ def test_dtypes_and_arguments_become_common() -> None:
     def cast(x: Tensor) -> tuple[Tensor]:
         return (aten.mul.Tensor(aten._to_copy.default(x, dtype=torch.float16), 0.1234),)
 
-    left = run(passes.common_dtypes, calls("aten.mul.Tensor"), cast, torch.randn(3, dtype=torch.bfloat16))
+    left = run(common_dtypes, calls("aten.mul.Tensor"), cast, torch.randn(3, dtype=torch.bfloat16))
     assert left.graph(*left.inputs)[0].dtype is torch.float32
-    left = run(passes.round_arguments, calls("aten.mul.Tensor"), cast, torch.randn(3))
+    left = run(round_arguments, calls("aten.mul.Tensor"), cast, torch.randn(3))
     assert torch.allclose(left.graph(*left.inputs)[0], left.inputs[0].half())
 
 
 def test_dimensions_of_size_one_go() -> None:
-    left = run(
-        passes.drop_dimensions, calls("aten.relu.default"), lambda x: (aten.relu.default(x),), torch.randn(1, 1, 3)
-    )
+    left = run(drop_dimensions, calls("aten.relu.default"), lambda x: (aten.relu.default(x),), torch.randn(1, 1, 3))
     assert left.inputs[0].shape == (3,)
 
 
 def test_a_layout_that_matters_stays() -> None:
     x = torch.randn(3, 4).t()
-    left = run(
-        passes.simplify_values, lambda case: not case.inputs[0].is_contiguous(), lambda x: (aten.relu.default(x),), x
-    )
+    left = run(simplify_values, lambda case: not case.inputs[0].is_contiguous(), lambda x: (aten.relu.default(x),), x)
     assert left.inputs[0].stride() == (1, 4)
     assert form_of(left.inputs[0].contiguous()).text == "torch.ones(4, 3)"
 
@@ -195,7 +201,7 @@ def test_a_call_for_its_effect_alone_does_not_hang_a_pass() -> None:
         aten.copy_.default(x, aten.relu.default(y))
         return (aten.neg.default(aten.exp.default(y)),)
 
-    left = run(passes.near_output, calls("aten.copy_.default"), program, torch.ones(3), torch.ones(3))
+    left = run(near_output, calls("aten.copy_.default"), program, torch.ones(3), torch.ones(3))
     assert "aten.relu.default" not in targets(left)
 
 
@@ -205,7 +211,7 @@ def test_statements_of_a_dynamo_graph_stay() -> None:
         z.mul_(y)
         return torch.neg(z), torch.exp(y)
 
-    left = run(passes.drop_outputs, lambda _case: True, program, torch.ones(3), torch.ones(3))
+    left = run(drop_outputs, lambda _case: True, program, torch.ones(3), torch.ones(3))
     assert names(left) == ["relu", "mul_", "neg"]
 
 
@@ -222,7 +228,7 @@ def test_the_output_does_not_move_to_a_tuple() -> None:
     gm = fx.GraphModule(torch.nn.Module(), make_fx(program)(torch.ones(2, 3)).graph)
     start = FailingCase.of(GraphCase(gm, (torch.ones(2, 3),), CheckOptions(compiler="eager")), "output[0]")
     problem = problem_where(calls("aten.max.dim"), start)
-    passes.earlier_output(problem)
+    earlier_output(problem)
     [result] = problem.best.case.graph(torch.ones(2, 3))
     assert isinstance(result, Tensor)
     assert "aten.neg.default" not in targets(problem.best.case)

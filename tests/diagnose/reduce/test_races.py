@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checked_backend.diagnose.reduce import passes
+from checked_backend.diagnose.reduce.passes.values import simplify_values
 from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.regions.graph_case import GraphCase
 from tests.support.reduce_tools import problem_where, program_of, targets
@@ -59,7 +59,7 @@ def test_a_reduction_does_not_end_at_a_race() -> None:
         return "index_put" in str(targets(case)) and case.inputs[2].unique().numel() > 2
 
     problem = problem_where(wrong, program_of(put, torch.randn(3, 2), torch.tensor([2, 0]), torch.randn(2, 2)))
-    passes.simplify_values(problem)
+    simplify_values(problem)
     x, at, _ = problem.best.case.inputs
     assert torch.equal(x, torch.zeros(3, 2))  # what could be made simpler was
     assert at.unique().numel() == 2

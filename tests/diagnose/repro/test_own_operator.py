@@ -10,7 +10,7 @@ import torch
 
 from checked_backend._torch.operators import operator_definition
 from checked_backend.diagnose.repro.function_source import Source
-from checked_backend.diagnose.repro.translate import Untranslatable
+from checked_backend.scripts.values import Untranslatable
 
 FACTOR = 3.0
 

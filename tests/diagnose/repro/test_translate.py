@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro import Untranslatable
-from checked_backend.diagnose.repro.python_names import name_of
+from checked_backend.diagnose.repro.spelling import name_of
 from checked_backend.diagnose.repro.translate import Written, write_program
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
@@ -162,7 +162,7 @@ def test_an_assignment_that_is_returned_is_none() -> None:
     graph.output((graph.call_function(operator.setitem, (x, 0, 1.0)),))
     gm = fx.GraphModule(graph_of(lambda x: x), graph)
     text = write_program(FailingCase.of(GraphCase(gm, (torch.zeros(2),), CheckOptions()), "output[0]"), plain=True)
-    assert text.lines == ("x[0] = 1.0", "return None")
+    assert text.lines == ["x[0] = 1.0", "return None"]
 
 
 def test_what_no_script_can_name_is_said() -> None:

@@ -15,8 +15,9 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.diagnose.workaround import Setting, Workaround, remedy
-from checked_backend.diagnose.workaround.remedy import WorkaroundSearch
+from checked_backend.diagnose.workaround import search
+from checked_backend.diagnose.workaround.search import WorkaroundSearch
+from checked_backend.diagnose.workaround.settings import Setting, Workaround
 from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
@@ -47,6 +48,10 @@ def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[Finding]]
     return calls[0]
 
 
+def search_in(failure: Failure, findings: Sequence[Finding], evidence: dict[str, str]) -> WorkaroundSearch:
+    return WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
+
+
 def searched(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
 ) -> tuple[Workaround | None, dict[str, str]]:
@@ -55,14 +60,13 @@ def searched(
     def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
         return next((Workaround(name, name) for name in compilers if confirm(Setting(name))), None)
 
-    monkeypatch.setattr(remedy, "find_workaround", find)
+    monkeypatch.setattr(search, "find_workaround", find)
     monkeypatch.setattr(
         Setting, "on", lambda setting, options: options.model_copy(update={"compiler": compilers[setting.name]})
     )
     failure, findings = failed
     evidence: dict[str, str] = {}
-    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
-    return search.setting(GraphCase(failure.graph, (), failure.options), costly=()), evidence
+    return search_in(failure, findings, evidence).setting(GraphCase(failure.graph, (), failure.options)), evidence
 
 
 @pytest.mark.process
@@ -107,10 +111,10 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         (None, "none found: the user's line that calls aten.relu.default is not known"),
     ):
         evidence: dict[str, str] = {}
-        search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
-        found = search.line("aten.relu.default", source)
+        tried = search_in(failure, findings, evidence)
+        found = tried.line("aten.relu.default", source)
         assert evidence.get("workaround") == said
-        assert not search.in_vain
+        assert not tried.in_vain
         if said is not None:
             assert found is None  # what was not seen to help is not announced
             continue
@@ -123,12 +127,12 @@ def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, findings = failed
-    monkeypatch.setattr(remedy, "without_line", lambda *_: WRONG)
+    monkeypatch.setattr(search, "without_line", lambda *_: WRONG)
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     evidence: dict[str, str] = {}
-    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
-    assert search.first(None, remedy.NamedOperator("aten.relu.default", source_line(relu))) is None
-    assert search.in_vain
+    tried = search_in(failure, findings, evidence)
+    assert tried.first(None, "aten.relu.default", source_line(relu)) is None
+    assert tried.in_vain
     assert evidence["workaround"].startswith("none found: with that line outside of the compiler too, output[0] is")
 
 
@@ -139,12 +143,12 @@ def test_what_cannot_be_tried_is_not_announced(
     def cannot(*_args: Any) -> Any:
         raise RuntimeError("the line cannot be taken out")
 
-    monkeypatch.setattr(remedy, "without_line", lambda *_: cannot)
+    monkeypatch.setattr(search, "without_line", lambda *_: cannot)
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     evidence: dict[str, str] = {}
-    search = WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
-    assert search.line("aten.relu.default", source_line(relu)) is None
+    tried = search_in(failure, findings, evidence)
+    assert tried.line("aten.relu.default", source_line(relu)) is None
     assert "could not be tried" in evidence["workaround"]
 
 
@@ -155,7 +159,7 @@ def test_what_is_wrong_must_be_right_and_what_only_has_another_layout_may_stay(
     failure, findings = failed
     layout = replace(findings[0], kind=cb.Kind.STRUCTURE, detail="structure.stride")
     assert layout.is_layout
-    monkeypatch.setattr(remedy, "rerun_failure", lambda *_: (layout,))
+    monkeypatch.setattr(search, "rerun_failure", lambda *_: (layout,))
     found, _ = searched(failed, monkeypatch, other_strides=faults.clean())
     assert found is not None
     found, evidence = searched((failure, [layout]), monkeypatch, other_strides=faults.clean())

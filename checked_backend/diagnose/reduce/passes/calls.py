@@ -102,20 +102,11 @@ def _without(program: FailingCase, places: list[tuple[str, int]]) -> FailingCase
 
 def round_arguments(problem: Problem) -> None:
     """Replace floating-point numbers in calls by 1, 2, 0.5 or a number with one digit."""
-    for name in [node.name for node in call_nodes(problem.best.case.graph.graph)]:
-        for position in range(_argument_count(problem.best, name)):
-            value = _node(problem.best, name).args[position]
+    for node in call_nodes(problem.best.case.graph.graph):
+        for position, value in enumerate(node.args):
             if isinstance(value, float) and value not in (0.0, 1.0, 2.0, 0.5):
                 simpler = [1.0, 2.0, 0.5, float(f"{value:.1g}")]
-                problem.first_of([_with_argument(problem.best, name, position, number) for number in simpler])
-
-
-def _node(program: FailingCase, name: str) -> fx.Node:
-    return Draft(program).node(name)
-
-
-def _argument_count(program: FailingCase, name: str) -> int:
-    return len(_node(program, name).args)
+                problem.first_of([_with_argument(problem.best, node.name, position, number) for number in simpler])
 
 
 def _with_argument(program: FailingCase, name: str, position: int, value: float) -> FailingCase:

@@ -17,6 +17,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import is_getitem
+from checked_backend.scripts.values import each_element_once
 
 __all__ = ["drop_dimensions", "make_static", "resized", "shrink_sizes"]
 
@@ -126,17 +127,13 @@ def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | N
         follow = _Follow(draft.module, before, changes)
         try:
             with torch.no_grad():
-                follow.run(*(_fake(mode, draft.inputs[node.name]) for node in _places(draft.graph)))
+                follow.run(*(_fake(mode, draft.inputs[node.name]) for node in draft.graph.find_nodes(op="placeholder")))
         except Exception:  # the sizes do not fit, so this is no program
             return None
     for node in draft.graph.nodes:
         if node in follow.calls:
             node.args, node.kwargs = follow.calls[node]
     return draft.finish()
-
-
-def _places(graph: fx.Graph) -> Sequence[fx.Node]:
-    return list(graph.find_nodes(op="placeholder"))
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
@@ -284,9 +281,8 @@ def _cut(value: Any, changes: Mapping[int, int]) -> Any:
     for dimension, size in enumerate(shape):
         cut = cut.narrow(dimension, 0, size)
     copy = torch.empty_strided(shape, _strides(value, shape), dtype=value.dtype, device=value.device)
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in copy.stride())
     if copy.numel():
-        copy[once].copy_(cut[once])
+        each_element_once(copy).copy_(each_element_once(cut))
     return _wrapped(copy, changes)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.reduce.failing_case import FailingCase, record_values
-from checked_backend.diagnose.reduce.forms import LITERAL_ELEMENTS, form_of, ramp, seeded
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import outputs_of
+from checked_backend.scripts.values import LITERAL_ELEMENTS, form_of, ramp, seeded
 
 __all__ = ["simplify_values"]
 

@@ -6,24 +6,29 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import fx
 
-from checked_backend._torch.inductor import inductor_mode_options
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.inductor import inductor_graph_passes, inductor_mode_options
 from checked_backend.diagnose.localize import called_name
-from checked_backend.diagnose.oracle import Oracle
-from checked_backend.diagnose.workaround import (
+from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
+from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, without_line
+from checked_backend.diagnose.workaround.settings import (
+    ABOUT_PASSES,
     COSTLY,
     EAGER,
+    PROCESS,
+    SETTINGS,
     Setting,
     Workaround,
-    find_workaround,
-    keep_line_out,
-    keep_out,
+    applicable,
+    flags_not_set,
+    operator_fallbacks,
+    pass_settings,
     taken_back,
-    without_line,
+    together,
 )
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
@@ -36,7 +41,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.rerun import rerun_failure, wrong_like
 
-__all__ = ["NamedOperator", "WorkaroundSearch"]
+__all__ = ["WorkaroundSearch", "find_workaround"]
 
 SEARCH_LIMIT = 75.0
 """Seconds that trying settings may take."""
@@ -53,29 +58,12 @@ class _Attempt:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class NamedOperator:
-    """The operator that errs.
-
-    Attributes:
-        op: Its name in the report.
-        source: The user's line.
-    """
-
-    op: str
-    source: str | None
-
-
 @dataclass(slots=True)
 class WorkaroundSearch:
     """The search for a workaround.
 
     Attributes:
-        failure: The failed call, in which the workaround must help.
-        findings: The findings of its check.
         oracle: Checks one case of the small program.
-        deadline: A `time.monotonic` moment.
-        tell: Called with each step as it begins.
         evidence: Receives the steps that were tried, for people.
         in_vain: Whether even the user's line outside of the compiler was seen not to help.
     """
@@ -88,30 +76,22 @@ class WorkaroundSearch:
     evidence: dict[str, str]
     in_vain: bool = False
 
-    def first(self, case: GraphCase | None, operator: NamedOperator | None) -> Workaround | None:
+    def first(self, case: GraphCase | None, op: str | None, source: str | None) -> Workaround | None:
         """Find a workaround: cheap settings, the user's line in eager, costly settings, everything in eager.
 
         Args:
             case: The small program; None if eager raises, so that there are no results to compare.
-            operator: The operator that errs, if it is known.
-
-        Returns:
-            The first that was seen to make the region right.
+            op: The name of the operator that errs, in the report; None if it is not known.
+            source: The user's line.
         """
-        attempts: list[Callable[[], Workaround | None]] = []
-        if case is not None:
-            attempts.append(lambda: self.setting(case, costly=()))
-        if operator is not None:
-            attempts.append(lambda: self.line(operator.op, operator.source))
-        if case is not None:
-            attempts.append(lambda: self.setting(case, costly=COSTLY, cheap=False))
-            attempts.append(lambda: self.setting(case, costly=EAGER, cheap=False))
-        for attempt in attempts:
-            workaround = attempt()
-            if workaround is not None:
-                setting = workaround.setting
-                return workaround if setting is None else replace(workaround, code=setting.code_with(self._own))
-        return None
+        found = None if case is None else self.setting(case)
+        if found is None and op is not None:
+            found = self.line(op, source)
+        if found is None and case is not None:
+            found = self.setting(case, COSTLY) or self.setting(case, EAGER)
+        if found is None or found.setting is None:
+            return found
+        return replace(found, code=found.setting.code_with(self._own))
 
     @property
     def _own(self) -> dict[str, Any]:
@@ -119,13 +99,8 @@ class WorkaroundSearch:
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
         return {**by_mode, **self.failure.options.compiler_options}
 
-    def setting(self, case: GraphCase, *, costly: Sequence[Setting], cheap: bool = True) -> Workaround | None:
-        """Find a setting that helps the small program, and the region too.
-
-        Args:
-            costly: Settings that slow the whole model down.
-            cheap: Whether cheap settings are tried before these.
-        """
+    def setting(self, case: GraphCase, costly: Sequence[Setting] = ()) -> Workaround | None:
+        """Find a setting that helps the small program, and the region too: a cheap one, or one of the given."""
         if time.monotonic() >= self.deadline:
             self.evidence.setdefault(EvidenceKey.SETTINGS, "not tried: the time was over")
             return None
@@ -140,8 +115,7 @@ class WorkaroundSearch:
             return not answer.why
 
         limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
-        search = partial(find_workaround, case, deadline=limit, confirm=confirmed, costly=costly, oracle=self._wrong_in)
-        found = search() if cheap else search(settings=(), process=(), fallbacks=False)
+        found = find_workaround(case, deadline=limit, confirm=confirmed, costly=costly, oracle=self._wrong_in)
         if refused:
             helped = "helps" if len(refused) == 1 else "help"
             self.evidence[EvidenceKey.SETTINGS] = f"{', '.join(refused)} {helped} the small program, but not the region"
@@ -151,10 +125,6 @@ class WorkaroundSearch:
 
     def line(self, op: str, source: str | None) -> Workaround | None:
         """Leave the user's line to eager, if that helps.
-
-        Args:
-            op: The name of the operator that errs, in the report.
-            source: The user's line.
 
         Returns:
             The workaround; None if it does not help, or could not be tried.
@@ -238,3 +208,112 @@ def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
 
 def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
     return [body for one in node.all_input_nodes if (body := graph_fetched(gm, one)) is not None]
+
+
+def find_workaround(
+    case: GraphCase,
+    *,
+    deadline: float,
+    confirm: Callable[[Setting], bool] = lambda _setting: True,
+    settings: Sequence[Setting] = SETTINGS,
+    process: Sequence[Setting] = PROCESS,
+    costly: Sequence[Setting] = (),
+    oracle: Oracle = verdict_oracle,
+) -> Workaround | None:
+    """Find a setting under which a program that goes wrong is right.
+
+    Cheap settings are tried first, down to a single graph pass. Then follow eager's kernel for one operator, and
+    settings that change eager too.
+
+    Args:
+        confirm: Whether a setting that helps the program also helps the region that it was cut from. If not, the next
+            one is tried.
+        costly: If given, only these are tried, in order.
+
+    Returns:
+        The first that helps; None if none does, if the time is over, or if the compiler is not Inductor.
+    """
+    if case.options.compiler != "inductor":
+        return None
+    warm_up(case)
+    search = _Search(case, confirm, deadline, oracle)
+    if costly:
+        found = search.first_of(applicable(costly, case))
+    else:
+        found = search.one_of(applicable(settings, case))
+        if cannot_fork() is None:  # these change the whole process
+            if found is not None and found.patches.keys() & ABOUT_PASSES:
+                found = search.one_of(pass_settings(_passes_of(case, deadline))) or found
+            elif found is None:
+                found = search.first_of([*operator_fallbacks(case), *flags_not_set(process, case)])
+    return None if found is None else Workaround(found.name, found.code, found)
+
+
+def _passes_of(case: GraphCase, deadline: float) -> list[str]:
+    """The graph passes that Inductor runs on a case."""
+
+    def produce() -> str:
+        names: list[str] = []
+        with without_compile_caches(), inductor_graph_passes(names):
+            case.findings()
+        return json.dumps(names)
+
+    try:
+        answer = run_in_worker(produce, timeout=max(1.0, deadline - time.monotonic()))
+    except CheckedBackendError:
+        return []
+    return [] if isinstance(answer, Death) else list(json.loads(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Tries settings until the deadline."""
+
+    _case: GraphCase
+    _confirm: Callable[[Setting], bool]
+    _deadline: float
+    _oracle: Oracle
+
+    def first_of(self, settings: Sequence[Setting]) -> Setting | None:
+        """The first setting that helps, on the region too."""
+        return next((setting for setting in settings if self._helps(setting) and self._confirmed(setting)), None)
+
+    def one_of(self, settings: Sequence[Setting]) -> Setting | None:
+        """The first setting that helps, or the fewest that help together, on the region too.
+
+        They are found by halving: if all of them together do not help, none helps alone.
+        """
+        pool = list(settings)
+        while pool and self._helps(together(pool)):
+            needed = self._needed(pool)
+            if not needed:
+                return None
+            found = needed[0] if len(needed) == 1 else together(needed)
+            if self._confirmed(found):
+                return found
+            pool = [setting for setting in pool if setting not in needed]
+        return None
+
+    def _needed(self, pool: Sequence[Setting]) -> list[Setting]:
+        """The needed ones among settings that help together; empty if the time is over."""
+        needed: list[Setting] = []
+        while not needed or not self._helps(together(needed)):
+            low, high = 0, len(pool)  # the first `high` help together with those needed, the first `low` do not
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._helps(together([*pool[:middle], *needed])) else (middle, high)
+            if time.monotonic() >= self._deadline or not high:
+                return []
+            needed.insert(0, pool[high - 1])
+            pool = pool[: high - 1]
+        return needed
+
+    def _helps(self, setting: Setting) -> bool:
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            return False
+        findings = self._oracle(replace(self._case, options=setting.on(self._case.options)), seconds)
+        return findings is not None and not any(found.kind.fails for found in findings)
+
+    def _confirmed(self, setting: Setting) -> bool:
+        return time.monotonic() < self._deadline and self._confirm(setting)

@@ -1,0 +1,152 @@
+"""The user's line outside of the compiler: a compiler that leaves its calls to eager, and code that does so."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from checked_backend.diagnose.workaround.settings import Workaround
+from checked_backend.graphs.source_line import source_line
+from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
+
+__all__ = ["keep_line_out", "keep_out", "without_line"]
+
+_BEFORE, _THE_LINE, _BEHIND = 0, 1, 2
+
+
+def without_line(compiler: Compiler, source: str) -> Compiler:
+    """Compile the calls before a line and the calls after it, each part by itself."""
+
+    def compile_region(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        parts = _parts(gm, source)
+        if _THE_LINE not in parts.values():
+            raise LookupError(f"the region has no call from {source}")
+        copied = copy_graph(gm)
+        split: Any = split_module(copied, copied, lambda node: parts[node.name], keep_original_order=True)
+        for part in (_BEFORE, _BEHIND):
+            inner = getattr(split, f"submod_{part}", None)
+            if inner is not None:
+                inner.forward = _compiled_at_first_call(compiler, inner)
+        function: Callable[..., Any] = split.forward
+        return function
+
+    return compile_region
+
+
+def _compiled_at_first_call(compiler: Compiler, part: fx.GraphModule) -> Callable[..., Any]:
+    """Compile a part for the inputs of its first call. Compilers expect a graph that returns a tuple."""
+    graph = copy_graph(part)
+    output = graph.graph.output_node()
+    single = not isinstance(output.args[0], (tuple, list))
+    if single:
+        output.args = ((output.args[0],),)
+        graph.recompile()
+    made: list[Callable[..., Any]] = []
+
+    def run(*args: Any) -> Any:
+        if not made:
+            with warnings.catch_warnings():
+                # AOT autograd looks at the .grad of the inputs, which are no leaves here
+                warnings.simplefilter("ignore")
+                made.append(compile_candidate(compiler, graph, list(args)))
+        results = made[0](*args)
+        return results[0] if single else results
+
+    return run
+
+
+def _parts(gm: fx.GraphModule, source: str) -> dict[str, int]:
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
+    places = [place for place, node in enumerate(calls) if source_line(node) == source]
+    first, last = (min(places), max(places)) if places else (len(calls), len(calls))
+    parts = {}
+    for place, node in enumerate(calls):
+        parts[node.name] = _BEFORE if place < first else _THE_LINE if place <= last else _BEHIND
+    return parts
+
+
+def keep_out(op: str, source: str | None) -> Workaround:
+    """The last resort: leave the call to eager, at the price of a graph break.
+
+    Args:
+        op: The operator (``aten.relu.default``), or the function (``torch.nn.functional.relu``, ``Tensor.add_``).
+    """
+    steps = op.split(".")
+    base = steps[1] if steps[0] in ("aten", "prims") and len(steps) > 1 else steps[-1]
+    homes = (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("torch.Tensor", torch.Tensor))
+    known = next((f"{home}.{base}" for home, module in homes if hasattr(module, base)), None)
+    first = "import torch\n"
+    if steps[0] == "operator" and hasattr(operator, base):  # what Python's own signs call
+        known, first = f"operator.{base}", "import operator\n\nimport torch\n"
+    if known is None and steps[0] in ("aten", "prims"):
+        known = f"torch.ops.{op}"
+    if known is None:  # no name that a program could call it by
+        return keep_line_out(source or "the line that calls it")
+    eager = f"eager_{base.strip('_')}"
+    where = f"# and call {eager} at {source}" if source else f"# and call {eager} instead"
+    return Workaround(f"{base} outside of the compiler", f"{first}\n{eager} = torch.compiler.disable({known})\n{where}")
+
+
+_LINE = re.compile(r"^(?P<place>[^:]*:\d+ in [^:]+): (?P<code>.*)$")
+
+
+def keep_line_out(source: str) -> Workaround:
+    """The last resort if the line has more than one call, or makes its calls in a backward pass or in a body."""
+    name = "the line outside of the compiler"
+    found = _LINE.match(source)
+    moved = None if found is None else _moved(found["code"])
+    if found is None or moved is None:
+        return Workaround(
+            name,
+            f"import torch\n\n\n# move what stands at {source}\n# into a function of its own, and call that there\n"
+            "@torch.compiler.disable\ndef in_eager(*args): ...",
+        )
+    function, call = moved
+    return Workaround(
+        name, f"import torch\n\n\n@torch.compiler.disable\n{function}\n\n\n# and at {found['place']}: {call}"
+    )
+
+
+_KNOWN = frozenset({"F", "math", "nn", "np", "torch", "bool", "complex", "float", "int", "str"})
+_BUILT_IN = frozenset(dir(builtins))
+"""Known where they are called. What is only read, like ``input`` or ``id``, is more often the user's own variable."""
+
+
+def _moved(code: str) -> tuple[str, str] | None:
+    """A statement as a function of the names it reads, and the call that replaces it; None if it is incomplete."""
+    try:
+        [statement] = ast.parse(code).body
+    except (SyntaxError, ValueError):
+        return None
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    inner = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
+    inner |= {node.id for part in ast.walk(statement) if isinstance(part, ast.comprehension) for node in _names(part)}
+    stored = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in inner)
+    called = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    inner |= {node.id for node in called if isinstance(node, ast.Name) and node.id in _BUILT_IN}
+    read = [node.id for node in names if isinstance(node.ctx, ast.Load)]
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        read.append(statement.target.id)
+    given = ", ".join(name for name in dict.fromkeys(read) if name not in _KNOWN and name not in inner)
+    call = f"in_eager({given})"
+    if isinstance(statement, ast.Return):
+        return f"def in_eager({given}):\n    {code}", f"return {call}"
+    if isinstance(statement, ast.Expr):
+        return f"def in_eager({given}):\n    {code}", call
+    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or not stored:
+        return None
+    results = ", ".join(stored)
+    return f"def in_eager({given}):\n    {code}\n    return {results}", f"{results} = {call}"
+
+
+def _names(part: ast.comprehension) -> list[ast.Name]:
+    return [node for node in ast.walk(part.target) if isinstance(node, ast.Name)]

@@ -1,0 +1,324 @@
+"""The code by which scripts compare. `source_of` copies it into them, so it needs torch and the standard library alone.
+
+Each comparison prints what both sides do, and returns whether they differ. A script has ``program``, ``compiled`` and
+``make_inputs``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
+from checked_backend._torch.pytree import tree_leaves, tree_map_only
+
+__all__ = [
+    "CHANGED_INPUTS",
+    "COUNTED_WRITES",
+    "FAKE_KERNEL",
+    "FINITE",
+    "OUTCOMES",
+    "RELATIONS",
+    "compiled_dies",
+    "exceptions_differ",
+    "inputs_differ",
+    "nonfinite_differs",
+    "random_state_differs",
+    "source_of",
+    "structure_differs",
+    "values_differ",
+]
+
+Run = Callable[..., Any]
+Make = Callable[[], list[Any]]
+Arguments = Iterator[tuple[str, bool, list[torch.Tensor]]]
+
+
+def source_of(*functions: Callable[..., object]) -> list[str]:
+    """The source of functions, without annotations, which a script does not need; two empty lines before each."""
+    lines = []
+    for function in functions:
+        text = inspect.getsource(function).splitlines()
+        spans = []
+        for node in ast.walk(ast.parse("\n".join(text))):
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                spans.append((node.lineno, node.col_offset + len(node.arg), node.annotation.end_col_offset))
+            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+                spans.append((node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns.end_col_offset))
+        for line, start, end in sorted(spans, reverse=True):
+            rest = text[line - 1][end:]
+            text[line - 1] = text[line - 1][:start] + (f"={rest[3:]}" if rest.startswith(" = ") else rest)
+        lines += ["", "", *text]
+    return lines
+
+
+def values_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: float, index: int | None = None) -> bool:
+    """Whether a result is further from eager's than the tolerance."""
+    expected, actual = program(*make_inputs()), compiled(*make_inputs())
+    if index is not None:
+        expected, actual = expected[index], actual[index]
+    print("eager:   ", expected)
+    print("compiled:", actual)
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    print("greatest difference:", (actual.to(wide) - expected.to(wide)).abs().max().item())
+    return not torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def nonfinite_differs(program: Run, compiled: Run, make_inputs: Make, index: int | None = None) -> bool:
+    """Whether a result is NaN or infinite elsewhere than eager's."""
+    expected, actual = program(*make_inputs()), compiled(*make_inputs())
+    if index is not None:
+        expected, actual = expected[index], actual[index]
+    print("eager:   ", expected)
+    print("compiled:", actual)
+    return not (torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isinf(), expected.isinf()))
+
+
+def structure_differs(program: Run, compiled: Run, make_inputs: Make, index: int | None = None) -> bool:
+    """Whether a result has another dtype, shape or stride."""
+    seen = []
+    for name, run in ("eager:   ", program), ("compiled:", compiled):
+        value = run(*make_inputs())
+        value = value if index is None else value[index]
+        seen.append((value.dtype, tuple(value.shape), value.stride()))
+        print(name, seen[-1])
+    return seen[0] != seen[1]
+
+
+def relations_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    seen = []
+    print("inputs and results, counted together, that share memory, and that are the same object")
+    for name, run in ("eager:   ", program), ("compiled:", compiled):
+        inputs = make_inputs()
+        results = run(*inputs)
+        values = [*inputs, *(results if isinstance(results, tuple) else (results,))]
+        pairs = [(i, j) for j in range(len(inputs), len(values)) for i in range(j)]
+        shared = [(i, j) for i, j in pairs if memory_of(values[i]) == memory_of(values[j])]
+        seen.append((shared, [(i, j) for i, j in pairs if values[i] is values[j]]))
+        print(name, seen[-1])
+    return seen[0] != seen[1]
+
+
+def memory_of(value: Any) -> object:
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if strided else object()
+
+
+def inputs_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: float) -> bool:
+    """Whether an input holds something else afterwards than after eager."""
+    expected, actual = make_inputs(), make_inputs()
+    program(*expected)
+    compiled(*actual)
+    print("inputs afterwards, eager:   ", expected)
+    print("inputs afterwards, compiled:", actual)
+    pairs = [
+        pair for pair in zip(expected, actual, strict=True) if isinstance(pair[0], torch.Tensor) and pair[0].numel()
+    ]
+    wide = torch.complex128 if any(one.is_complex() for one, _ in pairs) else torch.float64
+    pairs = [(one.to(wide), other.to(wide)) for one, other in pairs]
+    print("greatest difference:", max((other - one).abs().max().item() for one, other in pairs))
+    return not all(torch.allclose(other, one, rtol=0, atol=tolerance, equal_nan=True) for one, other in pairs)
+
+
+def which_inputs_change_differs(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    seen = []
+    print("inputs that hold something else afterwards, counted from 0")
+    for name, run in ("eager:   ", program), ("compiled:", compiled):
+        before, after = make_inputs(), make_inputs()
+        run(*after)
+        seen.append(changed(before, after))
+        print(name, seen[-1])
+    return seen[0] != seen[1]
+
+
+def changed(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+    tensors = [i for i, value in enumerate(before) if isinstance(value, torch.Tensor)]
+    return [i for i in tensors if not torch.allclose(after[i], before[i], rtol=0, atol=0, equal_nan=True)]
+
+
+def counted_writes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    seen = []
+    print("inputs that hold something else afterwards, and those to which a write was counted, from 0")
+    for name, run in ("eager:   ", program), ("compiled:", compiled):
+        before, after = make_inputs(), make_inputs()
+        tensors = [i for i, value in enumerate(after) if isinstance(value, torch.Tensor)]
+        versions = {i: after[i]._version for i in tensors}
+        run(*after)
+        seen.append((changed(before, after), [i for i in tensors if after[i]._version != versions[i]]))
+        print(name, seen[-1])
+    (expected, counted), (actual, actually_counted) = seen
+    return any(i in counted and i in actual and i not in actually_counted for i in expected)
+
+
+def exceptions_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    """Whether one side alone raises."""
+    results = []
+    for name, run in ("eager", program), ("compiled", compiled):
+        try:
+            results.append(run(*make_inputs()))
+        except Exception as error:
+            results.append(error)
+        print(f"{name}:", repr(results[-1])[:2000])
+    return isinstance(results[0], Exception) != isinstance(results[1], Exception)
+
+
+def random_state_differs(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    """Whether the generator of random numbers is in another state afterwards."""
+    compiled(*make_inputs())  # what compiling itself draws does not count
+    drawn = []
+    for name, run in ("eager:   ", program), ("compiled:", compiled):
+        inputs = make_inputs()
+        torch.manual_seed(0)
+        run(*inputs)
+        drawn.append(torch.rand(()).item())
+        print("the next random number after", name, drawn[-1])
+    return drawn[0] != drawn[1]
+
+
+def compiled_dies(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    """Whether the process of the compiled program dies."""
+    print("eager:", program(*make_inputs()))
+    child = os.fork()  # what dies is this child
+    if child == 0:
+        signal.alarm(60)  # what hangs dies too
+        compiled(*make_inputs())
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    print("compiled: exit status", status)
+    return status != 0
+
+
+def outcomes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
+    outcomes = []
+    for name, run in ("eager", program), ("compiled", compiled):
+        inputs = make_inputs()
+        try:
+            outcomes.append(flat((run(*inputs), inputs)))
+        except Exception as error:
+            outcomes.append([error])
+        print(f"{name}, results and then inputs:", repr(outcomes[-1])[:2000])
+    expected, actual = outcomes
+    return len(expected) != len(actual) or not all(map(alike, expected, actual))
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for item in value for leaf in flat(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+def alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and (isinstance(one, Exception) or one == other)
+    same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def fake_kernel_differs(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    expected, traced = said_by_fake(operator, args, kwargs, False), said_by_fake(operator, args, kwargs, True)
+    given = tensors((args, kwargs))
+    before = {id(value): value.clone() for value in given}
+    real = operator(*args, **kwargs)
+    actual = [*described(real, given), *written(operator, args, kwargs)]
+    undeclared = [
+        name
+        for name, declared, values in arguments(operator, args, kwargs)
+        if not declared and not all(is_unchanged(value, before[id(value)]) for value in values)
+    ]
+    differs, kept = expected != actual or traced != actual or bool(undeclared), False
+    if not differs:
+        again = {memory_of(value) for value in tensors(operator(*args, **kwargs))} - set(map(memory_of, given))
+        kept = any(memory_of(value) in again for value in tensors(real) if value.numel() > 0)
+    print("its fake kernel says:", *expected, sep="\n    ")
+    if traced != expected:
+        print("torch's cache of fake results says:", *traced, sep="\n    ")
+    print("its kernel returns:", *actual, sep="\n    ")
+    print("its kernel writes to what its schema does not declare as written:", undeclared or "nothing")
+    if kept:
+        print("called once more, its kernel returns the same memory again, which by its schema is each output's own")
+    return differs or kept
+
+
+def said_by_fake(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], cached: bool) -> list[str]:
+    said = []
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        nullcontext() if cached else disable_fake_tensor_cache(mode),
+    ):
+        for _ in range(2 if cached else 1):  # a trace calls each operator more than once
+            fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+            results = operator(*fake_args, **fake_kwargs)
+            said = [*described(results, tensors((fake_args, fake_kwargs))), *written(operator, fake_args, fake_kwargs)]
+    return said
+
+
+def described(results: Any, given: Sequence[torch.Tensor]) -> Iterator[str]:
+    owners = {memory_of(value): f"tensor argument {i}" for i, value in enumerate(given)}
+    for i, value in enumerate(tree_leaves(results)):
+        text = show(value)
+        if isinstance(value, torch.Tensor) and value.numel() > 0:
+            owner = owners.setdefault(memory_of(value), f"output {i}")
+            text += f" in the memory of {owner}" if owner != f"output {i}" else ""
+        yield text
+
+
+def show(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    text = f"dtype={value.dtype} shape={tuple(value.shape)}"
+    if value.layout is not torch.strided:
+        return f"{text} layout={value.layout}"
+    significant = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1 and value.numel()]
+    text += f" significant strides={significant} storage offset={value.storage_offset()}"
+    return text + " conjugated" * value.is_conj() + " negated" * value.is_neg()
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def arguments(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    for i, argument in enumerate(operator._schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        yield argument.name, declared, tensors(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
+    for name, declared, values in arguments(operator, args, kwargs):
+        yield from (f"argument {name}, which it writes to: {show(value)}" for value in values if declared)
+
+
+def is_unchanged(now: torch.Tensor, was: torch.Tensor) -> bool:
+    if now.shape != was.shape:
+        return False
+    return torch.equal(now, was) or (now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True))
+
+
+def all_are_finite(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    print("it is given:", *(f"{show(value)} finite={finite(value)}" for value in tensors((args, kwargs))), sep="\n    ")
+    results = tensors(operator(*args, **kwargs))
+    print("it returns:", *(f"{show(value)} finite={finite(value)}" for value in results), sep="\n    ")
+    return all(map(finite, results))
+
+
+def finite(value: torch.Tensor) -> bool:
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return not value.is_floating_point() or bool(value.float().isfinite().all())
+
+
+RELATIONS = (memory_of, relations_differ)
+CHANGED_INPUTS = (changed, which_inputs_change_differs)
+COUNTED_WRITES = (changed, counted_writes_differ)
+OUTCOMES = (flat, alike, outcomes_differ)
+FAKE_KERNEL = (
+    *(tensors, memory_of, show, arguments, written, described),
+    *(said_by_fake, is_unchanged, fake_kernel_differs),
+)
+FINITE = (tensors, show, finite, all_are_finite)
