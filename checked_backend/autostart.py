@@ -1,8 +1,8 @@
-"""Start to check a program that runs with ``CHECKED_BACKEND=1`` in its environment.
+"""Check a program that runs with ``CHECKED_BACKEND=1`` in its environment.
 
-Python runs the line of ``checked_backend.pth`` when it starts; with the variable set, that line calls `start`. Nothing
-of torch is imported before the program imports it, and nothing of the checks before the program compiles: what the
-program sets in between counts.
+`start` is called when Python starts: by the ``sitecustomize`` that ``checked-backend run`` puts on the path, or by the
+hook that ``checked-backend autostart --install`` writes. Nothing of torch is imported before the program imports it,
+and nothing of the checks before the program compiles: what the program sets in between counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 import importlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,30 +33,26 @@ UNCHECKED = ".unchecked"
 
 _DYNAMO = "torch._dynamo"
 _PREFIX = ON + "_"
-_RECORD = "CHECKED_BACKEND_RECORD"
 _REPORT_DIR = "CHECKED_BACKEND_REPORT_DIR"
 
 
 def start() -> None:
     """Check everything that this process compiles from now on. A second call does nothing."""
-    if os.environ.get(ON, "") in ("", "0"):  # the .pth file does not call this then, but a `sitecustomize` does
+    asked = os.environ.get(ON, "").lower()
+    if asked in ("", "0") or sys.flags.ignore_environment:  # python -E or -I
         return
-    if os.environ.get(ON, "").lower() not in ("1", "true", "yes", "on"):
-        say(f"checked-backend: {ON} got {os.environ.get(ON)!r}; expected 1 or 0. Nothing is checked")
-        os.environ[ON] = (
-            "0"  # Python may run a line of a .pth file twice, and processes that this one starts run it too
-        )
+    if asked not in ("1", "true", "yes", "on"):
+        say(f"checked-backend: {ON} got {os.environ[ON]!r}; expected 1 or 0. Nothing is checked")
+        os.environ[ON] = "0"  # Python may call this twice, and processes that this one starts call it too
         return
-    if any(isinstance(finder, Autostart) for finder in sys.meta_path):
-        return
-    autostart = Autostart()
-    autostart.wait_for_torch()
-    atexit.register(autostart.finish)
+    if not any(isinstance(finder, Autostart) for finder in sys.meta_path):
+        Autostart().wait_for_torch()
 
 
 def stop() -> None:
     """Check nothing, because this process is a tool of this package and no program of the user's."""
-    os.environ.pop(ON, None)
+    for variable in (ON, RUN):
+        os.environ.pop(variable, None)
     for finder in [finder for finder in sys.meta_path if isinstance(finder, Autostart)]:
         finder.give_up()
 
@@ -70,21 +65,14 @@ class Autostart:
         self._process = os.getpid()
         # a first process that replaced itself by os.exec is still the first: its id ends the folder's name
         self._first = RUN not in os.environ or os.environ[RUN].endswith(f"-{self._process}")
-        self._added: list[str] = []
-        self._main: Any = None
-        self._exit_code: object = None
-        self._exits = False
         self._watch: Any = None
         self._check: Any = None
         self._compile: Any = None
-        self._gave_up = False
         if self._first:
             reports = os.path.abspath(os.environ.get(_REPORT_DIR) or "checked_backend_reports")
-            name = f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
-            self._added = [variable for variable in (RUN, _REPORT_DIR) if variable not in os.environ]
+            name = f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{self._process}"
             os.environ[_REPORT_DIR] = reports  # the program may change its directory
             os.environ.setdefault(RUN, os.path.join(reports, name))
-            self._remember_exit()
         self._folder = os.environ[RUN]
         self._options = _options(os.environ)  # the program may clear its environment
         if os.path.isdir(self._folder):
@@ -94,17 +82,16 @@ class Autostart:
     def wait_for_torch(self) -> None:
         """Replace ``torch.compile`` once torch is imported, and Dynamo's look-up of backends once that is."""
         sys.meta_path.insert(0, self)
+        atexit.register(self.finish)
         for name, told in (("torch", self._has_torch), (_DYNAMO, self._has_dynamo)):
-            if name in sys.modules:  # another line that Python runs when it starts has imported it
+            if name in sys.modules:  # something else that runs when Python starts has imported it
                 told(sys.modules[name])
 
     def give_up(self) -> None:
-        """Undo what `wait_for_torch` and `start` did."""
-        self._gave_up = True
+        """Check nothing from now on."""
         sys.meta_path.remove(self)
         atexit.unregister(self.finish)
-        for variable in self._added:
-            os.environ.pop(variable, None)
+        self._check = self._compile
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         """Find torch and Dynamo as the other finders do, and be told when each is there."""
@@ -131,16 +118,10 @@ class Autostart:
 
         @functools.wraps(original)
         def compile_later(*args: Any, **kwargs: Any) -> Any:
-            return (original if self._gave_up else self._checking())(*args, **kwargs)
+            return self._checking()(*args, **kwargs)
 
         compile_later.restored_backend = self._restored  # type: ignore[attr-defined]
         torch.compile = compile_later
-        # a thread may import torch
-        frame = sys._current_frames().get(threading.main_thread().ident or 0) if self._first else None
-        while frame is not None and self._main is None:
-            if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-                self._main = frame
-            frame = frame.f_back
 
     def _has_dynamo(self, _dynamo: Any) -> None:
         sys.meta_path.remove(self)
@@ -152,8 +133,8 @@ class Autostart:
         return backend if self._watch is None else self._watch.chosen(backend)
 
     def _restored(self, *made_of: Any) -> Any:
-        self._checking()
-        return None if self._watch is None else self._watch.backend_for(*made_of)
+        restored = getattr(self._checking(), "restored_backend", None)
+        return None if restored is None else restored(*made_of)
 
     def _checking(self) -> Any:
         if self._check is None:
@@ -166,8 +147,8 @@ class Autostart:
 
     def _loaded(self) -> Any:
         with importlib.import_module("checked_backend.random_state").random_untouched():
-            if _RECORD.removeprefix(_PREFIX).lower() in self._options:
-                self._watch = importlib.import_module("checked_backend.program.record_watch").RecordWatch(self._options)
+            if "record" in self._options:
+                self._watch = importlib.import_module("checked_backend.program.record").RecordWatch(self._options)
             else:
                 module = importlib.import_module("checked_backend.program.watch")
                 self._watch = module.ProgramWatch(self._folder, self._began, self._process, self._options)
@@ -181,77 +162,21 @@ class Autostart:
             with open(place, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{sys.executable}: {why}\n")
 
-    def _remember_exit(self) -> None:
-        """Remember with what the program ends itself: Python tells nobody."""
-        original = sys.exit
-
-        @functools.wraps(original)
-        def exit_remembered(status: Any = None, /) -> Any:
-            self._exits, self._exit_code = True, status
-            original(status)
-
-        sys.exit = exit_remembered
-
     def finish(self) -> None:
-        """Leave the process's report in the folder of the run; the first process of the run prints the summary.
-
-        It changes the exit code of a program that ends well if the verdict is worse.
-        """
+        """Leave the process's report in the folder of the run; the first process of the run prints the summary."""
         if self._watch is not None:
             self._watch.write()
-        if os.getpid() != self._process:  # a fork
+        is_fork = os.getpid() != self._process
+        if is_fork or not self._first or "torch" not in sys.modules:
             return
-        if not self._first or "torch" not in sys.modules:
-            return
-        status = self._status()
-        self._main = None  # it keeps what the program's module has, files that Python closes at the end for one
         try:
             summary = importlib.import_module("checked_backend.program.summary")
         except ImportError as error:
             if self._check is None:  # nothing asked for a check, so nobody was told
                 self._not_checked(str(error))
-            code = 2  # inconclusive
         else:
             took = time.perf_counter() - self._began
-            github = self._options.get("github", "0")
-            code = summary.tell(self._folder, list(sys.orig_argv[1:]), status, took, github=github)
-        if status == 0 and code != 0:
-            sys._checked_backend_exit = _ExitCode(code)  # type: ignore[attr-defined]
-
-    def _status(self) -> int | None:
-        """The exit code that the program gives itself; None if it cannot be known here."""
-        if getattr(sys, "last_value", None) is not None:  # an exception ends it
-            return None
-        if self._main is not None and _returned(self._main):
-            return 0
-        if not self._exits:
-            return None
-        if self._exit_code is None:
-            return 0
-        return self._exit_code if isinstance(self._exit_code, int) else 1
-
-
-class _ExitCode:
-    """Ends the process with an exit code as Python's last act, after files are flushed: Python asks nobody for one.
-
-    Python clears the module `sys`, in which this is kept, after all others.
-
-    Args:
-        code: The exit code.
-    """
-
-    def __init__(self, code: int) -> None:
-        self._code = code
-        self._exit = os._exit
-        self._flush = [stream.flush for stream in (sys.stdout, sys.stderr) if stream is not None]
-
-    def __del__(self) -> None:
-        for flush in self._flush:
-            try:  # noqa: SIM105 (no module is left to suppress with)
-                flush()
-            except (OSError, ValueError):  # the program has closed it
-                pass
-        self._exit(self._code)
+            summary.tell(self._folder, sys.orig_argv[1:], took, github=self._options.get("github", "0"))
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, str]:
@@ -261,13 +186,6 @@ def _options(environment: Mapping[str, str]) -> dict[str, str]:
         for variable, value in environment.items()
         if variable.startswith(_PREFIX) and value
     }
-
-
-def _returned(frame: Any) -> bool:
-    """Whether a frame that is over came to its end, rather than to an exception."""
-    opcodes = importlib.import_module("opcode")
-    place, code = frame.f_lasti, frame.f_code.co_code
-    return 0 <= place < len(code) and str(opcodes.opname[code[place]]).startswith("RETURN_")
 
 
 def say(text: str, *, to_stdout: bool = False) -> None:

@@ -9,14 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
-from tests.support.started_programs import PACKAGE, VERB, finished
+from tests.support.started_programs import VERB, finished
 from tests.support.warm_process import WarmPython
-
-BY_ENVIRONMENT = {
-    "CHECKED_BACKEND": "1",
-    "CHECKED_BACKEND_LOCALIZE": "0",
-    "PYTHONPATH": os.pathsep.join([str(PACKAGE / "program" / "bootstrap"), str(PACKAGE.parent)]),
-}
 
 ROUGH = f"""
 import contextlib, copy, io, os, pickle, sys
@@ -65,41 +59,6 @@ def test_a_program_may_close_redirect_clear_and_copy_what_it_likes(tmp_path: Pat
         "import torch; print(torch.load('net.pt', weights_only=False)(torch.ones(1, 2)).shape)"
     )
     assert warm_python.run(checked / "loads.py", cwd=checked).stdout == "torch.Size([1, 2])\n"
-
-
-REPLACES_ITSELF = f"""
-import os, sys, types
-if "AGAIN" not in os.environ:
-    os.execve(sys.executable, [sys.executable, "p.py"], {{**os.environ, "AGAIN": "1"}})
-import threading
-
-class Says:
-    def __del__(self):
-        print("deleted")
-
-said, kept = Says(), open("kept.txt", "w")
-kept.write("kept")
-code = '''
-import torch
-{COMPILER_WITH_COSINE_FOR_SINE}
-print(torch.compile(lambda x: x.sin() + 1, backend=BACKEND)(torch.arange(4.0)).tolist())
-'''
-thread = threading.Thread(target=exec, args=(code.replace("BACKEND", sys.argv[1:] and "'eager'" or "wrong"), {{}}))
-thread.start()
-thread.join()
-"""
-
-
-@pytest.mark.process
-def test_the_environment_alone_ends_a_program_as_python_does(tmp_path: Path) -> None:
-    """It replaces itself, imports torch in a thread, and leaves a file for Python to close."""
-    (tmp_path / "p.py").write_text(REPLACES_ITSELF)
-    code, out, err = finished((sys.executable, "p.py"), tmp_path, BY_ENVIRONMENT)
-    assert code == 1, err
-    assert out.endswith("]\ndeleted\n")
-    assert (tmp_path / "kept.txt").read_text() == "kept"
-    assert "checked-backend: FAIL" in err
-    assert "program   p.py: exit code 0" in err
 
 
 LACKS = """

@@ -20,6 +20,7 @@ import torch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.program.hook import missing_files
 from checked_backend.report.environment import compiler_command, environment
 
 __all__ = ["Capability", "Diagnosis", "diagnose"]
@@ -109,6 +110,7 @@ def diagnose() -> Diagnosis:
         _pytest,
         _graphviz,
         _transformers,
+        _autostart,
     )
     candidates = tuple(name for name in backends if name not in _OURS and _is_candidate(name))
     return Diagnosis(MappingProxyType(environment()), candidates, tuple(check() for check in checks))
@@ -237,6 +239,16 @@ def _graphviz() -> Capability:
     usable = which("dot") is not None
     note = "graph.svg is written with each dump" if usable else "dot is not on the PATH; dumps have graph.dot only"
     return Capability("pictures of graphs", usable, False, note)
+
+
+def _autostart() -> Capability:
+    if not missing_files():
+        return Capability("CHECKED_BACKEND=1", True, False, "the hook is installed")
+    note = (
+        "no hook is installed, so the variable does nothing, and nobody says so (checked-backend autostart --install); "
+        "checked-backend run needs none"
+    )
+    return Capability("CHECKED_BACKEND=1", False, False, note)
 
 
 def _transformers() -> Capability:

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from checked_backend.autostart import ON, RUN
+from checked_backend.autostart import RUN
 from checked_backend.cli.printing import print_text
-from checked_backend.cli.running import hook
+from checked_backend.cli.running import checking_environment
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.options import environment_variable
 from checked_backend.process.foreground import die_by, run_in_foreground
-from checked_backend.program.compare_records import compare_recordings
+from checked_backend.program.compare import compare_recordings
 from checked_backend.program.records import PLAIN, written_by
 from checked_backend.report.html import render_html
 from checked_backend.report.write import write_whole
@@ -65,13 +65,13 @@ def record(
 def _run(words: list[str], place: Path, *, noise: int) -> int:
     with tempfile.TemporaryDirectory(prefix="checked_backend_") as marks:
         added = {
-            ON: "1",
+            **checking_environment(),
             RUN: marks,
             environment_variable("record"): str(place),
             environment_variable("noise"): str(noise),
         }
         try:
-            return run_in_foreground(words, {**os.environ, **added, **hook()})
+            return run_in_foreground(words, {**os.environ, **added})
         except OSError as error:
             raise CheckedBackendError(f"{words[0]}: it cannot be started: {error.strerror}") from error
 

@@ -1,9 +1,8 @@
-"""The verb ``run``: run a program as it is, and check every ``torch.compile`` in it."""
+"""The verbs ``run`` and ``autostart``: check every ``torch.compile`` in a program, in this one or in any."""
 
 from __future__ import annotations
 
 import os
-import site
 import sys
 import time
 from collections.abc import Mapping
@@ -12,20 +11,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from checked_backend.autostart import ON, RUN
+from checked_backend.autostart import HOOKED, ON, RUN
 from checked_backend.cli.printing import print_text
 from checked_backend.errors import CheckedBackendError
 from checked_backend.options import RunOptions, environment_variable, parse_options
 from checked_backend.process.foreground import die_by, run_in_foreground
-from checked_backend.program.folder import RunFolder
+from checked_backend.program.folder import tidy
+from checked_backend.program.hook import FILES, install_hook, missing_files, remove_hook, site_packages
 from checked_backend.program.summary import exit_code, github_annotations, read_run
 from checked_backend.report.codec import dumps
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.write import write_whole
 
-__all__ = ["hook", "run"]
-
-_HOOK = "checked_backend.pth"
+__all__ = ["autostart", "checking_environment", "run"]
 
 
 def run(
@@ -60,8 +58,7 @@ def run(
 ) -> None:
     """Run a program as it is and check every torch.compile in it: backend, mode and options are the code's own.
 
-    The summary goes to stderr. The program's own exit code is kept unless it is 0 and the verdict is worse. The same
-    without this command: CHECKED_BACKEND=1 in the environment of any Python, options as CHECKED_BACKEND_EVERY=10.
+    The summary goes to stderr. The program's own exit code is kept unless it is 0 and the verdict is worse.
     """
     if every is not None and budget is not None:
         raise typer.BadParameter("--every checks every n-th call, --budget a share of the time: give one of them")
@@ -86,18 +83,19 @@ def run(
         os.environ[environment_variable(name)] = str(value)
     os.environ.pop(RUN, None)
     reports = parse_options(RunOptions, "numcheck", {}).report_dir.absolute()
-    folder = _claimed(reports)
+    folder = reports / f"run-{this_moment()}"
+    folder.mkdir(parents=True)
     if not module and words[0] != "-" and not Path(words[0]).exists():
-        RunFolder(folder).tidy()
+        tidy(folder)
         raise CheckedBackendError(f"{words[0]}: there is no such program")
-    environment = {environment_variable("report_dir"): str(reports), RUN: str(folder), ON: "1"}
+    environment = {environment_variable("report_dir"): str(reports), RUN: str(folder), **checking_environment()}
     began = time.perf_counter()
     program = [*(["-m"] if module else []), *words]
-    status = run_in_foreground([sys.executable, *program], {**os.environ, **environment, **hook()})
-    hooked = RunFolder(folder).hooked()
+    status = run_in_foreground([sys.executable, *program], {**os.environ, **environment})
+    hooked = (folder / HOOKED).exists()
     result = read_run(folder, program, status, time.perf_counter() - began)
     if not hooked:
-        raise CheckedBackendError("the program's Python did not start the checks: it ignores its environment or site")
+        raise CheckedBackendError("the program's Python did not start the checks: it ignores its environment")
     if as_json:
         print_text(dumps(result.to_dict()))
     else:
@@ -116,24 +114,32 @@ def run(
     sys.exit(exit_code(result))
 
 
-def _claimed(reports: Path) -> Path:
-    """Make a new folder for this run."""
-    reports.mkdir(parents=True, exist_ok=True)
-    for number in range(1000):
-        folder = reports / f"run-{this_moment()}{f'-{number}' if number else ''}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise CheckedBackendError(f"{reports}: no name is free for this run")
+def autostart(
+    install: Annotated[bool, typer.Option("--install", help="Write the hook into this environment.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it; do so before the package is removed.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Say whether it is there.")] = False,
+) -> None:
+    """Let CHECKED_BACKEND=1 alone check any program of this Python environment, as run does.
+
+    Python runs a hook when it starts, two files in site-packages. Without the variable, or under python -E or -I, it
+    does nothing. Options are variables too, as CHECKED_BACKEND_EVERY=10. Such a program prints the summary at its end
+    and keeps its exit code.
+    """
+    if install + remove + status != 1:
+        raise typer.BadParameter("give one of --install, --remove and --status")
+    if install:
+        install_hook()
+    if remove:
+        remove_hook()
+    missing = missing_files()
+    state = (
+        "installed" if not missing else "not installed" if len(missing) == len(FILES) else f"{missing[0]} is missing"
+    )
+    print_text(f"{state} in {site_packages()}")
 
 
-def hook() -> Mapping[str, str]:
-    """The environment variables that start the checks: none if the hook is installed."""
-    places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    if any(Path(place, _HOOK).is_file() for place in places):
-        return {}
+def checking_environment() -> Mapping[str, str]:
+    """The environment in which a Python, and every Python that it starts, starts the checks."""
     bootstrap = Path(__file__).parents[1] / "program" / "bootstrap"
     known = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join([str(bootstrap), *([known] if known else [])])}
+    return {ON: "1", "PYTHONPATH": os.pathsep.join([str(bootstrap), *([known] if known else [])])}

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from checked_backend import autostart
+from checked_backend.autostart import stop
 from checked_backend.cli.apart import needs_fresh_interpreter, replay_apart
 from checked_backend.cli.fuzzing import fuzz, selftest
 from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text, users_code
 from checked_backend.cli.recording import compare, record
 from checked_backend.cli.reporting import report
-from checked_backend.cli.running import run
+from checked_backend.cli.running import autostart, run
 from checked_backend.cli.sweeping import sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
@@ -154,7 +154,10 @@ def check(
     return found.verdict
 
 
-_VERBS = ((sweep, False), (fuzz, False), (selftest, False), (run, True), (record, True), (compare, False))
+_VERBS = (
+    (sweep, False), (fuzz, False), (selftest, False),
+    (run, True), (autostart, False), (record, True), (compare, False),
+)  # fmt: skip
 for _verb, _takes_a_program in _VERBS:
     app.command(context_settings={"allow_interspersed_args": not _takes_a_program})(_verb)
 
@@ -237,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Raises:
         SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
     """
-    autostart.stop()
+    stop()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] in _IN_CHILD and needs_fresh_interpreter(words):
         sys.exit(_exit_code(lambda: _in_fresh_interpreter(words)))

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +32,9 @@ _SELF_CHECKING = (nop, debug_interpreter, graph_dumper)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How ``torch.compile`` is checked.
+    """How ``torch.compile`` is checked: with which backend where the code names none, and options of ``numcheck``.
 
-    Attributes:
-        compiler: The backend to use if the code names none.
-        options: Options of ``numcheck``. Options in the environment apply as well.
-        enabled: Whether to check at all.
+    Options in the environment apply as well.
     """
 
     compiler: str | Callable[..., Any] = "inductor"
@@ -46,33 +43,18 @@ class Settings:
 
 
 class CheckingBackend:
-    """A Dynamo backend that checks another one and records its findings in a session.
+    """A Dynamo backend that has a watch compile each region, with another backend, and check it.
 
     Two of them are equal if they check equal backends, as with torch's own wrappers. Dynamo then reuses code that it
-    compiled for the other.
-
-    Args:
-        compiler: The backend to check.
-        options: Options of ``numcheck``.
-        mode: Inductor's mode.
-        current: Returns the session that should record a call but is not active in this thread, or None.
-        traced: Receives each graph.
+    compiled for the other. The other backend is the option ``compiler``; the mode is Inductor's.
     """
 
     compiler_name = "numcheck"
 
-    def __init__(
-        self,
-        compiler: str | Callable[..., Any],
-        options: Mapping[str, Any],
-        mode: str | None,
-        current: Callable[[], Session | None],
-        traced: Callable[[fx.GraphModule], None] = lambda _gm: None,
-    ) -> None:
-        self._traced = traced
-        self._options = {**options, "compiler": compiler}
+    def __init__(self, watch: CompileWatch, options: Mapping[str, Any], mode: str | None) -> None:
+        self._watch = watch
+        self._options = options
         self._mode = mode
-        self._current = current
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CheckingBackend):
@@ -89,25 +71,12 @@ class CheckingBackend:
         return restored_backend, (self._options, self._mode)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_kwargs: Any) -> Callable[..., Any]:
-        """Compile a region and check it on every call."""
-        self._traced(gm)
-        region = numcheck(gm, example_inputs, options=self._options, mode=self._mode)
-
-        def run(*args: Any) -> Any:
-            session = self._current()
-            if session is None:
-                return region(*args)
-            with session.entered():  # the call came from another thread
-                return region(*args)
-
-        return run
+        """Compile a region."""
+        return self._watch.region(gm, example_inputs, self._options, self._mode)
 
 
 class CompileWatch:
-    """Replaces ``torch.compile`` while checks are on.
-
-    A subclass says which session records the findings (`current`), and what to note when a program calls
-    ``torch.compile`` (`asked`).
+    """Replaces ``torch.compile`` while checks are on. A subclass says which session records the findings.
 
     Args:
         forced: Options of ``numcheck`` that override all others.
@@ -127,16 +96,11 @@ class CompileWatch:
         self._began_with = began_with or {}
         checks = {name: value for name, value in self._began_with.items() if name in CheckOptions.model_fields}
         self._defaults = {**(defaults or {}), **checks}
-        self._original: Compile | None = None
-        self._undo: Callable[[], None] | None = None
+        self._replaced: ExitStack | None = None
         self._settings: list[Settings] = []
 
     def check_everything(self, compiler: str) -> None:
-        """Check ``torch.compile`` from now on, until `close`. Only the first call has an effect.
-
-        Args:
-            compiler: The backend to use if the code names none.
-        """
+        """Check ``torch.compile`` from now on, until `close`, with this backend if the code names none."""
         if not self._settings:
             self._settings.append(Settings(compiler))
             self._replace()
@@ -150,14 +114,20 @@ class CompileWatch:
         now = self._now()
         resolve_compiler(parse_options(CheckOptions, "numcheck", {**now.options, "compiler": now.compiler}))
 
-    def run_options(self) -> RunOptions:
-        """The options of the run: those in the environment, and those that it had when the process began.
+    def check_run(self) -> RunOptions:
+        """Check this process, whose ``torch.compile`` `checking` wraps.
+
+        Returns:
+            The options of the run: those in the environment, and those that it had when the process began.
 
         Raises:
             OptionError: One is unknown or bad.
         """
         gone = {name: value for name, value in self._began_with.items() if environment_variable(name) not in os.environ}
-        return parse_options(RunOptions, "numcheck", gone)
+        options = parse_options(RunOptions, "numcheck", gone)
+        self._settings.append(Settings(options.compiler))
+        self.validate()
+        return options
 
     def close(self) -> None:
         """Put the original ``torch.compile`` back."""
@@ -186,23 +156,23 @@ class CompileWatch:
     def left_unchecked(self, skip: Skip) -> None:
         """Note something that the program compiles, and that is not checked."""
 
-    def backend_for(
-        self, compiler: str | Callable[..., Any], options: Mapping[str, Any], mode: str | None
+    def region(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], mode: str | None
     ) -> Callable[..., Any]:
-        """The Dynamo backend that takes the place of the one that the code names."""
-        return CheckingBackend(compiler, options, mode, self.current, self.traced)
+        """Compile a region of the program, and check it on every call."""
+        region = numcheck(gm, example_inputs, options=options, mode=mode)
 
-    def traced(self, gm: fx.GraphModule) -> None:
-        """Note a graph that Dynamo has made of the program's code."""
+        def run(*args: Any) -> Any:
+            session = self.current()
+            if session is None:
+                return region(*args)
+            with session.entered():  # the call came from another thread
+                return region(*args)
 
-    def compiled(self, model: Any, made: Any, _compile_again: Callable[..., Any]) -> Any:
-        """The object that ``torch.compile`` returns to the program.
+        return run
 
-        Args:
-            model: The function or module that the program asked torch to compile.
-            made: The object that torch returned. Its regions are checked.
-            _compile_again: Compiles a copy of ``model`` in the same way.
-        """
+    def compiled(self, _model: Any, made: Any, _compile_again: Callable[..., Any]) -> Any:
+        """The object that the program gets of what ``torch.compile`` has made; the last compiles a copy alike."""
         return made
 
     def checking(self, original: Compile) -> Compile:
@@ -218,10 +188,8 @@ class CompileWatch:
             off = not self._settings or not settings.enabled or kwargs.get("disable")
             if off or _asked_by_this_package():
                 return original(model, **kwargs)
-            if _checks_itself(kwargs):
-                self.asked()
-                return original(model, **kwargs)
-            if type(kwargs.get("backend")).__module__.startswith("vllm."):  # its plugin checks the pieces
+            backend = kwargs.get("backend")
+            if _checks_itself(backend) or type(backend).__module__.startswith("vllm."):  # its plugin checks the pieces
                 self.asked()
                 return original(model, **kwargs)
             given = _own_options(kwargs)
@@ -239,13 +207,13 @@ class CompileWatch:
             ahead_of_time(made, lambda: self._compiled_ahead(model, original(model, **_own_options(given))))
             return self.compiled(model, made, compile_again)
 
-        compile_checked.restored_backend = self.backend_for  # type: ignore[attr-defined]
+        compile_checked.restored_backend = functools.partial(CheckingBackend, self)  # type: ignore[attr-defined]
         return compile_checked
 
     def chosen(self, backend: str | Callable[..., Any]) -> str | Callable[..., Any]:
         """The backend to use in place of one that the program hands to Dynamo without ``torch.compile``."""
         settings = self._now()
-        if not self._settings or not settings.enabled or _checks_itself({"backend": backend}):
+        if not self._settings or not settings.enabled or _checks_itself(backend):
             return backend
         self.asked()
         checking: Callable[..., Any] = self._redirected(settings, {"backend": backend})["backend"]
@@ -261,18 +229,16 @@ class CompileWatch:
         return self._settings[-1] if self._settings else Settings()
 
     def _replace(self) -> None:
-        if self._original is None:
-            self._original = torch.compile
+        if self._replaced is None:
+            self._replaced = ExitStack()
+            self._replaced.callback(setattr, torch, "compile", torch.compile)
             torch.compile = self.checking(torch.compile)
-            self._undo = choose_given_backends(self.chosen)
+            self._replaced.callback(choose_given_backends(self.chosen))
 
     def _restore(self) -> None:
-        if self._original is not None:
-            torch.compile = self._original
-            self._original = None
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        if self._replaced is not None:
+            self._replaced.close()
+            self._replaced = None
 
     def _redirected(self, settings: Settings, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of ``torch.compile``, with the backend they name replaced by one that checks it."""
@@ -295,21 +261,16 @@ class CompileWatch:
             if environment_variable(name) not in os.environ:
                 options.setdefault(name, value)
         options["compiler_options"] = {**options.get("compiler_options", {}), **given}
-        return {**rest, "backend": self.backend_for(backend, options, mode)}
+        return {**rest, "backend": CheckingBackend(self, {**options, "compiler": backend}, mode)}
 
 
 def restored_backend(options: Mapping[str, Any], mode: str | None) -> Any:
     """The backend of a compiled module that was pickled in a checked program.
 
-    Args:
-        options: Options of ``numcheck``; ``compiler`` is the backend that the code named.
-        mode: Inductor's mode.
-
-    Returns:
-        A checking backend if this process is checked, else the one that the code named.
+    It is the one that the code named, which is the option ``compiler``, and a checking one if this process is checked.
     """
     checking = getattr(torch.compile, "restored_backend", None)
-    made = None if checking is None else checking(options["compiler"], options, mode)
+    made = None if checking is None else checking(options, mode)
     return made or resolve_compiler(parse_options(CheckOptions, "numcheck", options), mode)
 
 
@@ -323,9 +284,8 @@ def _nothing() -> None:
     """A function for torch to inspect; it is never called."""
 
 
-def _checks_itself(kwargs: Mapping[str, Any]) -> bool:
+def _checks_itself(backend: Any) -> bool:
     """Whether the backend is a checking one of this package. Such a backend is not checked in turn."""
-    backend = kwargs.get("backend")
     while isinstance(backend, functools.partial):
         backend = backend.func
     if backend == "numcheck":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -38,7 +39,7 @@ def how_it_ended(error: BaseException | None) -> Finding | Skip | None:
     """
     if not isinstance(error, Exception) or isinstance(error, CheckedBackendError):
         return None
-    frames = list(_frames(error))
+    frames = list(walk_tb(error.__traceback__))
     if not frames or not _is_compilers(frames[-1]):
         return None
     if any(str(frame.f_globals.get("__name__")).startswith(_REGIONS) for frame, _ in frames):
@@ -78,13 +79,6 @@ def _finding(error: Exception, line: str, why: str) -> Finding:
 
 def _described(error: Exception) -> str:
     return described_exception(error).rstrip(".")
-
-
-def _frames(error: Exception) -> Iterator[tuple[FrameType, int]]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
 
 
 def _is_compilers(place: tuple[FrameType, int]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from checked_backend.report import Report
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.write import read_reports, write_report, write_whole
 
-__all__ = ["WHOLE_CALLS", "Mark", "ProcessReport", "RunFolder"]
+__all__ = ["WHOLE_CALLS", "Mark", "ProcessReport", "read_processes", "tidy"]
 
 WHOLE_CALLS = "whole calls compared with eager"
 """The name in the coverage's counts of calls that are compared as a whole (option ``shadow``)."""
@@ -24,13 +23,7 @@ _SECONDS, _CHECKING = "seconds of the program", "seconds of checks"
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """The report of one process of a run.
-
-    Attributes:
-        report: The report.
-        seconds: How long the process ran.
-        checking: How much of that the checks took.
-    """
+    """The report of one process of a run, how long that ran, and how much of that the checks took."""
 
     report: Report
     seconds: float
@@ -38,11 +31,7 @@ class ProcessReport:
 
 
 class Mark:
-    """The mark and the report of one process in the folder.
-
-    Args:
-        program: The program's command line, for people.
-    """
+    """The mark and the report of one process in the folder."""
 
     def __init__(self, folder: Path, program: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +43,8 @@ class Mark:
     def save(self, found: ProcessReport) -> None:
         """Write the report. It replaces the one that was written before."""
         spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
-        report = replace(found.report, environment={**found.report.environment, **spent})
+        known = {**found.report.environment, **spent}
+        report = replace(found.report, environment=known)
         if self._path is None:
             self._path = write_report(report, self._folder)
         else:
@@ -65,41 +55,29 @@ class Mark:
         self._mark.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """Reads the folder of a run."""
+def read_processes(folder: Path) -> tuple[list[ProcessReport], list[str]]:
+    """The reports of the processes that compiled something; and what is missing, in sentences."""
+    if not folder.is_dir():
+        return [], []
+    read = read_reports(folder)
+    missing = [f"a report cannot be read: {file.name}: {reason}" for file, reason in read.broken]
+    missing += [
+        f"a process that compiled left no complete report ({path.name.removesuffix(_MARK)}): it was killed, or ended "
+        "by os._exit or os.exec"
+        for path in sorted(folder.glob(f"*{_MARK}"))
+    ]
+    missing += [
+        f"a process was not checked, its Python lacks something: {path.read_text('utf-8').strip()}"
+        for path in sorted(folder.glob(f"*{UNCHECKED}"))
+    ]
+    return [ProcessReport(one, _number(one, _SECONDS), _number(one, _CHECKING)) for one in read.reports], missing
 
-    path: Path
 
-    def hooked(self) -> bool:
-        """Whether any Python of the run has reached the hook that starts the checks."""
-        return (self.path / HOOKED).exists()
-
-    def processes(self) -> Iterator[ProcessReport]:
-        """The reports of the processes that compiled something."""
-        if self.path.is_dir():
-            for report in read_reports(self.path).reports:
-                yield ProcessReport(report, _number(report, _SECONDS), _number(report, _CHECKING))
-
-    def broken(self) -> list[str]:
-        """The report files that cannot be read, and why."""
-        if not self.path.is_dir():
-            return []
-        return [f"{file.name}: {reason}" for file, reason in read_reports(self.path).broken]
-
-    def unfinished(self) -> list[str]:
-        """Processes that began to compile and left no complete report."""
-        return sorted(path.name.removesuffix(_MARK) for path in self.path.glob(f"*{_MARK}"))
-
-    def unchecked(self) -> list[str]:
-        """Which processes could not be checked, and why."""
-        return [path.read_text("utf-8").strip() for path in sorted(self.path.glob(f"*{UNCHECKED}"))]
-
-    def tidy(self) -> None:
-        """Remove the folder if nothing is in it."""
-        with contextlib.suppress(OSError):
-            (self.path / HOOKED).unlink(missing_ok=True)
-            self.path.rmdir()
+def tidy(folder: Path) -> None:
+    """Remove the folder if nothing is in it."""
+    with contextlib.suppress(OSError):
+        (folder / HOOKED).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _number(report: Report, name: str) -> float:

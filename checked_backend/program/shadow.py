@@ -9,15 +9,16 @@ right where it is compiled anew was compiled for an earlier call, and a guard is
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -30,14 +31,13 @@ from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import VALUES
 from checked_backend.checking.original import eager_function
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import Program, ProgramCopy
+from checked_backend.checking.program import ProgramCopy
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.unreached import not_differentiated
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.program.folder import WHOLE_CALLS
-from checked_backend.program.muted import muted
 from checked_backend.program.own_call import OwnCall
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.unobserved import unobserved
@@ -46,9 +46,9 @@ from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import Session
 from checked_backend.report.write import KeptReport
 
-__all__ = ["CompileAgain", "Shadows"]
+__all__ = ["Shadows"]
 
-Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+Compile = Callable[..., Callable[..., Any]]
 
 _STALE = (
     "Dynamo: it ran code here that it had compiled for an earlier call; compiled anew for this call, the program is "
@@ -74,17 +74,6 @@ _CHANGED = (
 )
 
 
-class CompileAgain(Protocol):
-    """Compiles a copy in the same way as the program's own function or module."""
-
-    def __call__(self, copy: Callable[..., Any], *, fresh: bool = False) -> Callable[..., Any]:
-        """The compiled copy.
-
-        Args:
-            fresh: Compile it now, even if Dynamo has compiled the same code before.
-        """
-
-
 _comparing: ContextVar[bool] = ContextVar("checked_backend_comparing_whole_calls", default=False)
 
 
@@ -101,10 +90,6 @@ def _outermost() -> Iterator[None]:
 class Shadows:
     """The compiled functions and modules of a program, each compared as a whole.
 
-    Args:
-        session: The session that records the findings.
-        tell: Receives the name and the number of a call that differs.
-
     Attributes:
         seconds: The time that the comparisons have taken so far.
         numpy: Whether Dynamo has traced NumPy's functions into a graph of the program's.
@@ -120,13 +105,10 @@ class Shadows:
         self._lock = threading.Lock()
         self._shadows: list[_Shadow] = []
 
-    def over(self, original: Any, compiled: Any, compile_again: CompileAgain) -> Any:
+    def over(self, original: Any, compiled: Any, compile_again: Compile) -> Any:
         """Wrap the result of ``torch.compile``, so that sampled calls are compared with eager.
 
-        Args:
-            original: The function or module that the program asked torch to compile.
-            compiled: The result of ``torch.compile``.
-            compile_again: Compiles a copy of the original in the same way.
+        The last compiles a copy of the original alike; with ``fresh=True`` also what Dynamo has compiled before.
         """
         if isinstance(compiled, type) or not callable(compiled):
             return compiled
@@ -164,34 +146,10 @@ class Shadows:
             shadow.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A call that is compared: what it began with, and what eager makes of that.
-
-    Attributes:
-        call: The call.
-        outcome: Eager's outcome.
-        unreached: Tensors whose gradients are compared nowhere.
-    """
-
-    call: OwnCall
-    outcome: Outcome
-    unreached: Sequence[Skip]
-
-
-@dataclass(slots=True)
-class _Found:
-    """The result of comparing one call."""
-
-    findings: Sequence[Finding] = ()
-    coverage: Coverage = field(default_factory=Coverage)
-    skip: Skip | None = None
-
-
 class _Shadow:
     """One compiled function or module."""
 
-    def __init__(self, shadows: Shadows, original: Callable[..., Any], compile_again: CompileAgain) -> None:
+    def __init__(self, shadows: Shadows, original: Callable[..., Any], compile_again: Compile) -> None:
         self._shadows = shadows
         self._original = original
         self._compile = compile_again
@@ -228,36 +186,38 @@ class _Shadow:
             self._calls += 1
             number = self._calls
         with _outermost():
-            expected = self._in_eager(args, kwargs) if self._due(number) else None
+            eager = None
+            if self._due(number):
+                with self._aside():
+                    eager = self._in_eager(args, kwargs)
             try:
                 returned = compiled(*args, **kwargs)
             except StopRecomputationError:  # activation checkpointing has what it needs
                 raise
             except Exception as error:
-                if expected is not None and not isinstance(error, CheckedBackendError):
-                    found = self._compared(expected, expected.call.raised(error), number)
-                    self._report(found, number, raises=False)
+                if eager is not None and not isinstance(error, CheckedBackendError):
+                    self._compare(eager, eager.call.raised(error), number, raises=False)
                 raise
-            if expected is None:
+            if eager is None:
                 return returned
             if isinstance(returned, (Iterator, Coroutine)):
-                self._report(self._not_compared("it returns an iterator, which can be read only once"), number)
+                self._not_compared("it returns an iterator, which can be read only once")
                 return returned
-            actual = expected.call.returned(returned)
-            self._report(self._compared(expected, actual, number), number)
+            actual = eager.call.returned(returned)
+            self._compare(eager, actual, number)
             with self._aside():
-                expected.call.watch(
-                    actual,
-                    partial(self._differentiated, number),
-                    lambda why: self._report(self._not_compared(why, _GRADIENTS), number),
-                )
+                not_compared = partial(self._not_compared, what=_GRADIENTS)
+                eager.call.watch(actual, partial(self._differentiated, number), not_compared)
             return returned
 
     def _differentiated(self, number: int, call: OwnCall, actual: Outcome) -> None:
         """Compare the gradients of a call, which its backward pass has sent just now."""
         with _outermost():
-            found = self._guarded(lambda: self._gradients_compared(call, actual, number), _GRADIENTS)
-            self._report(found, number, gradients=True)
+            eager = None
+            with self._aside(_GRADIENTS):
+                eager = self._eager_gradients(call, actual)
+            if eager is not None:
+                self._compare(eager, actual, number, what=_GRADIENTS)
 
     def _due(self, number: int) -> bool:
         """Calls 1, 2, 4, 8, ... of those that the option ``every`` leaves."""
@@ -270,125 +230,106 @@ class _Shadow:
         return False
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """A block that is no part of the program."""
-        with self._shadows.timed(), random_untouched(), muted(), unobserved():
-            yield
-
-    def _guarded(self, compare: Callable[[], _Found], what: str = _WHOLE) -> _Found:
+    def _aside(self, what: str = _WHOLE) -> Iterator[None]:
+        """A block that is no part of the program. If it fails, the program goes on, and the coverage says why."""
         try:
-            with self._aside():
-                return compare()
+            with self._shadows.timed(), random_untouched(), _muted(), unobserved():
+                yield
         except CheckedBackendError as error:
-            return self._not_compared(str(error), what)
-        except Exception as error:  # the program goes on; the coverage says that this was not compared
+            self._not_compared(str(error), what)
+        except Exception as error:
             why = "memory ran out" if is_out_of_memory(error) else "the comparison failed"
-            return self._not_compared(f"{why}: {type(error).__name__}: {error}".partition("\n")[0], what)
+            self._not_compared(f"{why}: {type(error).__name__}: {error}".partition("\n")[0], what)
 
-    def _in_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Expected | None:
-        """Run a call in eager before it runs compiled; None if that is impossible, which is noted."""
-        made: list[_Expected] = []
-
-        def run() -> _Found:
-            call = OwnCall.before(self._original, args, kwargs)
-            reference = ProgramCopy(call.program)
-            outcome = reference.step(0, call.program.calls[0])
-            call.refuse_harm()
-            unreached = tuple(
-                not_differentiated(outcome.unreached, reference.is_copy, lambda: call.program.run().unreached)
-            )
-            made.append(_Expected(call, outcome, unreached))
-            return _Found()
-
-        if distributed_is_on():
-            found = self._not_compared(
-                "running a program twice that exchanges tensors with other ranks would stop them"
-            )
-        else:
-            found = self._guarded(run)
-        if found.skip is not None:
-            self._report(found, self._calls)
-        return made[0] if made else None
-
-    def _not_compared(self, why: str, what: str = _WHOLE) -> _Found:
+    def _not_compared(self, why: str, what: str = _WHOLE) -> None:
         if what == _WHOLE:
             self._why_not = self._why_not or why
-        return _Found(skip=Skip(what, f"not compared with eager: {why}", matters=what != _WHOLE, region=self._name))
+        skip = Skip(what, f"not compared with eager: {why}", matters=what != _WHOLE, region=self._name)
+        self._shadows.session().ledger.skip(skip)
 
-    def _compared(self, expected: _Expected, actual: Outcome, number: int) -> _Found:
-        def compare() -> _Found:
-            ledger = Ledger()
-            for skip in expected.unreached:
-                ledger.skip(skip)
-            compared = _Compared(expected.call.program, expected.outcome, ledger, self._shadows.numpy)
-            return self._found(expected.call, compared, actual, number)
+    def _in_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _EagerCall:
+        """Run a call in eager, before it runs compiled."""
+        if distributed_is_on():
+            raise CheckedBackendError("running a program twice that exchanges tensors with other ranks would stop them")
+        call = OwnCall.before(self._original, args, kwargs)
+        reference = ProgramCopy(call.program)
+        outcome = reference.step(0, call.program.calls[0])
+        call.refuse_harm()
+        ledger = Ledger()
+        for skip in not_differentiated(outcome.unreached, reference.is_copy, lambda: call.program.run().unreached):
+            ledger.skip(skip)
+        return _EagerCall(call, outcome, ledger, self._shadows)
 
-        return self._guarded(compare)
-
-    def _gradients_compared(self, call: OwnCall, actual: Outcome, number: int) -> _Found:
+    def _eager_gradients(self, call: OwnCall, actual: Outcome) -> _EagerCall:
+        """Run a call in eager, forward and backward, from the gradients that entered at what it made."""
         outcome = ProgramCopy(call.program).step(0, call.program.calls[0])
         if (error := outcome.error or outcome.backward_error) is not None:
-            why = f"eager has none: {type(error).__name__}: {error}".partition("\n")[0]
-            return self._not_compared(why, _GRADIENTS)
+            raise CheckedBackendError(f"eager has none: {type(error).__name__}: {error}".partition("\n")[0])
         if unknown := sorted(actual.subjects.keys() - outcome.gradients.keys()):
-            return self._not_compared(f"eager's {unknown[0]} is not known", _GRADIENTS)
-        reference = Outcome(subjects={name: outcome.gradients[name] for name in actual.subjects}, evaluations=1)
-        reference.note_values(copies=False)
+            raise CheckedBackendError(f"eager's {unknown[0]} is not known")
+        eager = Outcome(subjects={name: outcome.gradients[name] for name in actual.subjects}, evaluations=1)
+        eager.note_values(copies=False)
         ledger = Ledger()
         ledger.count({_GRADIENTS: len(actual.subjects)})
-        return self._found(call, _Compared(call.program, reference, ledger, self._shadows.numpy), actual, number)
+        return _EagerCall(call, eager, ledger, self._shadows)
 
-    def _found(self, call: OwnCall, compared: _Compared, actual: Outcome, number: int) -> _Found:
-        findings: Sequence[Finding] = compared.findings(actual)
-        if any(finding.fails for finding in findings):
-            findings = self._explained_once(findings, compared, number)
-        for name in dict.fromkeys(call.changed):
-            compared.ledger.skip(Skip(name, _CHANGED, matters=True))
-        return _Found(findings, compared.ledger.coverage())
+    def _compare(
+        self, eager: _EagerCall, actual: Outcome, number: int, *, raises: bool = True, what: str = _WHOLE
+    ) -> None:
+        """Compare the program's own call with eager's, and report."""
+        findings: Sequence[Finding] | None = None
+        with self._aside(what):
+            differences: Sequence[Finding] = eager.findings(actual)
+            if any(finding.fails for finding in differences):
+                differences = self._explained_once(differences, eager, number)
+            for name in dict.fromkeys(eager.call.changed):
+                eager.ledger.skip(Skip(name, _CHANGED, matters=True))
+            findings = differences
+        if findings is not None:
+            self._report(findings, eager.ledger.coverage(), number, raises=raises, what=what)
 
-    def _explained_once(self, findings: Sequence[Finding], compared: _Compared, number: int) -> Sequence[Finding]:
+    def _explained_once(self, findings: Sequence[Finding], eager: _EagerCall, number: int) -> Sequence[Finding]:
         """Tell at which level findings arise, and look for the operator where it is Dynamo's, once for each."""
         places = {(finding.subject, finding.detail) for finding in findings if finding.fails}
         if places <= self._unlike_copies:
-            return _without_failing(findings, compared.ledger)
+            return _without_failing(findings, eager.ledger)
         if places <= self._explained:
             return [replace(finding, stage="eager") for finding in findings]
         options = self._shadows.options
-        stale = not any(finding.fails for finding in compared.on_copies(partial(self._compile, fresh=True)))
+        stale = not any(finding.fails for finding in eager.on_copies(partial(self._compile, fresh=True)))
         if stale and number == 1:  # there was no earlier call
             self._unlike_copies |= places
-            return _without_failing(findings, compared.ledger)
+            return _without_failing(findings, eager.ledger)
         if stale:
             explained = [_stale(finding) for finding in findings]
         else:
 
             def with_compiler(name: str) -> Sequence[Finding]:
-                return compared.on_copies(partial(torch.compile, backend=name))
+                return eager.on_copies(partial(torch.compile, backend=name))
 
-            explained = with_levels(findings, options.compiler, with_compiler, numpy=compared.numpy)
+            explained = with_levels(findings, options.compiler, with_compiler, numpy=self._shadows.numpy)
         self._explained |= {
             (finding.subject, finding.detail) for finding in explained if finding.fails and finding.stage == "eager"
         }
         if stale or not options.localize:
             return explained
-        return with_dynamo_cause(explained, compared.program, options, None)
+        return with_dynamo_cause(explained, eager.call.program, options, None)
 
-    def _report(self, found: _Found, number: int, *, raises: bool = True, gradients: bool = False) -> None:
+    def _report(
+        self, differences: Sequence[Finding], coverage: Coverage, number: int, *, raises: bool, what: str
+    ) -> None:
         session = self._shadows.session()
-        if found.skip is not None:
-            session.ledger.skip(found.skip)
-            return
-        if not gradients:
+        if what == _WHOLE:
             with self._lock:
                 self._compared_calls += 1
             session.ledger.count({WHOLE_CALLS: 1})
-        findings = [finding for finding in found.findings if not _is_told(finding, session.ledger.findings())]
-        limits = {f"{subject} of {self._name}": limit for subject, limit in found.coverage.detection_limit.items()}
-        session.ledger.count({name: count for name, count in found.coverage.checked.items() if name == _GRADIENTS})
+        findings = [finding for finding in differences if not _is_told(finding, session.ledger.findings())]
+        limits = {f"{subject} of {self._name}": limit for subject, limit in coverage.detection_limit.items()}
+        session.ledger.count({name: count for name, count in coverage.checked.items() if name == _GRADIENTS})
         session.ledger.limits(limits, {})
-        for skip in found.coverage.skipped:
+        for skip in coverage.skipped:
             session.ledger.skip(replace(skip, region=self._name))
-        for note in found.coverage.notes:
+        for note in coverage.notes:
             session.ledger.note(f"{self._name}: {note}")
         if any(finding.fails for finding in findings):
             self._shadows.tell(f"{self._name} as a whole", number)
@@ -396,20 +337,18 @@ class _Shadow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class _EagerCall:
     """One call that ran in eager. Other runs of it are compared with that run.
 
     Attributes:
-        program: The call as it was before.
         expected: Eager's outcome, as far as it is compared.
         ledger: Receives the coverage of the program's own call.
-        numpy: Whether Dynamo may have traced NumPy's functions into the program's graphs.
     """
 
-    program: Program
+    call: OwnCall
     expected: Outcome
     ledger: Ledger
-    numpy: bool
+    _shadows: Shadows
 
     def findings(self, actual: Outcome, ledger: Ledger | None = None) -> list[Finding]:
         """The differences of a run from eager."""
@@ -417,16 +356,16 @@ class _Compared:
         compared = compare_runs(
             [self.expected],
             [actual],
-            lambda: ProgramControls(self.program, numpy=self.numpy),
+            lambda: ProgramControls(self.call.program, numpy=self._shadows.numpy),
             kept,
-            again=self.program.run_all,
+            again=self.call.program.run_all,
         )
         kept.limits(compared.limits, compared.own_precision_limits)
         return [finding for _, finding in compared.found]
 
     def on_copies(self, compile_copy: Compile) -> list[Finding]:
         """Compile a copy, run it, and return its differences from eager."""
-        actual = ProgramCopy(self.program, compile_copy).step(0, self.program.calls[0])
+        actual = ProgramCopy(self.call.program, compile_copy).step(0, self.call.program.calls[0])
         if not self.expected.outputs:  # it is about gradients alone
             actual = Outcome(
                 subjects={name: actual.gradients.get(name) for name in self.expected.subjects},
@@ -490,6 +429,42 @@ def _without_failing(findings: Sequence[Finding], ledger: Ledger) -> Sequence[Fi
     subjects = ", ".join(finding.subject for finding in findings if finding.fails)
     ledger.skip(Skip(subjects, _UNLIKE_ITS_COPIES, matters=True))
     return [finding for finding in findings if not finding.fails]
+
+
+class _MutedStream:
+    """A stream that drops what one thread writes. Other threads write to the stream behind it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        return len(text) if threading.get_ident() == self._thread else int(self._stream.write(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write, or drop."""
+        for line in lines:
+            self.write(line)
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """Drop what this thread prints to stdout inside of a block, in which a call runs once more."""
+    stream = sys.stdout
+    if stream is None:
+        yield
+        return
+    replaced: Any = _MutedStream(stream)
+    sys.stdout = replaced
+    try:
+        yield
+    finally:
+        if sys.stdout is replaced:  # else the program has set its own meanwhile
+            sys.stdout = stream
 
 
 def _is_lazy_check(compiled: Any, name: str) -> bool:

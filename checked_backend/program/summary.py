@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from checked_backend.autostart import say
 from checked_backend.findings import Finding, Verdict
 from checked_backend.options import RunOptions, parse_options
-from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, RunFolder
+from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, read_processes, tidy
 from checked_backend.report import Report
 from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean
@@ -37,7 +38,7 @@ class RunResult:
         status: The program's exit code; negative: the signal that killed it; None if it is not known.
         seconds: How long the program ran.
         processes: The reports of the processes that compiled something.
-        lost: Reports that are missing or unreadable, in sentences. With any of these the run is no pass.
+        lost: What is missing, in sentences. With any of these the run is no pass.
         folder: The folder of the reports.
     """
 
@@ -87,7 +88,8 @@ class RunResult:
             yield str(report)
             yield ""
         yield f"checked-backend: {self.verdict.value.upper()}: {self._sentence()}"
-        yield _row("program", f"{clean(self.program)}: {_end(self.status)}, {self.seconds:.1f} s")
+        ended = "" if self.status is None else f"{_end(self.status)}, "  # Python tells no program its exit code
+        yield _row("program", f"{clean(self.program)}: {ended}{self.seconds:.1f} s")
         for lost in self.lost if self.verdict is Verdict.FAIL else ():
             yield _row("missing", lost)
         if not self.used:
@@ -104,7 +106,10 @@ class RunResult:
         whole = sum(one.report.coverage.checked.get(WHOLE_CALLS, 0) for one in self.used)
         if whole:
             yield _row("whole", f"{_count(whole, 'call')} compared from outside with eager (--shadow)")
-        yield from self._limit()
+        limits = [(limit, of) for one in self.used for of, limit in one.report.coverage.detection_limit.items()]
+        if limits:
+            limit, of = max(limits)
+            yield _row("weakest", f"a relative error of {limit:.2g} in {of} would have been seen in every checked call")
         failing = sum(finding.fails for finding in self.findings)
         others = len(self.findings) - failing
         yield _row("findings", f"{failing} that fail" + (f", {others} others" if others else ""))
@@ -121,16 +126,6 @@ class RunResult:
                 groups.setdefault(_what_is_found(one.report), []).append(one.report)
         for group in groups.values():
             yield group[0] if len(group) == 1 else replace(merged_report(group), path=self.folder)
-
-    def _limit(self) -> Iterator[str]:
-        limits = [
-            (limit, subject) for one in self.used for subject, limit in one.report.coverage.detection_limit.items()
-        ]
-        if limits:
-            limit, subject = max(limits)
-            yield _row(
-                "weakest", f"a relative error of {limit:.2g} in {subject} would have been seen in every checked call"
-            )
 
     def _sentence(self) -> str:
         if self.lost and self.verdict is not Verdict.FAIL:
@@ -159,22 +154,9 @@ def _what_is_found(report: Report) -> object:
 
 
 def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: float) -> RunResult:
-    """Read the reports that the processes of a run left.
-
-    Args:
-        program: The words of its command line.
-        status: The program's exit code; negative for a signal, None if it is not known.
-        seconds: How long the program ran.
-    """
-    kept = RunFolder(folder)
-    lost = [f"a report cannot be read: {why}" for why in kept.broken()]
-    lost += [
-        f"a process that compiled left no complete report ({name}): it was killed, or ended by os._exit or os.exec"
-        for name in kept.unfinished()
-    ]
-    lost += [f"a process was not checked, its Python lacks something: {why}" for why in kept.unchecked()]
-    processes = tuple(kept.processes())
-    kept.tidy()
+    """Read the reports that the processes of a run left; the arguments are as in its result."""
+    processes, lost = read_processes(folder)
+    tidy(folder)
     return RunResult(shlex.join(program), status, seconds, processes, lost, folder)
 
 
@@ -185,26 +167,13 @@ def exit_code(result: RunResult) -> int:
     return _CODES[result.verdict]
 
 
-def tell(folder: str, program: Sequence[str], status: int | None, seconds: float, *, github: str) -> int:
-    """Print the page to stderr.
-
-    Args:
-        program: The words of its command line.
-        status: The program's exit code; None if it is not known.
-        seconds: How long the program ran.
-        github: The option, as the environment has it.
-
-    Returns:
-        The exit code for a program that ends well.
-    """
-    result = read_run(Path(folder), program, status, seconds)
+def tell(folder: str, program: Sequence[str], seconds: float, *, github: str) -> None:
+    """Print the page to stderr, as the last act of a program that no ``checked-backend run`` waits for."""
+    raised = isinstance(getattr(sys, "last_value", None), Exception)  # set by Python for one that ends a program
+    result = read_run(Path(folder), program, 1 if raised else None, seconds)
     say(f"\n{result}")
-    code = _CODES[result.verdict]
-    if status is None and code:
-        say(f"checked-backend: the program ended by an exception and keeps its exit code; the verdict's is {code}")
     if parse_options(RunOptions, "numcheck", {"github": github}).github:
         say("\n".join(["", *github_annotations(result.findings)]), to_stdout=True)
-    return code
 
 
 def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
@@ -228,9 +197,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
-def _end(status: int | None) -> str:
-    if status is None:
-        return "ended by an exception"
+def _end(status: int) -> str:
     if status < 0:
         known = {one.value: one.name for one in signal.Signals}
         return f"killed by {known.get(-status, f'signal {-status}')}"

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import fx
 
 from checked_backend.autostart import say
 from checked_backend.findings import Finding, Skip
-from checked_backend.program.compile_calls import CompileWatch, Settings
+from checked_backend.program.compile_calls import CompileWatch
 from checked_backend.program.ended import how_it_ended
 from checked_backend.program.folder import Mark, ProcessReport
 from checked_backend.program.shadow import Shadows
@@ -33,7 +33,6 @@ class ProgramWatch(CompileWatch):
     Args:
         began: The time by `time.perf_counter` when the process began.
         first: The id of that process. A process with another id is a fork of it.
-        began_with: The options that the environment had when the process began.
 
     Raises:
         OptionError: The environment has an unknown or bad option.
@@ -41,10 +40,8 @@ class ProgramWatch(CompileWatch):
 
     def __init__(self, folder: str, began: float, first: int, began_with: Mapping[str, str]) -> None:
         super().__init__(defaults={"on_divergence": "record"}, began_with=began_with)
-        options = self.run_options()
-        self._settings.append(Settings(options.compiler))
+        options = self.check_run()
         self._shadows = Shadows(options, lambda: self._session, self._tell) if options.shadow else None
-        self.validate()
         self._folder = Path(folder)
         self._began = began
         self._first = first
@@ -71,10 +68,13 @@ class ProgramWatch(CompileWatch):
         self._here()
         self._session.ledger.skip(skip)
 
-    def traced(self, gm: fx.GraphModule) -> None:
-        """Note a graph that Dynamo has made of the program's code."""
+    def region(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], mode: str | None
+    ) -> Callable[..., Any]:
+        """Compile a region of the program, and check it on every call."""
         if self._shadows is not None:
             self._shadows.traced(gm)
+        return super().region(gm, example_inputs, options, mode)
 
     def compiled(self, model: Any, made: Any, compile_again: Callable[..., Any]) -> Any:
         """The result of ``torch.compile``. With the option ``shadow``, its whole calls are compared with eager."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import site
 import sys
+import sysconfig
 import time
 import venv
 from pathlib import Path
@@ -13,6 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from checked_backend import autostart
+from checked_backend.program.hook import FILES
+from tests.support.cli_tools import Run
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.started_programs import PACKAGE, VERB, finished, started
 
@@ -60,21 +65,25 @@ for _ in range(3):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with the hook, as the wheel installs it."""
+    """A Python with the hook."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     place = next(folder.glob("lib/python*/site-packages"))
-    (place / "others.pth").write_text("\n".join([str(PACKAGE.parent), *site.getsitepackages()]))
-    (place / "checked_backend.pth").write_bytes((PACKAGE / "checked_backend.pth").read_bytes())
+    (place / "_others.pth").write_text("\n".join([str(PACKAGE.parent), *site.getsitepackages()]))
+    code, out, err = finished((python, "-m", "checked_backend", "autostart", "--install"), folder)
+    assert (code, out) == (0, f"installed in {place}\n"), err
     return str(python)
 
 
 def test_a_clean_program_passes_and_runs_as_it_does_alone(tmp_path: Path) -> None:
     (tmp_path / "clean.py").write_text("import torch\ntorch.manual_seed(0)\nimport random\nrandom.seed(0)\n" + CLEAN)
-    plain = finished((sys.executable, "clean.py", "--every", "7"), tmp_path)
-    code, out, err = finished((*VERB, "--json-file", "run.json", "clean.py", "--every", "7"), tmp_path)
-    assert (plain[0], code, out) == (0, 0, plain[1]), err
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print('its own')")
+    more = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "own"), str(PACKAGE.parent)])}
+    plain = finished((sys.executable, "clean.py", "--every", "7"), tmp_path, more)
+    code, out, err = finished((*VERB, "--json-file", "run.json", "clean.py", "--every", "7"), tmp_path, more)
+    assert (plain[0], code, out) == (0, 0, plain[1].replace("its own\n", "its own\n" * 2)), err  # the verb's, too
     assert plain[2] in err
     assert "checked-backend: PASS: the compiled program agrees with eager" in err
     assert "3 regions, 9 of 9 calls, 9 backward passes" in err
@@ -233,32 +242,71 @@ def test_what_one_rank_of_two_found_is_told_when_it_is_killed_while_the_operator
     assert "ranks.py (rank 1): 1 finding" in err
 
 
-def test_the_environment_alone_is_enough(tmp_path: Path, installed: str) -> None:
-    (tmp_path / "wrong.py").write_text(WRONG)
-    code, out, err = finished(
-        (installed, "wrong.py"), tmp_path, {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"}
-    )
-    assert (code, out) == (1, "")
-    assert "checked-backend: FAIL: f: output[0] is wrong" in err
+REPLACES_ITSELF = f"""
+import os, sys, types
+if "AGAIN" not in os.environ:
+    os.execve(sys.executable, [sys.executable, "p.py"], {{**os.environ, "AGAIN": "1"}})
+import threading
+code = '''
+import torch
+{COMPILER_WITH_COSINE_FOR_SINE}
+print(torch.compile(lambda x: x.sin() + 1, backend=wrong)(torch.arange(4.0)).tolist())
+'''
+thread = threading.Thread(target=exec, args=(code, {{}}))
+thread.start()
+thread.join()
+"""
 
 
-@pytest.mark.parametrize(("value", "inherits"), [(None, True), ("", False), ("0", True)])
-def test_off_nothing_is_checked(tmp_path: Path, installed: str, value: str | None, inherits: bool) -> None:
-    """Also where a program calls `start` by itself, as a ``sitecustomize`` does, or a checked one has started it."""
-    (tmp_path / "wrong.py").write_text(f"from checked_backend import autostart\nautostart.start()\n{WRONG}")
-    off = {"CHECKED_BACKEND_RUN": str(tmp_path / "run")} if inherits else {}
-    off |= {} if value is None else {"CHECKED_BACKEND": value}
-    assert finished((installed, "wrong.py"), tmp_path, off) == (0, "", "")
-    assert [path.name for path in tmp_path.iterdir()] == ["wrong.py"]
+@pytest.mark.parametrize("last", ["", "1 / 0"])
+def test_with_the_hook_the_environment_alone_is_enough(tmp_path: Path, installed: str, last: str) -> None:
+    """It replaces itself, and imports torch in a thread. Its exit code is its own."""
+    (tmp_path / "p.py").write_text(REPLACES_ITSELF + last)
+    more = {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"}
+    code, out, err = finished((installed, "p.py"), tmp_path, more)
+    assert (code, out) == (1 if last else 0, f"{(torch.arange(4.0).cos() + 1).tolist()}\n")
+    assert "checked-backend: FAIL" in err
+    assert ("p.py: exit code 1, " in err) == bool(last)
 
 
-@pytest.mark.parametrize("value", [None, "", "0"])
-def test_off_imports_nothing(tmp_path: Path, installed: str, value: str | None) -> None:
-    more = {} if value is None else {"CHECKED_BACKEND": value}
-    program = "import sys; print(*[name for name in sys.modules if 'checked' in name], sys.meta_path[0].__name__)"
-    code, out, err = finished((installed, "-c", program), tmp_path, more)
-    assert (code, err) == (0, "")
-    assert "checked" not in out
+@pytest.mark.parametrize("value", ["", "0"])
+def test_off_nothing_is_started(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(autostart.ON, value)
+    autostart.start()
+    assert not any(isinstance(finder, autostart.Autostart) for finder in sys.meta_path)
+
+
+@pytest.mark.parametrize(("flags", "value"), [((), None), ((), ""), ((), "0"), (("-E",), "1"), (("-I",), "1")])
+def test_off_nothing_is_loaded(tmp_path: Path, installed: str, flags: tuple[str, ...], value: str | None) -> None:
+    more = {"CHECKED_BACKEND_RUN": str(tmp_path / "run")} | ({} if value is None else {"CHECKED_BACKEND": value})
+    program = "import sys; print([n for n in sys.modules if 'checked' in n], *map(type, sys.meta_path))"
+    code, out, err = finished((installed, *flags, "-c", program), tmp_path, more)
+    assert (code, "Autostart" in out, err) == (0, False, "")
+    assert flags or out.startswith("[]")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_hook_is_written_and_removed_as_it_was_written(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("autostart", "--status") == (0, f"not installed in {tmp_path}\n", "")
+    assert "no hook is installed" in run("doctor")[1]
+    assert run("autostart", "--remove")[0] == 0
+    for _ in range(2):
+        assert run("autostart", "--install")[1] == f"installed in {tmp_path}\n"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == FILES
+    (tmp_path / "checked_backend.start").unlink()
+    assert run("autostart", "--status")[1] == f"checked_backend.start is missing in {tmp_path}\n"
+    assert run("autostart", "--remove")[1] == f"not installed in {tmp_path}\n"
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "checked_backend.start").write_text("mine:start")
+    for verb in ("--install", "--remove"):
+        code, _, err = run("autostart", verb)
+        assert (code, "has not written this" in err) == (3, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["checked_backend.start"]
+    assert run("autostart")[0] == run("autostart", "--install", "--remove")[0] == 3
 
 
 def test_on_imports_no_torch_and_says_nothing_of_a_program_without_it(tmp_path: Path, installed: str) -> None:
@@ -287,15 +335,6 @@ def test_exit_codes_and_signals_pass_through(tmp_path: Path, program: str, code:
     assert (got, out) == (code, ""), err
     assert ("before it compiled anything" if code != 2 else "the program never called torch.compile") in err
     assert not list(tmp_path.glob("checked_backend_reports/*"))
-
-
-def test_a_mistyped_option_is_refused_by_its_name_before_the_program_runs(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("print('ran')")
-    code, out, err = finished((*VERB, "--ignore", "structur.stride", "p.py"), tmp_path)
-    assert (code, out) == (3, "")
-    assert "option 'ignore' got 'structur.stride'" in err
-    assert "Did you mean 'structure.stride'?" in err
-    assert "CHECKED_BACKEND_IGNORE" not in err
 
 
 def test_a_program_may_come_from_stdin(tmp_path: Path) -> None:
@@ -335,19 +374,23 @@ def test_a_signal_to_the_command_reaches_the_program(tmp_path: Path, number: str
     assert not Path(f"/proc/{program}").exists()
 
 
-def test_misuse_runs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text("print('ran')")
-    for words, said in ((("--every", "0", "p.py"), "option 'every' got 0"), (("q.py",), "no such program")):
-        code, out, err = finished((*VERB, *words), tmp_path)
-        assert (code, out) == (3, ""), err
-        assert said in err
+MISUSE = {
+    "option 'every' got 0": ("--every", "0", "p.py"),
+    "q.py: there is no such program": ("q.py",),
+    "--every checks every n-th call, --budget a share of the time": ("--every", "2", "--budget", "0.1", "p.py"),
+    "option 'ignore' got 'structur.stride'": ("--ignore", "structur.stride", "p.py"),
+    "Did you mean 'alias'?": ("--ignore", "alais", "p.py"),
+}
 
 
-def test_words_that_exclude_each_other_or_that_nobody_knows_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("print(1)")
-    code, out, err = finished((*VERB, "--every", "2", "--budget", "0.1", "x.py"), tmp_path)
+@pytest.mark.parametrize("said", MISUSE)
+def test_misuse_is_told_and_runs_nothing(tmp_path: Path, said: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "p.py").write_text("open('ran', 'w')")
+    code, out, err = run("run", *MISUSE[said])
     assert (code, out) == (3, "")
-    assert "--every checks every n-th call, --budget a share of the time" in " ".join(err.split())
-    code, out, err = finished((*VERB, "--ignore", "alais", "x.py"), tmp_path)
-    assert (code, out) == (3, "")
-    assert "Did you mean 'alias'?" in err
+    assert said in " ".join(err.split())
+    assert "CHECKED_BACKEND_IGNORE" not in err
+    assert not (tmp_path / "ran").exists()
+    assert not list(tmp_path.glob("*/run-*"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,10 @@ from torch import fx, nn
 
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend.findings import Kind, Verdict
-from checked_backend.program.compare_records import compare_recordings
-from checked_backend.program.described import described
-from checked_backend.program.perturbed import perturbed_region, under_mode
-from checked_backend.program.products import OPERATIONS, coarsest
-from checked_backend.program.recorded_region import RecordedRegion
-from checked_backend.program.records import PLAIN, RecordFile, TensorRecord
+from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.program.compare import compare_recordings
+from checked_backend.program.record import PRODUCTS, RecordedRegion, Recorder, coarsest, under_mode
+from checked_backend.program.records import PLAIN, RecordFile
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report import Report
@@ -56,24 +54,19 @@ class GpuRegion(RecordedRegion):
     """A region whose records are those of a GPU."""
 
     def _precision(self, args: Sequence[Any]) -> dict[str, Any]:
-        return {"products": coarsest("cuda", self._kinds), "products_outside": coarsest("cuda", OPERATIONS)}
+        return {"products": coarsest("cuda", self._kinds), "products_outside": coarsest("cuda", PRODUCTS)}
 
 
-class Writer:
-    """Writes the records of one process."""
+class OnDevice(Recorder):
+    """Records what it gets as tensors of a device."""
 
     def __init__(self, folder: Path, device: str) -> None:
+        super().__init__(folder)
         self.device = device
-        self.file = RecordFile(folder, "0", {"environment": {"gpu": "H100"} if device == "cuda" else {}})
-
-    def due(self, call: int) -> bool:
-        return True
+        self._files[os.getpid()] = RecordFile(folder, "0", {"environment": {"gpu": "H100"} if device == "cuda" else {}})
 
     def add(self, region: str, call: int, subject: str, tensor: torch.Tensor, **more: Any) -> None:
-        self.file.add(replace(described(region, call, subject, tensor), device=self.device, **more))
-
-    def flush(self) -> None:
-        pass
+        super().add(region, call, subject, tensor, **more, device=self.device)
 
 
 def recorded(
@@ -81,14 +74,14 @@ def recorded(
 ) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    writer, kind = Writer(folder, device), GpuRegion if device == "cuda" else RecordedRegion
+    recorder, kind = OnDevice(folder, device), GpuRegion if device == "cuda" else RecordedRegion
     number = itertools.count(1)
 
     def backend(gm: fx.GraphModule, _inputs: Any) -> Run:
         graph = copy_graph(gm)
-        return kind(writer, f"region {next(number)}", graph, GraphInfo.of(gm).inputs, compiler(graph))
+        return kind(recorder, f"region {next(number)}", graph, GraphInfo.of(gm).inputs, compiler(graph))
 
-    with contextlib.closing(writer.file):
+    with contextlib.closing(recorder):
         program(lambda model: torch.compile(model, backend=backend))
 
 
@@ -96,7 +89,9 @@ def against_gpu(folder: Path, program: Callable[[Run], None], fault: Callable[[R
     """Record a program on the CPU with its noise, then on the stand-in, and compare."""
     recorded(folder / "cpu" / PLAIN, program, lambda gm: gm.forward, "cpu")
     for seed in (1, 2):
-        recorded(folder / "cpu" / f"noise-{seed}", program, lambda gm, seed=seed: perturbed_region(gm, seed), "cpu")
+        recorded(
+            folder / "cpu" / f"noise-{seed}", program, lambda gm, seed=seed: under_mode(gm, MonteCarloMode(seed)), "cpu"
+        )
     recorded(folder / "gpu" / PLAIN, program, lambda gm: fault(under_mode(gm, OnGpu())), "cuda")
     return compare_recordings(folder / "cpu", folder / "gpu")
 
@@ -194,12 +189,7 @@ def row_scaled(call: Any) -> Any:
 def statistics_scaled(call: Any) -> Any:
     args, returned = call
     for value in args:
-        if (
-            isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-            and not value.requires_grad
-            and value.dim() == 1
-        ):
+        if value.is_floating_point() and not value.requires_grad and value.dim() == 1:
             value.data.mul_(1.5)
     return returned
 
@@ -276,37 +266,6 @@ def test_products_of_code_between_the_regions_are_not_accused_and_no_pass(tmp_pa
     assert "code outside of the regions" in str(report)
 
 
-RECORD = TensorRecord("f", 1, "output[0]", "bfloat16", (3,), 1, 2.0, 3.0, 0, 2**-8, (1.0, 2.0, 3.0), "cpu")
-
-
-def left(folder: Path, *runs: TensorRecord) -> Path:
-    for number, record in enumerate(runs):
-        file = RecordFile(folder / (f"noise-{number}" if number else PLAIN), "0", {})
-        file.add(record)
-        file.close()
-    return folder
-
-
-def by(amount: float, **more: Any) -> TensorRecord:
-    return replace(RECORD, bits=None, sample=tuple(value + amount for value in RECORD.sample), **more)
-
-
-@pytest.mark.parametrize(
-    ("amount", "device", "verdict"),
-    [(0.01, "cuda", Verdict.PASS), (0.01, "cpu", Verdict.FAIL), (1.0, "cuda", Verdict.FAIL)],
-)
-def test_autocast_may_choose_another_dtype_on_another_device(
-    tmp_path: Path, amount: float, device: str, verdict: Verdict
-) -> None:
-    first = left(tmp_path / "a", RECORD, by(0.02), by(-0.02))
-    other = by(amount, device=device, dtype="float16", roundoff=2**-11)
-    report = compare_recordings(first, left(tmp_path / "b", other))
-    assert report.verdict is verdict
-    assert any("bfloat16 on cpu, float16 on cuda" in note for note in report.coverage.notes) == (
-        verdict is Verdict.PASS
-    )
-
-
 def test_the_same_code_on_another_device_has_the_same_region_and_names() -> None:
     class Net(nn.Module):
         def __init__(self, device: str) -> None:
@@ -335,14 +294,11 @@ def test_the_same_code_on_another_device_has_the_same_region_and_names() -> None
 
 
 @pytest.mark.parametrize(
-    ("setting", "kinds", "expected"),
+    ("precision", "kinds", "expected"),
     [("highest", ["matmul"], 0.0), ("high", ["matmul"], 2**-11), ("highest", ["conv"], 2**-11), ("high", [], 0.0)],
+    indirect=["precision"],
 )
-def test_the_settings_say_how_a_gpu_multiplies(setting: str, kinds: list[str], expected: float) -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(setting)
-    try:
-        assert coarsest("cuda", kinds) == expected
-        assert coarsest("meta", kinds) == 0.0
-    finally:
-        torch.set_float32_matmul_precision(before)
+@pytest.mark.usefixtures("precision")
+def test_the_settings_say_how_a_gpu_multiplies(kinds: list[str], expected: float) -> None:
+    assert coarsest("cuda", kinds) == expected
+    assert coarsest("meta", kinds) == 0.0

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from checked_backend.autostart import ON, RUN
-from checked_backend.cli.running import hook
+from checked_backend.autostart import RUN
+from checked_backend.cli.running import checking_environment
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kind, Verdict
 from checked_backend.options import environment_variable
-from checked_backend.program.compare_records import compare_recordings
-from checked_backend.program.described import described as describe
+from checked_backend.program.compare import compare_recordings
+from checked_backend.program.describe import describe
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
 from tests.support.started_programs import finished
 from tests.support.warm_process import WarmPython
@@ -86,7 +86,7 @@ def test_a_program_leaves_no_noise_of_its_own(program: Path) -> None:
 )
 def test_the_first_place_is_named(program: Path, changed: str, subject: str, where: str, meaning: str) -> None:
     place = str(program / f"second-{changed}" / PLAIN)
-    more = {**hook(), ON: "1", RUN: str(program), environment_variable("record"): place}  # as the verb starts it
+    more = {**checking_environment(), RUN: str(program), environment_variable("record"): place}  # as the verb starts it
     code, _, err = finished((sys.executable, "train.py", changed), program, more)
     assert code == 0, err
     report = compare_recordings(program / "first", program / f"second-{changed}")
@@ -199,6 +199,22 @@ def test_records_of_two_devices_are_compared_by_their_values(tmp_path: Path) -> 
     assert f"device: cpu in {tmp_path / 'a'}, cuda in {tmp_path / 'b'}" in report.coverage.notes
     wrong = compare_recordings(first, leave(tmp_path / "c", [[moved(1e-2, device="cuda")]]))
     assert wrong.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("amount", "device", "verdict"),
+    [(0.01, "cuda", Verdict.PASS), (0.01, "cpu", Verdict.FAIL), (1.0, "cuda", Verdict.FAIL)],
+)
+def test_autocast_may_choose_another_dtype_on_another_device(
+    tmp_path: Path, amount: float, device: str, verdict: Verdict
+) -> None:
+    half = {"device": "cpu", "dtype": "bfloat16", "roundoff": 2**-8}
+    first = leave(tmp_path / "a", [[moved(by, **half)] for by in (0.0, 0.02, -0.02)])
+    other = moved(amount, device=device, dtype="float16", roundoff=2**-11)
+    report = compare_recordings(first, leave(tmp_path / "b", [[other]]))
+    assert report.verdict is verdict
+    told = any("bfloat16 on cpu, float16 on cuda" in note for note in report.coverage.notes)
+    assert told == (verdict is Verdict.PASS)
 
 
 def described(tensor: torch.Tensor) -> TensorRecord:
@@ -319,7 +335,7 @@ def test_a_line_that_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
     file.close()
     path = tmp_path / "rank0-0.jsonl"
     path.write_text(path.read_text() + '{"region": "f"')
-    assert len(read_run(tmp_path)["rank0-0"].tensors) == 1
+    assert len(read_run(tmp_path).tensors) == 1
 
 
 LOSES_A_WRITE = """
@@ -346,10 +362,8 @@ with torch.no_grad():
 def test_what_is_written_is_recorded_also_if_the_compiler_takes_the_write_out_of_the_graph(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(LOSES_A_WRITE)
     place = str(tmp_path / "out" / PLAIN)
-    more = {**hook(), ON: "1", RUN: str(tmp_path), environment_variable("record"): place}
+    more = {**checking_environment(), RUN: str(tmp_path), environment_variable("record"): place}
     code, _, err = finished((sys.executable, "p.py"), tmp_path, more)
     assert code == 0, err
-    [process] = read_run(tmp_path / "out" / PLAIN).values()
-    assert {"mutated[buffer]"} == {
-        one.subject for one in process.tensors.values() if one.subject.startswith("mutated[")
-    }
+    subjects = {one.subject for one in read_run(tmp_path / "out" / PLAIN).tensors.values()}
+    assert {"mutated[buffer]"} == {one for one in subjects if one.startswith("mutated[")}

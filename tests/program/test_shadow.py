@@ -232,48 +232,6 @@ def test_it_compiles_what_the_program_compiles(tmp_path: Path, noise: float) -> 
     assert report.coverage.checked["gradients of whole calls"] > 0
 
 
-def test_a_training_run_is_as_it_is_alone(tmp_path: Path) -> None:
-    def train(compile_model: Callable[..., Any]) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = Scaled()
-        optimizer = torch.optim.AdamW(model.parameters())
-        step = compile_model(model)
-        for _ in range(5):
-            step(dropped(torch.randn(5, 4))).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [*model.state_dict().values(), torch.rand(3)]
-
-    program = Shadowed(tmp_path)
-    plain = train(lambda model: torch.compile(model, backend=_graph))
-    checked = train(program.compile)
-    assert all(map(torch.equal, plain, checked))
-    assert (program.report.findings, program.report.coverage.checked[WHOLE_CALLS]) == ((), 3)
-
-
-def test_an_optimizer_that_a_scheduler_has_wrapped(tmp_path: Path) -> None:
-    """What it wraps holds the optimizer itself: a copy must not step the program's own."""
-
-    def train(compile_: Callable[..., Any]) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2))
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        update = compile_(lambda: optimizer.step())
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(4, 3)).square().sum().backward()
-            update()
-            scheduler.step()
-        return list(model.parameters())
-
-    program = Shadowed(tmp_path)
-    plain = train(lambda function: torch.compile(function, backend=_graph))
-    assert all(map(torch.equal, plain, train(program.compile)))
-    report = program.report
-    assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 2), str(report)
-
-
 def stepped(program: Callable[[Any], Any], tmp_path: Path) -> tuple[Report, list[Any], list[Any]]:
     """A program that trains, checked; its losses and gradients as it is alone, and then."""
 
@@ -286,6 +244,38 @@ def stepped(program: Callable[[Any], Any], tmp_path: Path) -> tuple[Report, list
     shadowed = Shadowed(tmp_path)
     checked = run(shadowed.compile)
     return shadowed.report, alone, checked
+
+
+def trained(compile_: Any) -> Any:
+    model = Scaled()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = compile_(model)
+    for _ in range(5):
+        step(dropped(torch.randn(5, 4))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield [value.tolist() for value in (*model.state_dict().values(), torch.rand(3))]
+
+
+def scheduled(compile_: Any) -> Any:
+    """The scheduler wraps a method of the optimizer, which so holds the optimizer itself: no copy may step that."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    update = compile_(lambda: optimizer.step())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        update()
+        scheduler.step()
+        yield [value.tolist() for value in model.parameters()]
+
+
+@pytest.mark.parametrize(("program", "calls"), [(trained, 3), (scheduled, 2)])
+def test_a_training_run_is_as_it_is_alone(program: Callable[[Any], Any], calls: int, tmp_path: Path) -> None:
+    report, alone, checked = stepped(program, tmp_path)
+    assert checked == alone
+    assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), calls), str(report)
 
 
 def under_autocast(compile_: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Verdict
-from checked_backend.program.folder import Mark, ProcessReport, RunFolder
+from checked_backend.program.folder import Mark, ProcessReport, tidy
 from checked_backend.program.summary import RunResult, exit_code, github_annotations, read_run
 from checked_backend.report import Report
 
@@ -123,7 +123,7 @@ def test_an_empty_folder_goes_and_a_used_one_stays(tmp_path: Path) -> None:
         (folder / "hooked").touch()
         if used:
             leave(folder, PASS)
-        RunFolder(folder).tidy()
+        tidy(folder)
         assert folder.exists() is used
 
 

@@ -71,8 +71,8 @@ def test_equal_backends_share_compiled_code() -> None:
     finally:
         watch.close()
     assert len(seen) == 1
-    one, same = (CheckingBackend(backend, {"a": 1}, None, lambda: None) for _ in range(2))
-    other = CheckingBackend(backend, {"a": 2}, None, lambda: None)
+    one, same = (CheckingBackend(watch, {"a": 1, "compiler": backend}, None) for _ in range(2))
+    other = CheckingBackend(watch, {"a": 2, "compiler": backend}, None)
     assert one == same
     assert hash(one) == hash(same)
     assert one != other

@@ -1,4 +1,4 @@
-"""Starts the checks of ``checked-backend run`` where the package's ``.pth`` file is not installed, as in a source tree.
+"""Starts the checks of ``checked-backend run``, in the program and in every Python that it starts.
 
 Python imports the first ``sitecustomize`` on its path. This one removes itself from the path and runs the next one.
 """

@@ -10,7 +10,7 @@ from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.program.records import TensorRecord
 
-__all__ = ["described"]
+__all__ = ["describe"]
 
 _SAMPLE = 64
 _PROJECTIONS = 4
@@ -19,7 +19,7 @@ _CHUNK = 1 << 18
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def described(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
+def describe(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
     """The record of a tensor. What cannot be read must not stop the program; the comparison tells it."""
     if type(tensor) not in _PLAIN:
         why = f"a tensor of the class {type(tensor).__qualname__}"

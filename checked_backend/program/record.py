@@ -1,0 +1,310 @@
+"""Record what the compiled regions of a program take and give, call by call, instead of checking them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from checked_backend._torch.collectives import is_async_result
+from checked_backend._torch.modes import TorchDispatchMode
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.settings import precision_in_effect
+from checked_backend._torch.tensors import inner_tensors
+from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.options import CheckOptions, parse_options
+from checked_backend.program.compile_calls import CompileWatch
+from checked_backend.program.describe import describe
+from checked_backend.program.records import RecordFile
+from checked_backend.random_state import random_untouched
+from checked_backend.regions.compile import compile_candidate, copy_graph, eager_graph, resolve_compiler
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.inputs import find_effects
+from checked_backend.regions.torch_state import RngState
+from checked_backend.report.causes import short_region
+from checked_backend.report.environment import environment
+from checked_backend.report.file_names import process_rank
+from checked_backend.report.session import Session
+from checked_backend.tensors.streams import is_capturing
+
+__all__ = ["PRODUCTS", "RecordWatch", "RecordedRegion", "Recorder", "coarsest", "under_mode"]
+
+_AT_FIRST = 16
+"""So many calls of each region are recorded, and after them calls 32, 64, 128, ... and every n-th."""
+
+PRODUCTS = ("matmul", "conv", "rnn")
+"""The operations on float32 for whose precision torch has a setting."""
+
+_ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+
+_NAMES = (
+    ("conv", "conv"), ("lstm", "rnn"), ("gru", "rnn"), ("rnn", "rnn"),
+    *((name, "matmul") for name in ("mm", "mv", "dot", "linear", "addr", "cdist", "attention")),
+)  # fmt: skip
+
+
+class RecordWatch(CompileWatch):
+    """Records a process, from its first ``torch.compile`` to its end.
+
+    Raises:
+        OptionError: The environment has an unknown or bad option.
+    """
+
+    def __init__(self, began_with: Mapping[str, str]) -> None:
+        super().__init__(began_with=began_with)
+        options = self.check_run()
+        if options.record is None:
+            raise RuntimeError("there is no folder to record in")
+        self._noise = options.noise
+        self._recorder = Recorder(options.record, options.every)
+        self._lock = threading.Lock()
+        self._names: Counter[str] = Counter()
+
+    def current(self) -> Session | None:
+        """None: nothing is checked."""
+        return None
+
+    def region(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], mode: str | None
+    ) -> Callable[..., Any]:
+        """Compile a region, or perturb it, and record each call of it that is due."""
+        info = GraphInfo.of(gm)
+        with random_untouched():
+            written = copy_graph(gm)  # as it is now: the compiler may change the graph
+            if self._noise:
+                run = under_mode(copy_graph(gm), MonteCarloMode(self._noise + sum(self._names.values())))
+            else:
+                parsed = parse_options(CheckOptions, "numcheck", dict(options))
+                run = compile_candidate(resolve_compiler(parsed, mode), gm, example_inputs)
+        short = short_region(info.name)
+        with self._lock:
+            self._names[short] += 1
+            nth = self._names[short]
+        return RecordedRegion(self._recorder, short if nth == 1 else f"{short} #{nth}", written, info.inputs, run)
+
+    def write(self) -> None:
+        """End the file; the process ends."""
+        self._recorder.close()
+
+
+class Recorder:
+    """Writes down tensors, in a file for each process that this one forks into."""
+
+    def __init__(self, folder: Path, every: int = 1) -> None:
+        self._folder = folder
+        self._every = every
+        self._lock = threading.RLock()
+        self._files: dict[int, RecordFile] = {}
+
+    def due(self, call: int) -> bool:
+        """Whether a call is recorded."""
+        return call <= _AT_FIRST or not call & (call - 1) or (self._every > 1 and call % self._every == 0)
+
+    def add(self, region: str, call: int, subject: str, tensor: torch.Tensor, **more: Any) -> None:
+        """Record a tensor; of one that wraps others, these. More members of its record may be given."""
+        with random_untouched(), torch.no_grad(), self._lock:
+            try:
+                parts = {} if is_async_result(tensor) else inner_tensors(tensor)  # its values are still on their way
+            except Exception:  # the class's own code; what it wraps is then unknown
+                parts = {}
+            if not parts:
+                self._file().add(replace(describe(region, call, subject, tensor), **more))
+        for name, part in parts.items():
+            self.add(region, call, f"{subject[:-1]}.{name}]", part, **more)
+
+    def flush(self) -> None:
+        """Hand what was recorded to the system: a process may be killed."""
+        with self._lock:
+            self._file().flush()
+
+    def close(self) -> None:
+        """End the file of this process."""
+        file = self._files.pop(os.getpid(), None)
+        if file is not None:
+            file.close()
+
+    def _file(self) -> RecordFile:
+        if os.getpid() not in self._files:
+            header = {"program": " ".join(sys.argv), "environment": environment()}
+            self._files[os.getpid()] = RecordFile(self._folder, str(process_rank() or 0), header)
+        return self._files[os.getpid()]
+
+
+class RecordedRegion:
+    """A compiled region, each due call of which is recorded: what it takes, gives and changes, and its gradients.
+
+    Its graph is a copy that no compiler has changed. It is kept until the first call.
+    """
+
+    def __init__(
+        self, recorder: Recorder, name: str, gm: fx.GraphModule, inputs: Sequence[str], run: Callable[..., Any]
+    ) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._graph: fx.GraphModule | None = gm
+        self._inputs = inputs
+        self._run = run
+        self._calls = 0
+        self._mutated: frozenset[int] = frozenset()
+        self._kinds: frozenset[str] = frozenset()
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the region, and record it if the call is due."""
+        self._calls += 1
+        call = self._calls
+        if not self._recorder.due(call) or is_capturing():
+            return self._run(*args)
+        self._examine_graph(args)
+        known = self._precision(args)
+        tensors = [
+            (position, name, arg)
+            for position, (name, arg) in enumerate(zip(self._inputs, args, strict=False))
+            if isinstance(arg, torch.Tensor)
+        ]
+        for _, name, arg in tensors:
+            self._recorder.add(self._name, call, f"input[{name}]", arg, products_outside=known["products_outside"])
+        before = RngState.for_inputs(args)
+        returned = self._run(*args)
+        known["drew"] = not before.same_as(RngState.for_inputs(args))
+        for index, value in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
+            if isinstance(value, torch.Tensor):
+                self._recorder.add(self._name, call, f"output[{index}]", value, **known)
+                if value.requires_grad and value.grad_fn is not None:
+                    self._record_gradient(value, call, f"grad_output[{index}]", known)
+        for position, name, arg in tensors:
+            if position in self._mutated:
+                self._recorder.add(self._name, call, f"mutated[{name}]", arg, **known)
+            if arg.requires_grad and torch.is_grad_enabled():
+                self._record_gradient(arg, call, f"grad[{name}]", known)
+        self._recorder.flush()
+        return returned
+
+    def _record_gradient(self, tensor: torch.Tensor, call: int, subject: str, known: Mapping[str, Any]) -> None:
+        """Record the first gradient that arrives at a tensor."""
+
+        def once(gradient: torch.Tensor) -> None:
+            hook.remove()
+            if not is_capturing():
+                self._recorder.add(self._name, call, subject, gradient, **known)
+                self._recorder.flush()
+
+        hook: Any = tensor.register_hook(once)
+
+    def _examine_graph(self, args: Sequence[Any]) -> None:
+        """Before the first call that is recorded: what the region changes in place, and whether it multiplies."""
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return
+        log = _ProductLog()
+
+        def run(*fakes: Any) -> Any:
+            try:
+                with log:
+                    return graph.forward(*fakes)
+            except BaseException:
+                log.kinds |= {"matmul", "conv"}  # it may have any product
+                raise
+
+        with random_untouched():
+            found = find_effects(run, args).mutated
+        self._mutated = frozenset(range(len(args))) if found is None else found
+        self._kinds = frozenset(log.kinds)
+
+    def _precision(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The members of this call's records that tell how it computes."""
+        devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)} or {"cpu"}
+        return {
+            "products": max(coarsest(device, self._kinds) for device in devices),
+            "products_outside": max(coarsest(device, PRODUCTS) for device in devices),
+        }
+
+
+class _ProductLog(TorchDispatchMode):
+    """Notes which of `PRODUCTS` a graph has, while it runs. An operator that is not torch's own may multiply inside."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(isinstance(arg, torch.Tensor) and arg.dtype in (torch.float32, torch.complex64) for arg in args):
+            if isinstance(func, OpOverload) and func.namespace in ("aten", "prims", "prim"):
+                name = func._schema.name.partition("::")[2]
+                self.kinds |= {next((kind for part, kind in _NAMES if part in name), "")} - {""}
+            else:
+                self.kinds.add("matmul")
+        return func(*args, **(kwargs or {}))
+
+
+def coarsest(device: str, operations: Sequence[str] | frozenset[str]) -> float:
+    """The unit roundoff with which a kind of device now multiplies float32 in these operations; 0 for float32's own."""
+    return max((_ROUNDOFFS.get(precision_in_effect(device, operation), 0.0) for operation in operations), default=0.0)
+
+
+class _UnderMode(torch.autograd.Function):
+    """Runs a region on detached inputs, and its backward pass when gradients arrive, both under a mode."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], mode: AbstractContextManager[Any], *args: Any) -> tuple[Any, ...]:
+        """Run the region with a graph of its own."""
+        leaves = [
+            arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args
+        ]
+        with torch.enable_grad(), mode:
+            outputs = run(*leaves)
+        ctx.leaves, ctx.outputs, ctx.mode = leaves, outputs, mode
+        detached = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in outputs)
+        ctx.mark_non_differentiable(
+            *(
+                result
+                for value, result in zip(outputs, detached, strict=True)
+                if isinstance(value, torch.Tensor) and not value.requires_grad
+            )
+        )
+        return detached
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        """Run its backward pass."""
+        pairs = [
+            (value, gradient)
+            for value, gradient in zip(ctx.outputs, gradients, strict=True)
+            if isinstance(value, torch.Tensor) and value.requires_grad and gradient is not None
+        ]
+        differentiable = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in ctx.leaves]
+        wanted = [leaf for leaf, differs in zip(ctx.leaves, differentiable, strict=True) if differs]
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        if pairs:
+            values, entering = zip(*pairs, strict=True)
+            with ctx.mode:
+                found = torch.autograd.grad(values, wanted, entering, allow_unused=True)
+        remaining = iter(found)
+        return None, None, *(next(remaining) if differs else None for differs in differentiable)
+
+
+def under_mode(gm: fx.GraphModule, mode: AbstractContextManager[Any]) -> Callable[..., Any]:
+    """A region in eager, forward and backward under a mode, which may be entered any number of times."""
+    run = eager_graph(gm).forward
+
+    def perturbed(*args: Any) -> Sequence[Any]:
+        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+            outputs: Sequence[Any] = _UnderMode.apply(run, mode, *args)  # type: ignore[no-untyped-call]
+            return outputs
+        with mode:
+            returned: Sequence[Any] = run(*args)
+            return returned
+
+    return perturbed
