@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,8 +116,6 @@ def fuzz(
         compiler = _known_compiler(compiler)
     _refuse_unknown_dtypes(dtype or ())
     checkout = _checkout(generator, dtype or ())
-    if not checkout:
-        _refuse_without_hypothesis()
     known = _known(against or ())
     choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
     options = dict(
@@ -169,7 +166,6 @@ def selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Verdict:
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
-    _refuse_without_hypothesis()
     module = _later("checked_backend.fuzz.selftest")
     results = module.run_selftest(_later("checked_backend.process.job").JobResources(memory_of(None, 1)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
@@ -233,11 +229,6 @@ def _refuse_unknown_dtypes(dtypes: list[str] | tuple[()]) -> None:
     for name in dtypes:
         if name not in valid:
             raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
-
-
-def _refuse_without_hypothesis() -> None:
-    if find_spec("hypothesis") is None:
-        raise FuzzError("Hypothesis draws the programs, and is not installed: pip install 'checked-backend[fuzz]'")
 
 
 def _checkout(generator: str, dtypes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Programs drawn by Hypothesis, for ``checked-backend fuzz`` and for tests of your own. It needs the extra ``fuzz``.
+"""Programs drawn by Hypothesis, for tests of your own. It needs ``pip install hypothesis``.
 
 A test of a compiler gets Hypothesis's choice of programs, and its database of those that failed, which come first in
 the next run. `checked_backend.fuzz.shrink` makes a program smaller in seconds, for which Hypothesis needs minutes:
@@ -11,16 +11,13 @@ the next run. `checked_backend.fuzz.shrink` makes a program smaller in seconds, 
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity, assume, settings
 from hypothesis import strategies as st
-from hypothesis.errors import Unsatisfiable
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.documented import documented
@@ -35,7 +32,7 @@ from checked_backend.fuzz.text import describe_inputs, render_function
 from checked_backend.runs.status import Status
 from checked_backend.sweep.examine import refuse_unknown
 
-__all__ = ["assert_passes", "make_program", "programs"]
+__all__ = ["assert_passes", "programs"]
 
 _TURNS = 2000
 _BYTES = 7  # random() has 53 bits
@@ -133,54 +130,6 @@ def _leave_out(why: str) -> NoReturn:
         raise FuzzError(f"the program says nothing about the compiler: {why}")
     hypothesis.event(why)
     hypothesis.reject()
-
-
-def make_program(
-    seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
-) -> FuzzProgram:
-    """The program of a seed and a number. It is the same each time, with the same versions.
-
-    Args:
-        seed: The seed of the run.
-        number: The number of the program.
-        choices: What the user asked for.
-        rules: The rules.
-        wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
-
-    Raises:
-        LookupError: Hypothesis found none in some hundred attempts.
-    """
-    turn = [] if wanted else due(seed, number, rules)
-    found = _first(f"{seed} {number}", lambda rng: draw_program(rng, choices, rules, wanted, turn))
-    if found is None:
-        raise LookupError(f"Hypothesis found no program of seed {seed}, number {number}")
-    return found
-
-
-def _first(seed: str, make: Callable[[random.Random], FuzzProgram | None]) -> FuzzProgram | None:
-    """The first program that Hypothesis draws with a seed; None if it gives up, after some hundred attempts."""
-    found: list[FuzzProgram] = []
-
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=1,
-        database=None,  # the corpus keeps programs
-        phases=[Phase.generate],  # `checked_backend.fuzz.shrink` makes them smaller
-        deadline=None,
-        derandomize=False,
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
-    @hypothesis.given(st.data())
-    def draw_one(data: st.DataObject) -> None:
-        rng = _Drawn(data.draw)
-        assume(rng.random())  # Hypothesis begins with the simplest choices, which are the same for every seed
-        program = make(rng)
-        found.append(program if program is not None else hypothesis.reject())
-
-    with contextlib.suppress(Unsatisfiable):
-        draw_one()
-    return found[0] if found else None
 
 
 class _Drawn(random.Random):

@@ -11,10 +11,9 @@ from typing import Any
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.generate.make import rules_for
+from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.strategies import make_program
 from checked_backend.runs.status import Status
 
 __all__ = ["PLAIN", "Tried", "try_faults"]

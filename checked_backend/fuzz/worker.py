@@ -47,9 +47,6 @@ def answer(question: _Question, answers: AnswerFolder) -> None:
     kept = question.get("reports") if question.get("localize") else None  # other reports are in the answer
     os.environ["CHECKED_BACKEND_PROGRESS"] = "0"  # the terminal shows that of all workers
     os.environ["CHECKED_BACKEND_REPORT_DIR"] = kept or str(answers.path / "reports")
-    os.environ.setdefault(
-        "HYPOTHESIS_STORAGE_DIRECTORY", str(answers.path / "hypothesis")
-    )  # else it makes one where we are
     asks: Mapping[str, Callable[[_Question, AnswerFolder], None]] = {
         "generate": _generate,
         "check": _check,
@@ -61,7 +58,6 @@ def answer(question: _Question, answers: AnswerFolder) -> None:
 
 def _generate(question: _Question, answers: AnswerFolder) -> None:
     make = importlib.import_module("checked_backend.fuzz.generate.make")
-    strategies = importlib.import_module("checked_backend.fuzz.strategies")
     make_choices = importlib.import_module("checked_backend.fuzz.generate.choices").Choices
     encode = importlib.import_module("checked_backend.fuzz.program").encode_program
     alike = importlib.import_module("checked_backend.fuzz.examine").alike
@@ -81,7 +77,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
     for number in range(question["start"], question["start"] + question["count"]):
         answers.note(f"{GENERATING} {number}")
         try:
-            program = of(number) if of else strategies.make_program(question["seed"], number, choices, rules, wanted)
+            program = of(number) if of else make.make_program(question["seed"], number, choices, rules, wanted)
         except LookupError:
             continue
         except CheckedBackendError as error:  # a program of torchfuzz that none of ours can be

@@ -17,10 +17,9 @@ from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examine import ISOLATED_SECONDS, check_program
 from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.generate.make import rules_for
+from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import FuzzProgram
-from checked_backend.fuzz.strategies import make_program
 from tests.support import faults
 from tests.support.faults import Compiler
 

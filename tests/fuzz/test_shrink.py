@@ -6,10 +6,9 @@ import time
 
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
-from checked_backend.fuzz.generate.make import rules_for
+from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.shrink import shrink
-from checked_backend.fuzz.strategies import make_program
 
 X = Input("float32", (4, 6), (1, 4), fill="edges", requires_grad=True)
 LONG = FuzzProgram(

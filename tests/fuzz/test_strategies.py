@@ -1,9 +1,7 @@
-"""Hypothesis draws the programs: evenly, the same for a seed, smaller on failure, and from its database again."""
+"""Hypothesis draws programs in users' tests: evenly, smaller on failure, and from its database again."""
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,23 +9,20 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 from hypothesis.errors import Unsatisfiable
 
-from checked_backend.cli import fuzzing
 from checked_backend.errors import FuzzError, OptionError
 from checked_backend.fuzz import strategies
 from checked_backend.fuzz.documented import DOCUMENTED
 from checked_backend.fuzz.examine import compiler_of
 from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
-from checked_backend.fuzz.generate.make import matches, rules_for
+from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.strategies import _Drawn, assert_passes, make_program, programs
+from checked_backend.fuzz.strategies import _Drawn, assert_passes, programs
 from checked_backend.runs.status import Status
 from tests.support.started_programs import finished
 
@@ -202,28 +197,3 @@ def test_choices_are_even_and_have_their_weights() -> None:
     assert counts["a"] / total == pytest.approx(0.8, abs=0.06)
     assert counts["c"] / total == pytest.approx(0.05, abs=0.04)
     assert np.quantile(numbers, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.08)
-
-
-def test_making_a_program_disturbs_no_stream() -> None:
-    rules = rules_for(())
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    make_program(1, 1, Choices(), rules)
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
-
-
-def test_no_program_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "draw_program", lambda *_: None)
-    with pytest.raises(LookupError, match="Hypothesis found no program of seed 0, number 0"):
-        make_program(0, 0, Choices(), rules_for(()))
-
-
-@pytest.mark.parametrize("verb", ["fuzz", "selftest"])
-def test_without_hypothesis_the_extra_is_named(verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fuzzing, "find_spec", lambda name: None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FuzzError, match=r"Hypothesis draws the programs.*checked-backend\[fuzz\]"):
-        getattr(fuzzing, verb)()
-    assert os.listdir(tmp_path) == []

@@ -12,9 +12,8 @@ import torch
 
 from checked_backend.fuzz.build import build, inputs_for, run_eager
 from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.generate.make import rules_for
+from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.strategies import make_program
 from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
 from tests.support.fuzz_tools import program_of
 from tests.support.warm_process import WarmPython

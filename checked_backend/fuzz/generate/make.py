@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+import numpy as np
 import torch
 
 from checked_backend.fuzz.build import run_eager
@@ -24,8 +25,9 @@ from checked_backend.fuzz.known import is_known, plain, spelled
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, refs_of
 from checked_backend.random_state import random_untouched
 
-__all__ = ["covered", "draw_program", "due", "matches", "rules_for"]
+__all__ = ["covered", "draw_program", "due", "make_program", "matches", "rules_for"]
 
+_ATTEMPTS = 100
 _TRIES = 40
 _SHARE_OF_GRADIENTS = 0.35
 _SHARE_OF_DYNAMIC = 0.06
@@ -51,6 +53,25 @@ def rules_for(patterns: Sequence[str]) -> list[Rule]:
     return [rule for rule in found if rule.ops]
 
 
+def make_program(
+    seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
+) -> FuzzProgram:
+    """The program of a seed and a number: the same in any process, with the same version of torch.
+
+    Args:
+        wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
+
+    Raises:
+        LookupError: No attempt gave one.
+    """
+    turn = [] if wanted else due(seed, number, rules)
+    for attempt in range(_ATTEMPTS):
+        program = draw_program(random.Random(f"{seed} {number} {attempt}"), choices, rules, wanted, turn)
+        if program is not None:
+            return program
+    raise LookupError(f"no program of seed {seed}, number {number} in {_ATTEMPTS} attempts")
+
+
 def draw_program(
     rng: random.Random,
     choices: Choices,
@@ -62,8 +83,6 @@ def draw_program(
 
     Args:
         rng: The source of all choices; `checked_backend.fuzz.strategies` has Hypothesis's.
-        choices: What the user asked for.
-        wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
         turn: The operators whose turn it is, as of `due`.
 
     Returns:
@@ -107,7 +126,8 @@ def _attempt(
 ) -> FuzzProgram | None:
     gradients = chance(rng, _SHARE_OF_GRADIENTS) if choices.training is None else choices.training
     dynamic = chance(rng, _SHARE_OF_DYNAMIC) if choices.dynamic is None else choices.dynamic
-    torch.manual_seed(rng.getrandbits(32))
+    for seed_all in (torch.manual_seed, random.seed, np.random.seed):  # torch's samples draw from each
+        seed_all(rng.getrandbits(32))
     draft = Draft(rng, choices, gradients=gradients, dynamic=dynamic)
     draft.new_input()
     if draft.chance(0.3):

@@ -82,7 +82,7 @@ _REDUCTIONS = _torch(
     "cumsum cumprod logcumsumexp cummax cummin aminmax std_mean var_mean softmax log_softmax diff"
 )
 _TERNARY = _torch("where addcmul addcdiv lerp clamp")
-_COMBINING = _torch("cat stack hstack vstack dstack column_stack block_diag concatenate")
+_COMBINING = _torch("cat stack hstack vstack dstack column_stack block_diag concatenate meshgrid")
 _PRODUCTS = (*_torch("matmul mm bmm mv dot inner outer addmm baddbmm"), "F.linear", "@")
 _CREATING = (
     *_torch("full_like arange full zeros ones eye rand_like randn_like"),
@@ -228,6 +228,10 @@ def _ternary(draft: Draft, op: str) -> Statement | None:
 
 
 def _combining(draft: Draft, op: str) -> Statement | None:
+    if op == "torch.meshgrid":
+        flat = draft.tensors(lambda tensor: tensor.dim() < 2) or [draft.new_input(shape=(3,))]
+        chosen = draft.rng.choices(flat, k=draft.rng.randint(1, 3))
+        return Statement(op, tuple(chosen), {"indexing": draft.rng.choice(("xy", "ij"))})
     ref = draft.at_least(1)
     tensor = draft.value(ref)
     same = draft.tensors(lambda other: other.shape == tensor.shape)

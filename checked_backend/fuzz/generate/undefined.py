@@ -65,6 +65,8 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
     own = call.op.rpartition(".")[2]
     if own in UNDEFINED_OPS or (call.op.startswith("torch.linalg.") and own not in _LINALG):
         return True
+    if own == "embedding_bag" and isinstance(call.kwargs.get("offsets"), Ref):
+        return True  # random offsets: eager reads beyond the indices
     target = _written(call)
     if target is not None and is_overlapping(values[target.value]):
         return True  # torch refuses most of these; in the others the order of writes decides

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from checked_backend.fuzz.build import straightened
+from checked_backend.fuzz.generate import make
 from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
-from checked_backend.fuzz.generate.make import covered, due, matches, rules_for
+from checked_backend.fuzz.generate.make import covered, due, make_program, matches, rules_for
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.known import is_known, plain
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, refs_of
-from checked_backend.fuzz.strategies import make_program
+from tests.support.started_programs import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -31,12 +35,26 @@ def programs(rules: list[Rule]) -> list[FuzzProgram]:
     return [make_program(3, number, Choices(), rules) for number in range(COUNT)]
 
 
-def test_the_same_seed_gives_the_same_programs(rules: list[Rule], programs: list[FuzzProgram]) -> None:
-    torch.manual_seed(99)
-    again = [encode_program(make_program(3, number, Choices(), rules)) for number in range(5)]
-    assert again == [encode_program(program) for program in programs[:5]]
+SAME = """
+from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.program import encode_program
+rules = rules_for(())
+made = [encode_program(make_program(3, number, Choices(), rules)) for number in (7, 1, 0)]
+print(*made, sep="\\n")
+"""
+
+
+@pytest.mark.process
+def test_the_same_seed_gives_the_same_programs_in_another_process(
+    rules: list[Rule], programs: list[FuzzProgram], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    code, out, err = finished((sys.executable, "-c", SAME), tmp_path)
+    assert code == 0, err
+    assert out.split("\n")[:3] == [encode_program(programs[number]) for number in (7, 1, 0)]
     other = [encode_program(make_program(4, number, Choices(), rules)) for number in range(5)]
-    assert not set(other) & set(again)
+    assert not {*other} & {encode_program(program) for program in programs}
 
 
 def test_programs_survive_the_disk_and_run_from_there(programs: list[FuzzProgram]) -> None:
@@ -115,12 +133,18 @@ def test_most_operators_whose_turn_it_is_come(rules: list[Rule], programs: list[
 
 
 def test_random_numbers_are_left_as_they_were(rules: list[Rule]) -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    before = torch.get_rng_state(), random.getstate(), torch.is_grad_enabled()
+    for seed_all in (torch.manual_seed, random.seed, np.random.seed):
+        seed_all(1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     make_program(0, 1, Choices(), rules)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1:] == (random.getstate(), torch.is_grad_enabled())
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    assert torch.is_grad_enabled()
+
+
+def test_a_number_without_a_program_is_told(rules: list[Rule], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "draw_program", lambda *_: None)
+    with pytest.raises(LookupError, match="no program of seed 0, number 0 in 100 attempts"):
+        make_program(0, 0, Choices(), rules)
 
 
 def test_every_operation_of_every_rule_is_known() -> None:

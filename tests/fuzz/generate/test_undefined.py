@@ -51,6 +51,7 @@ TWICE = torch.tensor([1, 1])
             [torch.eye(2), SMALL, torch.ones(2)],
         ),
         (Statement("Tensor.scatter_", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
+        (Statement("F.embedding_bag", (Ref(0), Ref(1)), {"offsets": Ref(1)}), [INT, torch.eye(9)]),
     ],
 )
 def test_what_is_left_open_is_refused(call: Statement, values: list[Any]) -> None:
