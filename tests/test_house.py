@@ -17,7 +17,6 @@ IMPORTED_IN_FUNCTIONS = {
     "torch._inductor": "it is slow to import, and often not needed",
     "torch._functorch": "its configuration comes with the compilers, which are slow to import",
     "torch.testing": "it takes seconds to import, and needs expecttest, which is not always there",
-    "checked_backend.fuzz.generate": "rules of operators are made from samples, and samples by rules",
     "resource": "Windows lacks it",
     "fcntl": "Windows lacks it",
 }

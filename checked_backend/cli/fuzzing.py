@@ -22,7 +22,7 @@ from checked_backend.report.write import write_whole
 
 if TYPE_CHECKING:
     from checked_backend.fuzz.database import Corpus
-    from checked_backend.fuzz.render.summary import Summary
+    from checked_backend.fuzz.report import Summary
 
 __all__ = ["Pages", "fuzz", "report_fuzz", "selftest"]
 
@@ -108,7 +108,7 @@ def fuzz(
     """
     _later("torch")
     tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
-    drawn, job = _later("checked_backend.fuzz.generate.choices"), _later("checked_backend.process.job")
+    drawn, job = _later("checked_backend.fuzz.generate.draft"), _later("checked_backend.process.job")
     seconds = _seconds(time)
     if not -_MOST_SEED <= seed < _MOST_SEED:
         raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
@@ -122,7 +122,7 @@ def fuzz(
         _later("checked_backend.checking.target").parse_value(word, "--compiler-option")
         for word in compiler_option or ()
     )
-    asked = tasks.Asked(
+    asked = tasks.FuzzOptions(
         compiler=compiler,
         options=options,
         choices=choices,
@@ -138,7 +138,7 @@ def fuzz(
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     with _later("checked_backend.fuzz.database").Corpus(db, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
-        with _later("checked_backend.fuzz.progress").Progress(corpus, console, known) as progress, terminable():
+        with _later("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
             watch = drive.Listener(progress.found, progress.tell)
             ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, watch=watch)
             console.print(progress.line(), soft_wrap=True)
@@ -173,14 +173,17 @@ def selftest(
 
 
 def _shown(corpus: Corpus, known: set[str], pages: Pages) -> Verdict:
-    summary: Summary = _render("summary").summarize(corpus, known)
-    for path, form in ((pages.html, "html"), (pages.junit, "junit")):
-        if path is not None:
-            write_whole(getattr(_render(form), f"render_{form}")(summary).rstrip("\n") + "\n", path)
+    report = _later("checked_backend.fuzz.report")
+    summary: Summary = report.summarize(corpus, known)
     as_json = pages.json_file == STDOUT
-    if pages.json_file is not None and not as_json:
-        write_whole(_render("data").render_json(summary) + "\n", Path(pages.json_file))
-    print_text(_render("data").render_json(summary) if as_json else _render("text").render_text(summary))
+    for path, render in (
+        (pages.html, report.render_html),
+        (pages.junit, report.render_junit),
+        (None if as_json else pages.json_file, report.render_json),
+    ):
+        if path is not None:
+            write_whole(render(summary).rstrip("\n") + "\n", Path(path))
+    print_text(report.render_json(summary) if as_json else report.render_text(summary))
     if pages.repros is not None:
         _write_repros(summary, pages.repros)
     return summary.verdict
@@ -193,11 +196,9 @@ def _write_repros(summary: Summary, folder: Path) -> None:
         name = _UNSAFE.sub("_", f"{group.number}_{group.detail}_{group.op}")[:80]
         if group.script:
             write_whole(group.script, folder / f"repro_{name}.py")
-        write_whole(_render("issue").render_issue(group, summary.settings), folder / f"issue_{name}.md")
-
-
-def _render(form: str) -> Any:
-    return _later(f"checked_backend.fuzz.render.{form}")
+        write_whole(
+            _later("checked_backend.fuzz.report").render_issue(group, summary.settings), folder / f"issue_{name}.md"
+        )
 
 
 def _known(paths: list[Path] | tuple[()]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Make programs runnable: a Python function, which calls what the program names and nothing else."""
+"""Make programs runnable: their inputs, and a Python function that calls what they name and nothing else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,106 @@ import torch
 
 from checked_backend.fuzz.control import run_in_order, straight_line
 from checked_backend.fuzz.known import METHOD, operation
-from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, Statement
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Size, Statement, map_leaves
 from checked_backend.fuzz.source import NAME, function_of
-from checked_backend.fuzz.values import make_inputs
 
-__all__ = ["build", "inputs_for", "run_call", "run_eager", "run_statement", "straightened"]
+__all__ = [
+    "EDGES",
+    "build",
+    "dtype_name",
+    "inputs_for",
+    "make_inputs",
+    "run_call",
+    "run_eager",
+    "run_statement",
+    "same_value",
+    "storage_sizes",
+    "straightened",
+    "strides_of",
+]
+
+EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
+"""The edge values that floating-point inputs get among others."""
+
+_SHARE_OF_EDGES = 0.3
+
+
+def make_inputs(inputs: Sequence[Input]) -> list[torch.Tensor]:
+    """The tensors of inputs. Those that share memory are views of one storage."""
+    extents = storage_sizes(inputs)
+    storages: dict[int, torch.Tensor] = {}
+    made: list[torch.Tensor] = []
+    for place, given in enumerate(inputs):
+        root = place if given.shares is None else given.shares
+        if root not in storages:
+            storages[root] = _filled(inputs[root], extents[root])
+        view = storages[root].as_strided(given.shape, given.stride, given.offset)
+        made.append(view.detach().requires_grad_(given.requires_grad))
+    return made
+
+
+def storage_sizes(inputs: Sequence[Input]) -> dict[int, int]:
+    """The number of elements of each storage, by the first input in it."""
+    found: dict[int, int] = {}
+    for place, given in enumerate(inputs):
+        root = place if given.shares is None else given.shares
+        found[root] = max(found.get(root, 0), given.extent)
+    return found
+
+
+def _filled(given: Input, count: int) -> torch.Tensor:
+    """The elements of a storage."""
+    source = torch.Generator().manual_seed(given.seed)
+    dtype: torch.dtype = getattr(torch, given.dtype)
+    if dtype == torch.bool:
+        return torch.rand(count, generator=source) < 0.5
+    if given.fill == "distinct":
+        return (torch.randperm(count, generator=source) + int(given.low)).to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return _integers(given, count, dtype, source)
+    if given.fill == "normal":
+        values = torch.randn(count, generator=source, dtype=torch.complex128 if dtype.is_complex else torch.float64)
+    else:
+        values = torch.rand(count, generator=source, dtype=torch.float64) * (given.high - given.low) + given.low
+    if given.fill == "edges":
+        which = torch.randint(0, len(EDGES), (count,), generator=source)
+        here = torch.rand(count, generator=source) < _SHARE_OF_EDGES
+        values = torch.where(here, torch.tensor(EDGES, dtype=torch.float64)[which].to(values.dtype), values)
+    return values.to(dtype)
+
+
+def _integers(given: Input, count: int, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
+    limits = torch.iinfo(dtype)
+    low, high = (-3, 3) if given.fill == "normal" else (int(given.low), int(given.high))
+    low, high = max(low, limits.min), min(high, limits.max)
+    values = torch.randint(low, max(low, high) + 1, (count,), generator=source, dtype=torch.int64)
+    if given.fill == "edges":
+        edges = torch.tensor([0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1])
+        which = torch.randint(0, len(edges), (count,), generator=source)
+        values = torch.where(torch.rand(count, generator=source) < _SHARE_OF_EDGES, edges[which], values)
+    return values.to(dtype)
+
+
+def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The strides of a dense tensor."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(order if order is not None else range(len(shape))):
+        strides[dim] = step
+        step *= max(1, shape[dim])
+    return tuple(strides)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values are equal: tensors of one dtype and shape with equal elements, or anything of one type."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other)
+    one, other = one.detach(), other.detach()
+    return one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
 def build(programs: Sequence[FuzzProgram]) -> Callable[..., Any]:
@@ -26,9 +121,6 @@ def build(programs: Sequence[FuzzProgram]) -> Callable[..., Any]:
 
     Its code is the syntax tree that `checked_backend.fuzz.text` prints. The lines of that text are found where
     tracebacks look for source.
-
-    Raises:
-        FuzzError: It is no program, or calls what is not known.
     """
     tree = function_of(programs)
     text = ast.unparse(tree)
@@ -52,14 +144,7 @@ def inputs_for(programs: Sequence[FuzzProgram]) -> tuple[torch.Tensor, ...]:
 
 
 def run_call(call: Statement, known: Sequence[Any]) -> Any:
-    """Run one call in eager.
-
-    Args:
-        known: The values so far.
-
-    Raises:
-        Exception: Whatever torch raises.
-    """
+    """Run one call in eager."""
     how, target = operation(call.op)
     args, kwargs = _values(call.args, known), _values(dict(call.kwargs), known)
     if how == METHOD:
@@ -68,27 +153,14 @@ def run_call(call: Statement, known: Sequence[Any]) -> Any:
 
 
 def run_eager(program: FuzzProgram) -> list[Any]:
-    """Run a program in eager on fresh inputs, and return all of its values.
-
-    Raises:
-        Exception: Whatever torch raises.
-    """
+    """Run a program in eager on fresh inputs, and return all of its values."""
     known: list[Any] = list(make_inputs(program.inputs))
     run_in_order(program, known, lambda place, call: run_statement(place, call, known, len(program.inputs)))
     return known
 
 
 def run_statement(place: int, call: Statement, known: list[Any], inputs: int) -> None:
-    """Run a call or a ``let`` in eager, and keep its value.
-
-    Args:
-        place: Its position.
-        known: The values, by number.
-        inputs: How many inputs there are.
-
-    Raises:
-        Exception: Whatever torch raises.
-    """
+    """Run a call or a ``let`` in eager, and keep its value."""
     if call.op == "let":
         target, source = call.args
         known[target.value] = known[source.value]
@@ -97,28 +169,19 @@ def run_statement(place: int, call: Statement, known: list[Any], inputs: int) ->
 
 
 def straightened(program: FuzzProgram) -> FuzzProgram:
-    """The same program without loops and branches: the calls that it makes with its inputs, in order.
-
-    Raises:
-        Exception: Whatever torch raises.
-    """
+    """The same program without loops and branches: the calls that it makes with its inputs, in order."""
     return straight_line(program, run_call, make_inputs(program.inputs))
 
 
 def _values(raw: Any, known: Sequence[Any]) -> Any:
-    match raw:
-        case Ref(value):
-            return known[value]
-        case Size(value, dim):
-            return known[value].size(dim)
-        case Constant(name):
-            return getattr(torch, name)
-        case tuple():
-            return tuple(_values(item, known) for item in raw)
-        case list():
-            return [_values(item, known) for item in raw]
-        case dict():
-            return {key: _values(item, known) for key, item in raw.items()}
-        case slice():
-            return slice(*(_values(part, known) for part in (raw.start, raw.stop, raw.step)))
-    return raw
+    def value_of(leaf: Any) -> Any:
+        match leaf:
+            case Ref(value):
+                return known[value]
+            case Size(value, dim):
+                return known[value].size(dim)
+            case Constant(name):
+                return getattr(torch, name)
+        return leaf
+
+    return map_leaves(raw, value_of)

@@ -14,17 +14,55 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from checked_backend.fuzz.deaths import death_of
+import torch
+
+from checked_backend.checking.program_run import fresh_dynamo
+from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.examine import HUNG_SECONDS, ISOLATED_SECONDS, Compiler, check_program, compiler_of
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.groups import DEATHS
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.results import DEATHS, ProgramResult
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
 from checked_backend.fuzz.worker import CONFIRMING
 from checked_backend.process.job import AnswerFolder
+from checked_backend.process.worker import Death, run_in_worker
 
-__all__ = ["confirm", "shows"]
+__all__ = ["confirm", "death_of", "shows"]
+
+_CALLS = 3
+
+
+def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any], seconds: float) -> str:
+    """The finer kind of how a process ends that compiles a program and calls it as a check does, without any check.
+
+    Args:
+        seconds: After which it hangs.
+
+    Returns:
+        One of `checked_backend.fuzz.results.DEATHS`; empty if the process does not die.
+
+    Raises:
+        CheckedBackendError: No process can be forked here.
+    """
+    ended = run_in_worker(lambda: _ran(program, compiler, options), timeout=seconds)
+    return ended.detail if isinstance(ended, Death) else ""
+
+
+def _ran(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any]) -> str:
+    compiled: Any = torch.compile(
+        build([program]), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
+    )
+    try:
+        with fresh_dynamo(), torch.set_grad_enabled(program.gradients):
+            for _ in range(_CALLS):
+                results = compiled(*inputs_for([program]))
+                roots = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
+                if program.gradients and roots:
+                    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    except Exception as error:  # it raises, and lives
+        return type(error).__name__
+    return "ran"
+
 
 _COMPILER_OF_STAGE: Mapping[str, str] = MappingProxyType({"eager": "eager", "aot": "aot_eager"})
 """The compilers that go no further than a stage: Dynamo alone, or Dynamo and AOT autograd."""
@@ -33,7 +71,7 @@ _SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Candidate:
     """The question, as far as the candidate is concerned."""
 
     name: str
@@ -57,12 +95,12 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     program = decode_program(question["program"])
     answers.note("loading the compiler")
     name = question["compiler"]
-    asked = _Asked(name, compiler_of(name), question["options"], question["timeout"])
+    asked = _Candidate(name, compiler_of(name), question["options"], question["timeout"])
     answers.note(CONFIRMING)
     isolate = asked.patience if question["isolate"] else None
     first = check_program(program, asked.compiler, asked.options, isolate=isolate)
 
-    def tell(smallest: FuzzProgram, came: Examined, **script: Any) -> None:
+    def tell(smallest: FuzzProgram, came: ProgramResult, **script: Any) -> None:
         text = encode_program(smallest)
         answers.answer(json.dumps({"program": text, "result": json.loads(came.to_json()), **script}))
 
@@ -88,8 +126,12 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
 
 
 def _smaller(
-    program: FuzzProgram, first: Examined, asked: _Asked, deadline: float, tell: Callable[[FuzzProgram, Examined], None]
-) -> tuple[FuzzProgram, Examined]:
+    program: FuzzProgram,
+    first: ProgramResult,
+    asked: _Candidate,
+    deadline: float,
+    tell: Callable[[FuzzProgram, ProgramResult], None],
+) -> tuple[FuzzProgram, ProgramResult]:
     """The smallest program found that fails in the same way, and what came out for it."""
     smallest, last = program, first
     levels = first.stage == "eager"  # only there the kind depends on the level
@@ -112,7 +154,9 @@ def _smaller(
     return smallest, last
 
 
-def _smaller_at_its_stage(program: FuzzProgram, first: Examined, asked: _Asked, deadline: float) -> FuzzProgram:
+def _smaller_at_its_stage(
+    program: FuzzProgram, first: ProgramResult, asked: _Candidate, deadline: float
+) -> FuzzProgram:
     """The smallest program found that fails in the same way where compilation goes no further than the fault's stage.
 
     To compile so far costs a small part of what a compiler such as Inductor takes. What fails there need not fail so
@@ -128,11 +172,11 @@ def _smaller_at_its_stage(program: FuzzProgram, first: Examined, asked: _Asked, 
     return shrink(program, goes_wrong, deadline) if goes_wrong(program) else program
 
 
-def _is_same(one: Examined, other: Examined) -> bool:
+def _is_same(one: ProgramResult, other: ProgramResult) -> bool:
     return (one.kind, one.detail) == (other.kind, other.detail)
 
 
-def _smaller_that_dies(program: FuzzProgram, first: Examined, asked: _Asked, deadline: float) -> FuzzProgram:
+def _smaller_that_dies(program: FuzzProgram, first: ProgramResult, asked: _Candidate, deadline: float) -> FuzzProgram:
     """The smallest program found that ends its process in the same way."""
     hangs = first.detail == _HANG
 
@@ -145,7 +189,7 @@ def _smaller_that_dies(program: FuzzProgram, first: Examined, asked: _Asked, dea
     return program if slow else smallest
 
 
-def _script(program: FuzzProgram, result: Examined, asked: _Asked) -> dict[str, Any]:
+def _script(program: FuzzProgram, result: ProgramResult, asked: _Candidate) -> dict[str, Any]:
     """A script that shows the failure in a fresh process: localizing's own, one of torch alone, or one that checks."""
     report = json.loads(result.report or "{}")
     timeout = asked.patience if result.detail == _HANG else asked.timeout
@@ -174,7 +218,6 @@ def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
     """Whether a script ends as it does while the bug is there, in a fresh process.
 
     Args:
-        timeout: Seconds that it has.
         detail: The finer kind of the failure. A script of a bug that ends its process is ended by it.
         says: What it prints in other cases; an error of its own would end it, too.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.known import OPERATORS
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Size, Statement, map_refs, refs_of
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Size, Statement, map_leaves, map_refs, refs_of
 
 __all__ = [
     "RELATIONS",
@@ -42,9 +42,6 @@ class Block:
     """A loop or a branch, by the positions of its statements.
 
     Attributes:
-        head: Its ``for`` or ``if``.
-        body: What it holds, in order.
-        end: Its ``end``.
         middle: Its ``else``; None without one.
         otherwise: What it holds after that.
     """
@@ -246,9 +243,6 @@ def straight_line(
 
     Args:
         run: Runs a call, given the values so far; the sizes of its result decide of loops and branches.
-
-    Raises:
-        Exception: Whatever a call raises.
     """
     first = len(program.inputs)
     known = list(inputs)
@@ -272,21 +266,10 @@ def straight_line(
 def _with_numbers(call: Statement, known: Sequence[Any]) -> Statement:
     """The same call with numbers in the place of turns and flags, which `straight_line` names by negative numbers."""
 
-    def number(raw: Any) -> Any:
-        match raw:
-            case Ref(value) if value < 0:
-                return known[~value]
-            case tuple():
-                return tuple(map(number, raw))
-            case list():
-                return list(map(number, raw))
-            case dict():
-                return {key: number(item) for key, item in raw.items()}
-            case slice():
-                return slice(*map(number, (raw.start, raw.stop, raw.step)))
-        return raw
+    def number(leaf: Any) -> Any:
+        return known[~leaf.value] if isinstance(leaf, Ref) and leaf.value < 0 else leaf
 
-    return Statement(call.op, number(call.args), number(dict(call.kwargs)))
+    return Statement(call.op, map_leaves(call.args, number), map_leaves(dict(call.kwargs), number))
 
 
 def dependencies(program: FuzzProgram, head: Statement) -> list[str]:

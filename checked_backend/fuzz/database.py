@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.source import function_of
 from checked_backend.fuzz.sqlite_file import FUZZ, Format, SqliteFile
 from checked_backend.runs.status import Status
@@ -55,9 +54,7 @@ class Entry:
     """A program of the corpus.
 
     Attributes:
-        number: Its row.
         name: ``seed 0, program 17``.
-        text: The program as JSON.
         alike: Programs with the same text here may share a compile.
     """
 
@@ -148,7 +145,7 @@ class Corpus(SqliteFile):
 
     def settings(self) -> dict[str, str]:
         """The facts that the results depend on."""
-        return {str(name): str(value) for name, value in self._query("SELECT name, value FROM setting", ())}
+        return {str(name): str(value) for name, value in self._query("SELECT name, value FROM setting")}
 
     # programs
 
@@ -167,8 +164,7 @@ class Corpus(SqliteFile):
 
     def waiting(self) -> list[Entry]:
         """The programs that were not checked yet."""
-        rows = self._query("SELECT id, seed, number, program, alike FROM program WHERE status = '' ORDER BY id", ())
-        return [Entry(int(i), self._name(seed, n), str(text), str(alike)) for i, seed, n, text, alike in rows]
+        return [entry for entry, _ in self._programs("status = ''")]
 
     def check_unsettled_again(self) -> None:
         """Let the programs wait again whose process ended while others shared it, and that were not checked alone."""
@@ -178,19 +174,12 @@ class Corpus(SqliteFile):
                 (f'"message": "{UNSETTLED}',),
             )
 
-    def failures(self) -> list[tuple[Entry, Examined]]:
+    def failures(self) -> list[tuple[Entry, ProgramResult]]:
         """The programs that failed, and belong to no group yet."""
-        rows = self._query(
-            "SELECT id, seed, number, program, alike, result FROM program"
-            " WHERE bug IS NULL AND status IN ('fail', 'crash', 'hang') ORDER BY id",
-            (),
-        )
-        return [
-            (Entry(int(i), self._name(seed, n), str(text), str(alike)), Examined.from_json(result))
-            for i, seed, n, text, alike, result in rows
-        ]
+        found = self._programs("bug IS NULL AND status IN ('fail', 'crash', 'hang')")
+        return [(entry, ProgramResult.from_json(result)) for entry, result in found]
 
-    def add_result(self, number: int, result: Examined) -> None:
+    def add_result(self, number: int, result: ProgramResult) -> None:
         """Write what came out for a program."""
         with self._writing():
             self._connection.execute(
@@ -205,8 +194,21 @@ class Corpus(SqliteFile):
 
     def unconfirmed(self) -> list[tuple[str, str]]:
         """The programs whose failures did not show again, each with what failed."""
-        rows = self._query("SELECT seed, number, result FROM program WHERE bug = 0", ())
-        return [(self._name(seed, n), Examined.from_json(result).message) for seed, n, result in rows]
+        return self._messages("bug = 0")
+
+    def inconclusive(self) -> list[tuple[str, str]]:
+        """The programs without a verdict, each with the reason."""
+        return self._messages("status IN ('inconclusive', 'out of memory')")
+
+    def _messages(self, where: str) -> list[tuple[str, str]]:
+        return [(entry.name, ProgramResult.from_json(result).message) for entry, result in self._programs(where)]
+
+    def _programs(self, where: str) -> list[tuple[Entry, str]]:
+        query = f"SELECT id, seed, number, program, alike, result FROM program WHERE {where} ORDER BY id"
+        return [
+            (Entry(self._whole(row), self._name(seed, number), str(text), str(alike)), str(result))
+            for row, seed, number, text, alike, result in self._query(query)
+        ]
 
     def totals(self) -> Totals:
         """Counts over the programs that were checked."""
@@ -216,21 +218,14 @@ class Corpus(SqliteFile):
         for status, covers, result in self._query("SELECT status, covers, result FROM program WHERE status != ''", ()):
             statuses[Status.of(status, str(self.path)).value] += 1
             pairs.update(str(one) for one in self._list(covers))
-            compiled += Examined.from_json(result).compiled
+            compiled += ProgramResult.from_json(result).compiled
         return Totals(dict(statuses), compiled, len({pair.split(" ")[0] for pair in pairs}), len(pairs))
-
-    def inconclusive(self) -> list[tuple[str, str]]:
-        """The programs without a verdict, each with the reason."""
-        rows = self._query(
-            "SELECT seed, number, result FROM program WHERE status IN ('inconclusive', 'out of memory')", ()
-        )
-        return [(self._name(seed, n), Examined.from_json(result).message) for seed, n, result in rows]
 
     # groups
 
     def groups(self) -> list[Group]:
         """All groups, those met most first."""
-        rows = self._query("SELECT id, content, program, result FROM bug", ())
+        rows = self._query("SELECT id, content, program, result FROM bug")
         found = [self._group(*row) for row in rows]
         return sorted(
             found, key=lambda group: (-group.confirmed, group.difference is not None, -group.met, group.number)
@@ -248,7 +243,7 @@ class Corpus(SqliteFile):
         if not 1 <= given["met"] < _MOST_MET:
             raise FuzzError(f"{self.path}: a group: met got {given['met']!r:.80}; expected a count")
         program = _callable_program(str(program))
-        return Group(**given, program=program, result=Examined.from_json(str(result)), number=self._whole(number))
+        return Group(**given, program=program, result=ProgramResult.from_json(str(result)), number=self._whole(number))
 
     def put(self, group: Group) -> Group:
         """Add a group, or join it with the one of its signature. A group that has a number is moved there.

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checked_backend.fuzz.database import UNSETTLED, Corpus, Entry
-from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.groups import Group, may_be, signature_of
-from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, Death, GenerateTask, Reins, Task
+from checked_backend.fuzz.results import Group, ProgramResult, documented, may_be, signature_of
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOptions, GenerateTask, RunningProcesses, Task
 from checked_backend.runs.status import Status
 
 __all__ = ["FuzzEnd", "Listener", "run_fuzz"]
@@ -45,14 +43,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class FuzzEnd:
-    """How a run ended.
-
-    Attributes:
-        checked: How many programs were checked in it.
-        seconds: How long it took.
-        waiting: How many failures wait to be confirmed.
-        left_out: How many programs of the generator were left out, by the reason.
-    """
+    """How a run ended."""
 
     checked: int
     seconds: float
@@ -61,16 +52,15 @@ class FuzzEnd:
 
 
 def run_fuzz(
-    asked: Asked, corpus: Corpus, *, jobs: int = 1, seconds: float | None, programs: int | None = None, watch: Listener
+    asked: FuzzOptions,
+    corpus: Corpus,
+    *,
+    jobs: int = 1,
+    seconds: float | None,
+    programs: int | None = None,
+    watch: Listener,
 ) -> FuzzEnd:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
-
-    Args:
-        corpus: Where programs and results go. What waits there comes first.
-        jobs: How many processes run at a time.
-        seconds: The time; None for no limit.
-        programs: How many programs to check; None for no limit.
-        watch: The functions to call when something happens.
 
     Raises:
         FuzzError: No programs could be generated.
@@ -87,7 +77,7 @@ def run_fuzz(
 
 @dataclass(slots=True)
 class _Run:
-    asked: Asked
+    asked: FuzzOptions
     corpus: Corpus
     jobs: int
     seconds: float | None
@@ -100,7 +90,7 @@ class _Run:
     left_out: Counter[str] = field(default_factory=Counter)
     _to_localize: list[Group] = field(default_factory=list)
     _running: dict[Future[Any], Task] = field(default_factory=dict)
-    reins: Reins = field(default_factory=Reins)
+    running: RunningProcesses = field(default_factory=RunningProcesses)
 
     def loop(self, pool: ThreadPoolExecutor) -> None:
         self.corpus.check_unsettled_again()
@@ -110,7 +100,7 @@ class _Run:
             self._to_localize = [group for group in self.corpus.groups() if _has_an_operator_to_find(group)]
         while True:
             while len(self._running) < self.jobs and (task := self._next()) is not None:
-                self._running[pool.submit(task.run, self.asked, self.reins)] = task
+                self._running[pool.submit(task.run, self.asked, self.running)] = task
             if not self._running or self._over(GRACE):
                 return
             done, _ = wait(self._running, timeout=1.0, return_when=FIRST_COMPLETED)
@@ -120,7 +110,7 @@ class _Run:
 
     def stop(self) -> None:
         """End the processes that still run, and keep what they have answered."""
-        self.reins.stop()
+        self.running.stop()
         for future in wait(self._running, timeout=10).done:
             task = self._running.pop(future)
             if isinstance(task, CheckTask) and not future.exception():
@@ -204,7 +194,7 @@ class _Run:
         if task.death is not None and found:
             self._settle(task.entries[0], task.death, found[0])
 
-    def _settle(self, entry: Entry, death: Death, alone: Examined) -> None:
+    def _settle(self, entry: Entry, death: Death, alone: ProgramResult) -> None:
         """If none of the programs that ended a process together does so alone, let all of them be confirmed as one."""
         death.left -= 1
         death.explained = death.explained or alone.status in _FAILED
@@ -251,10 +241,10 @@ class _Run:
                 self.watch.found(kept)
 
 
-def _beside(death: Death) -> Examined:
+def _beside(death: Death) -> ProgramResult:
     """The result of a program whose process died while it was checked together with others."""
     words = f"{UNSETTLED}: {death.result.message}"
-    return Examined(Status.INCONCLUSIVE, words, death.result.seconds, alone=False)
+    return ProgramResult(Status.INCONCLUSIVE, words, death.result.seconds, alone=False)
 
 
 def _has_an_operator_to_find(group: Group) -> bool:

@@ -25,12 +25,10 @@ from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
-from checked_backend.fuzz.documented import documented
-from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.defined import on_other_values
 from checked_backend.fuzz.generate.undefined import draws
-from checked_backend.fuzz.merge import merge
-from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of
+from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of, merge
+from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
 from checked_backend.runs.status import Status
@@ -101,12 +99,7 @@ def alike(program: FuzzProgram) -> str:
     and the compiler's own random operators. What one program needs would be done for all.
     """
     used = {given.dtype for given in program.inputs}
-    used |= {
-        leaf.name
-        for call in program.calls
-        for leaf in leaves_of([call.args, dict(call.kwargs)])
-        if isinstance(leaf, Constant)
-    }
+    used |= {leaf.name for call in program.calls for leaf in leaves_of(call) if isinstance(leaf, Constant)}
     half = bool(used & _HALF) or any(call.op in _TO_HALF for call in program.calls)
     drawn = any(draws(call.op) for call in program.calls)
     return f"{half:d}{drawn:d}{program.gradients:d}{program.dynamic:d}"
@@ -117,7 +110,7 @@ def examine(
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
     note: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[int, Examined]]:
+) -> Iterator[tuple[int, ProgramResult]]:
     """Check programs, as one compile if that passes.
 
     Args:
@@ -127,9 +120,9 @@ def examine(
     Yields:
         The place of a program, and what came out. Each program comes once.
     """
-    shared: Mapping[int, Examined] = {}
+    shared: Mapping[int, ProgramResult] = {}
     accused: Mapping[int, Finding] = {}
-    together = Examined(Status.PASS)
+    together = ProgramResult(Status.PASS)
     if len(programs) > 1:
         note("batch")
         together, report = _checked(programs, compiler, options, _SHARED)
@@ -146,7 +139,7 @@ def examine(
             yield from ((place, result) for place, result in shared.items() if place not in rest)
         else:
             yield from shared.items()
-    right: list[tuple[int, Examined]] = []
+    right: list[tuple[int, ProgramResult]] = []
     wrong: set[int] = set()
     for place, program in enumerate(programs):
         if place in shared:
@@ -168,7 +161,7 @@ def examine(
     yield from right
 
 
-def _unclear(alone: Examined, together: Examined) -> Examined:
+def _unclear(alone: ProgramResult, together: ProgramResult) -> ProgramResult:
     """The result of a program that passes alone, and is blamed where it shares a compile."""
     remark = f"passes alone, but the compile that it shares with others does not pass: {together.message}"
     return replace(alone, status=Status.INCONCLUSIVE, message=remark[:_LONGEST])
@@ -180,7 +173,7 @@ def _some_of(
     compiler: Compiler,
     options: Mapping[str, Any] | None,
     note: Callable[[str], None],
-) -> Iterator[tuple[int, Examined]]:
+) -> Iterator[tuple[int, ProgramResult]]:
     """Check some of the programs, as one compile if that passes."""
 
     def note_here(what: str) -> None:
@@ -190,14 +183,14 @@ def _some_of(
         yield places[place], result
 
 
-def _blameless(together: Examined, report: Report | None, count: int) -> Mapping[int, Examined]:
+def _blameless(together: ProgramResult, report: Report | None, count: int) -> Mapping[int, ProgramResult]:
     """The results of programs that need no compile of their own; none if it is not clear which program is wrong.
 
     Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
     What is only documented needs no further look.
     """
     share = replace(together, seconds=together.seconds / count, alone=False, report="")
-    right = Examined(Status.PASS, seconds=share.seconds, compiled=share.compiled, alone=False)
+    right = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled, alone=False)
     if together.status is Status.PASS:
         return dict.fromkeys(range(count), right)
     found: dict[int, list[Finding]] = {}
@@ -213,7 +206,7 @@ def _blameless(together: Examined, report: Report | None, count: int) -> Mapping
     unclear = set[int]().union(*skipped)
     if not (found or unclear) or not all(skipped):
         return {}
-    results: dict[int, Examined] = {}
+    results: dict[int, ProgramResult] = {}
     for place in set(range(count)) - unclear:
         wrong = [finding for finding in found.get(place, ()) if finding.severity is Severity.ERROR]
         if not wrong:
@@ -265,7 +258,7 @@ def check_program(
     localize: bool = False,
     isolate: float | None = None,
     levels: bool = True,
-) -> Examined:
+) -> ProgramResult:
     """Check one program alone.
 
     Args:
@@ -285,7 +278,7 @@ def _checked(
     options: Mapping[str, Any] | None,
     effort: Effort,
     **more: Any,
-) -> tuple[Examined, Report | None]:
+) -> tuple[ProgramResult, Report | None]:
     """Check programs in one compile. There is no report if the check itself failed."""
     began = time.monotonic()
     try:
@@ -302,11 +295,11 @@ def _checked(
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
         words = f"crash: candidate: compiling or running it called sys.exit({stop.code!r}), eager does not"
-        made = Examined(Status.FAIL, words[:_LONGEST], time.monotonic() - began, alone=len(programs) == 1)
+        made = ProgramResult(Status.FAIL, words[:_LONGEST], time.monotonic() - began, alone=len(programs) == 1)
         return replace(made, kind="crash", detail="crash.exit", subject="candidate", actual="SystemExit"), None
     except Exception as error:  # that is no verdict, and must be seen
         words = f"{CHECK_FAILED}: {type(error).__name__}: {error}"
-        failed = Examined(
+        failed = ProgramResult(
             Status.INCONCLUSIVE,
             words[:_LONGEST],
             time.monotonic() - began,
@@ -332,22 +325,22 @@ def worst_finding(report: Report) -> Finding | None:
     return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
 
 
-def _examined(report: Report, seconds: float, *, alone: bool) -> Examined:
+def _examined(report: Report, seconds: float, *, alone: bool) -> ProgramResult:
     status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
     if status is Status.PASS:
-        return Examined(status, seconds=seconds, compiled=compiled, alone=alone)
+        return ProgramResult(status, seconds=seconds, compiled=compiled, alone=alone)
     finding = worst_finding(report)
     if finding is None:
         skips = [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
         reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
         why = reasons[0] if reasons else "nothing of it was checked"
-        return Examined(status, why[:_LONGEST], seconds, compiled, alone, report=report.to_json())
-    made = Examined(status, "", seconds, compiled, alone, report=report.to_json())
+        return ProgramResult(status, why[:_LONGEST], seconds, compiled, alone, report=report.to_json())
+    made = ProgramResult(status, "", seconds, compiled, alone, report=report.to_json())
     return replace(made, **_words(finding))
 
 
 def _words(finding: Finding) -> dict[str, Any]:
-    """The members of `Examined` that tell of a finding."""
+    """The members of `ProgramResult` that tell of a finding."""
     return {
         "message": f"{finding.kind}: {finding.subject}: {finding.message}"[:_LONGEST],
         "kind": str(finding.kind),

@@ -116,9 +116,6 @@ def operation(name: str) -> tuple[str, Any]:
 
     Args:
         name: ``torch.add``, ``F.relu``, ``Tensor.add_``, ``+=``, ``getitem``.
-
-    Raises:
-        FuzzError: It is not known.
     """
     if name in OPERATORS:
         return FUNCTION, OPERATORS[name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import keyword
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -29,7 +29,9 @@ __all__ = [
     "decode_program",
     "encode_program",
     "leaves_of",
+    "map_leaves",
     "map_refs",
+    "merge",
     "refs_of",
 ]
 
@@ -82,18 +84,11 @@ class Input:
     """A tensor that the program is given.
 
     Attributes:
-        dtype: Its dtype, by name.
-        shape: Its shape.
         stride: Its strides. 0 for an expanded dimension.
-        offset: Its storage offset.
         shares: The number of an earlier input of the same dtype, whose memory it shares; that one has memory of its
             own. None for memory of its own.
         fill: ``normal``, ``range`` (from ``low`` to ``high``), ``edges`` (the same, with NaN, infinities, extremes), or
             ``distinct`` (no two elements are equal, from ``low`` on).
-        low: The least value.
-        high: The greatest value.
-        seed: For its values.
-        requires_grad: Whether it is differentiated.
     """
 
     dtype: str
@@ -124,7 +119,6 @@ class Statement:
             number, relation, number), ``else``, ``end``, ``let`` (earlier value, its new one), ``flag`` (a bool). The
             value of a ``for`` is the number of the turn.
         args: ``None``, numbers, strings, slices, ``...``, `Ref`, `Size`, `Constant`, and tuples and lists of these.
-        kwargs: The same, by name.
     """
 
     op: str
@@ -137,11 +131,7 @@ class FuzzProgram:
     """A program.
 
     Attributes:
-        inputs: Its inputs.
-        calls: Its statements.
         returns: The numbers of the values that it returns.
-        gradients: Whether it is differentiated.
-        dynamic: Whether it is compiled for symbolic sizes.
     """
 
     inputs: tuple[Input, ...]
@@ -183,46 +173,37 @@ class FuzzProgram:
 
 def refs_of(call: Statement) -> list[Ref | Size]:
     """The earlier values that a call uses."""
-    return [leaf for leaf in leaves_of((call.args, dict(call.kwargs))) if isinstance(leaf, Ref | Size)]
+    return [leaf for leaf in leaves_of(call) if isinstance(leaf, Ref | Size)]
 
 
-def map_refs(call: Statement, moved: Any) -> Statement:
-    """The same call, with other numbers for values.
+def map_refs(call: Statement, moved: Callable[[int], int]) -> Statement:
+    """The same call, with other numbers for values."""
 
-    Args:
-        moved: Takes the number of a value, returns the new one.
-    """
-    return Statement(call.op, _mapped(call.args, moved), _mapped(dict(call.kwargs), moved))
+    def change(leaf: Any) -> Any:
+        return replace(leaf, value=moved(leaf.value)) if isinstance(leaf, Ref | Size) else leaf
+
+    return Statement(call.op, map_leaves(call.args, change), map_leaves(dict(call.kwargs), change))
 
 
-def _mapped(raw: Any, moved: Any) -> Any:
+def map_leaves(raw: Any, change: Callable[[Any], Any]) -> Any:
+    """The same argument with its leaves changed: what is in tuples, lists, dicts and slices, or the argument itself."""
     match raw:
-        case Ref(value):
-            return Ref(moved(value))
-        case Size(value, dim):
-            return Size(moved(value), dim)
         case tuple():
-            return tuple(_mapped(item, moved) for item in raw)
+            return tuple(map_leaves(item, change) for item in raw)
         case list():
-            return [_mapped(item, moved) for item in raw]
+            return [map_leaves(item, change) for item in raw]
         case dict():
-            return {key: _mapped(item, moved) for key, item in raw.items()}
+            return {key: map_leaves(item, change) for key, item in raw.items()}
         case slice():
-            return slice(*(_mapped(part, moved) for part in (raw.start, raw.stop, raw.step)))
-    return raw
+            return slice(*(map_leaves(part, change) for part in (raw.start, raw.stop, raw.step)))
+    return change(raw)
 
 
-def leaves_of(raw: Any) -> Iterator[Any]:
-    """An argument, or what is in it if it is a tuple, a list, a dict or a slice."""
-    if isinstance(raw, tuple | list):
-        for item in raw:
-            yield from leaves_of(item)
-    elif isinstance(raw, dict):
-        yield from leaves_of(list(raw.values()))
-    elif isinstance(raw, slice):
-        yield from leaves_of([raw.start, raw.stop, raw.step])
-    else:
-        yield raw
+def leaves_of(call: Statement) -> list[Any]:
+    """What is in the arguments of a call."""
+    found: list[Any] = []
+    map_leaves((call.args, dict(call.kwargs)), found.append)
+    return found
 
 
 def encode_program(program: FuzzProgram) -> str:
@@ -395,3 +376,25 @@ def _flag(raw: Mapping[str, Any], what: str) -> bool:
     if not isinstance(value, bool):
         raise FuzzError(f"a program: {what} got {value!r:.80}; expected true or false")
     return value
+
+
+def merge(programs: Sequence[FuzzProgram]) -> FuzzProgram:
+    """One program that does what several do, one after the other, with the inputs and the results of all.
+
+    Args:
+        programs: At least one. All are differentiated or none, all are dynamic or none.
+    """
+    inputs: list[Input] = []
+    calls: list[Statement] = []
+    returns: list[int] = []
+    count = sum(len(program.inputs) for program in programs)
+    for program in programs:
+        numbers = [*range(len(inputs), len(inputs) + len(program.inputs))]
+        numbers += range(count + len(calls), count + len(calls) + len(program.calls))
+        inputs += [
+            given if given.shares is None else replace(given, shares=numbers[given.shares]) for given in program.inputs
+        ]
+        calls += [map_refs(call, numbers.__getitem__) for call in program.calls]
+        returns += [numbers[value] for value in program.returns]
+    first = programs[0]
+    return FuzzProgram(tuple(inputs), tuple(calls), tuple(returns), first.gradients, first.dynamic)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from checked_backend.errors import FuzzError
+from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.database import Entry
-from checked_backend.fuzz.planted import CONTROL, FAULTS
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
-from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
-from checked_backend.fuzz.try_faults import Tried
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, encode_program
+from checked_backend.fuzz.results import ProgramResult
+from checked_backend.fuzz.tasks import CheckTask, FuzzOptions, RunningProcesses
 from checked_backend.fuzz.worker import WORK
 from checked_backend.process.job import Job, JobResources, run
+from checked_backend.runs.status import Status
 
-__all__ = ["render_json", "render_text", "run_selftest"]
+__all__ = ["PLAIN", "Tried", "render_json", "render_text", "run_selftest", "try_faults"]
 
+_DYNAMO_ALONE = "eager"
 _SEED = 20
 _MOST_PROGRAMS = 200
 _CONTROL_PROGRAMS = 25
@@ -29,11 +35,154 @@ _LETHAL = MappingProxyType({"dies": "crash.signal", "hangs": "crash.hang"})
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
 
 
-def run_selftest(place: JobResources) -> list[Tried]:
-    """Try each fault of `checked_backend.fuzz.planted`, in processes of their own.
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result for one planted fault.
+
+    Attributes:
+        fault: Its name; `CONTROL` is the right compiler.
+        programs: After how many programs; of the control, how many there were.
+        left_out: How many of them say nothing, because Dynamo alone gets them wrong in the same way: bugs of torch.
+    """
+
+    fault: str
+    words: str
+    caught: bool
+    programs: int
+    left_out: int = 0
+    undecided: int = 0
+    finding: str = ""
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether the outcome is the wanted one: a fault is found; the control has no finding, and mostly passes."""
+        if self.fault != CONTROL:
+            return self.caught
+        return not self.caught and 2 * (self.left_out + self.undecided) < self.programs
+
+    @property
+    def tried_words(self) -> str:
+        """How many programs there were, and how many of them say nothing."""
+        without = f", {self.left_out} left out: torch alone gets them wrong in the same way" if self.left_out else ""
+        unclear = f", {self.undecided} without a verdict" if self.undecided else ""
+        return f"{self.programs} programs{without}{unclear}"
+
+
+def _plain(*calls: Statement, dtype: str = "float32", **more: Any) -> FuzzProgram:
+    given = Input(dtype, (4, 4), (4, 1), seed=1, requires_grad=bool(more.get("gradients")))
+    return FuzzProgram((given,), calls, (len(calls),), **more)
+
+
+PLAIN: Mapping[str, FuzzProgram] = MappingProxyType(
+    {
+        "sums": _plain(
+            Statement("torch.exp", (Ref(0),)), Statement("torch.add", (Ref(1), 1)), Statement("torch.sum", (Ref(2), 1))
+        ),
+        "views": _plain(Statement("Tensor.t", (Ref(0),)), Statement("Tensor.mul_", (Ref(1), 2))),
+        "hyperbolic": _plain(Statement("torch.sinh", (Ref(0),))),
+        "integers": _plain(
+            Statement("torch.mul", (Ref(0), 3)), Statement("torch.clamp", (Ref(1), -2, 5)), dtype="int64"
+        ),
+        "half": _plain(
+            Statement("torch.matmul", (Ref(0), Ref(0))), Statement("torch.relu", (Ref(1),)), dtype="bfloat16"
+        ),
+        "casts": _plain(Statement("Tensor.to", (Ref(0), Constant("float64"))), Statement("torch.neg", (Ref(1),))),
+        "gradients": _plain(
+            Statement("torch.tanh", (Ref(0),)), Statement("torch.mul", (Ref(1), Ref(0))), gradients=True
+        ),
+        "sizes": _plain(
+            Statement("torch.sin", (Ref(0),)), Statement("torch.mean", (Ref(1), 0)), gradients=False, dynamic=True
+        ),
+    }
+)
+"""Programs that each torch and each right compiler get right. What is reported of them is a false alarm."""
+
+_IN_ONE_COMPILE = ("sums", "hyperbolic", "integers", "views")
+_WRONG_IN_ONE_COMPILE = "hyperbolic"
+
+
+def try_faults(
+    names: Sequence[str], *, seed: int, most: int, control: int, note: Callable[[str], None]
+) -> Iterator[Tried]:
+    """Check programs with each fault until one shows it.
 
     Args:
-        place: The resources of a process.
+        most: How many programs there are for a fault, at most.
+        control: How many random programs there are for the right compiler, after `PLAIN`.
+    """
+    rules = rules_for(())
+    for name in names:
+        note(f"trying {name}")
+        fault, began = FAULTS[name], time.monotonic()
+
+        def programs(fault: Fault = fault) -> Iterator[FuzzProgram]:
+            if fault.dynamic:
+                yield PLAIN["sizes"]  # one of them takes as long as ten of fixed sizes
+                return
+            wanted = Choices(training=fault.gradients, dynamic=False)
+            for number in range(most if fault.kinds else control):
+                yield make_program(seed, number, wanted, rules)
+
+        if name == SHARED:
+            tried = _in_one_compile(fault)
+        elif name == CONTROL:
+            tried = _accused(fault, programs())
+        else:
+            tried = _until_told(Tried(name, fault.words, caught=False, programs=0), fault, programs())
+        yield replace(tried, seconds=time.monotonic() - began)
+
+
+def _until_told(tried: Tried, fault: Fault, programs: Iterator[FuzzProgram]) -> Tried:
+    for program in programs:
+        result = examining.check_program(program, fault.compiler)
+        tried = _one_more(tried, result)
+        if not fault.is_told_by(result.kind, result.detail):
+            continue
+        if not _is_of_torch(program, result):
+            return replace(tried, caught=True, finding=result.message)
+        tried = replace(tried, left_out=tried.left_out + 1)
+    return tried
+
+
+def _accused(fault: Fault, programs: Iterator[FuzzProgram]) -> Tried:
+    """Whether anything is reported of a right compiler. Nothing excuses a report of plain programs."""
+    tried = Tried(CONTROL, fault.words, caught=False, programs=0)
+    plain = [(name, examining.check_program(program, fault.compiler)) for name, program in PLAIN.items()]
+    together = examining.examine([PLAIN[name] for name in _IN_ONE_COMPILE], fault.compiler)
+    plain += [(f"{_IN_ONE_COMPILE[place]}, in one compile with others", result) for place, result in together]
+    for name, result in plain:
+        tried = _one_more(tried, result)
+        if result.status is not Status.PASS or result.kind:
+            told = f"a plain program ({name}): {result.status.value}: {result.message}"
+            return replace(tried, caught=True, finding=told)
+    return _until_told(tried, fault, programs)
+
+
+def _in_one_compile(fault: Fault) -> Tried:
+    """Whether one wrong program is found among others that share its compile, and no other is accused."""
+    programs = [PLAIN[name] for name in _IN_ONE_COMPILE]
+    found = {_IN_ONE_COMPILE[place]: result for place, result in examining.examine(programs, fault.compiler)}
+    wrong = found[_WRONG_IN_ONE_COMPILE]
+    others = [name for name, one in found.items() if one.status is not Status.PASS and name != _WRONG_IN_ONE_COMPILE]
+    caught = fault.is_told_by(wrong.kind, wrong.detail) and not others
+    told = wrong.message if caught else f"accused beside it: {', '.join(others)}" if others else ""
+    return Tried(SHARED, fault.words, caught, len(programs), finding=told)
+
+
+def _one_more(tried: Tried, result: ProgramResult) -> Tried:
+    undecided = tried.undecided + (result.status is Status.INCONCLUSIVE)
+    return replace(tried, programs=tried.programs + 1, undecided=undecided)
+
+
+def _is_of_torch(program: FuzzProgram, result: ProgramResult) -> bool:
+    """Whether Dynamo alone gets a program wrong in the same way."""
+    alone = examining.check_program(program, _DYNAMO_ALONE)
+    return (alone.kind, alone.detail) == (result.kind, result.detail)
+
+
+def run_selftest(place: JobResources) -> list[Tried]:
+    """Try each fault of `checked_backend.fuzz.planted`, in processes of their own.
 
     Raises:
         FuzzError: A process did not answer.
@@ -57,10 +206,10 @@ def _in_one_process(names: Sequence[str], place: JobResources) -> list[Tried]:
 
 def _lethal(name: str, place: JobResources) -> Tried:
     """Try a fault that ends or stops its process."""
-    asked = Asked(compiler=f"planted:{name}", timeout=_HANG_SECONDS, place=place)
+    asked = FuzzOptions(compiler=f"planted:{name}", timeout=_HANG_SECONDS, place=place)
     began = time.monotonic()
     entry = Entry(0, name, encode_program(_SMALLEST), "00")
-    found, _ = CheckTask([entry], 1).run(asked, Reins())
+    found, _ = CheckTask([entry], 1).run(asked, RunningProcesses())
     result = found.get(0)
     caught = result is not None and result.detail == _LETHAL[name]
     told = f"{result.detail}: {result.message}" if result is not None and caught else ""

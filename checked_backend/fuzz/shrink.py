@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from checked_backend.fuzz.build import run_eager, straightened
+from checked_backend.fuzz.build import run_eager, straightened, strides_of
 from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Statement, encode_program, map_refs, refs_of
-from checked_backend.fuzz.values import strides_of
 
 __all__ = ["shrink"]
 
@@ -31,8 +30,6 @@ def shrink(program: FuzzProgram, is_interesting: Interesting, deadline: float) -
     """The smallest program found that still goes wrong in the same way.
 
     Args:
-        program: A program that goes wrong.
-        is_interesting: Whether a program does.
         deadline: A `time.monotonic` moment after which nothing is tried.
     """
     best = program

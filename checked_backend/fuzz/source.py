@@ -48,9 +48,6 @@ def function_of(programs: Sequence[FuzzProgram]) -> ast.FunctionDef:
     """One function for several programs. It takes the inputs of all, and returns a tuple of results for each.
 
     The result of one program is its tuple of results. Lines are numbered as `ast.unparse` prints them.
-
-    Raises:
-        FuzzError: It is no program, or calls what is not known.
     """
     several = len(programs) > 1
     writers = [_Writer(one, f"p{number}_" if several else "") for number, one in enumerate(programs)]
@@ -86,11 +83,7 @@ def _number_lines(statements: Sequence[ast.stmt], line: int) -> int:
 class _Writer:
     """Writes one program.
 
-    Args:
-        prefix: Put in front of all names.
-
     Attributes:
-        inputs: The names of its inputs.
         flags: The names of its flags, with their values.
     """
 

@@ -20,13 +20,12 @@ import hypothesis
 from hypothesis import strategies as st
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examine import Compiler, check_program
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import draw_program, due, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
+from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import describe_inputs, render_function
 from checked_backend.runs.status import Status
@@ -117,11 +116,11 @@ def assert_passes(
     raise AssertionError("\n".join([last.message, *describe_inputs(smallest), render_function(smallest)]))
 
 
-def _is_wrong(result: Examined) -> bool:
+def _is_wrong(result: ProgramResult) -> bool:
     return bool(result.kind) and documented(result) is None
 
 
-def _is_same_fault(one: Examined, other: Examined) -> bool:
+def _is_same_fault(one: ProgramResult, other: ProgramResult) -> bool:
     return _is_wrong(other) and (one.kind, one.detail) == (other.kind, other.detail)
 
 

@@ -14,16 +14,24 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.database import Entry
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.generate.choices import Choices
-from checked_backend.fuzz.groups import DEATHS, Group, signature_of
-from checked_backend.fuzz.merge import merge
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.generate.draft import Choices
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
+from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, signature_of
 from checked_backend.fuzz.worker import CONFIRMING, GENERATING, OUT_OF_TIME, WORK
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, run
 from checked_backend.runs.status import Status
 
-__all__ = ["Asked", "CheckTask", "ConfirmTask", "Death", "GenerateTask", "Reins", "Stopped", "Task", "left_out_words"]
+__all__ = [
+    "CheckTask",
+    "ConfirmTask",
+    "Death",
+    "FuzzOptions",
+    "GenerateTask",
+    "RunningProcesses",
+    "Stopped",
+    "Task",
+    "left_out_words",
+]
 
 _CHUNK_SECONDS = 90.0
 """Seconds after which a process begins no other batch, so that results come in time."""
@@ -39,23 +47,13 @@ _DEATHS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FuzzOptions:
     """The user's choices for a run.
 
     Attributes:
-        compiler: The candidate.
-        options: Its options.
-        choices: Which programs.
         generator: The checkout whose torchfuzz makes them; empty for this package's own generator.
-        seed: The seed.
-        batch: How many programs share a compile.
-        chunk: How many programs a process checks.
         timeout: Seconds for one program, or for one batch.
         reduce_seconds: Seconds for making a program smaller.
-        localize: Whether to find the operator of each new group.
-        scripts: Whether to write a script for each group.
-        place: The resources of a process.
-        folder: Where repros go.
     """
 
     compiler: str = "inductor"
@@ -77,12 +75,8 @@ class Stopped(Exception):
     """Raised for a task that was ended from here: it has no result."""
 
 
-class Reins:
-    """The processes that run, so that they can be ended.
-
-    Attributes:
-        stopped: Whether they were ended from here.
-    """
+class RunningProcesses:
+    """The processes that run, so that they can be ended."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -104,17 +98,12 @@ class Reins:
 
 @dataclass(frozen=True, slots=True)
 class GenerateTask:
-    """Generate some programs.
-
-    Attributes:
-        start: The number of the first.
-        count: How many.
-    """
+    """Generate some programs."""
 
     start: int
     count: int
 
-    def run(self, asked: Asked, reins: Reins) -> tuple[dict[str, Any], Counter[str]]:
+    def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[dict[str, Any], Counter[str]]:
         """The programs by number, each with what it covers; and why how many others were left out.
 
         What ends its process is left out as well, and a new process goes on with the number after it.
@@ -126,8 +115,8 @@ class GenerateTask:
         left_out: Counter[str] = Counter()
         start, end = self.start, self.start + self.count
         for _ in range(_DEATHS + 1):
-            answer = _run(self._question(asked, start, end), _GENERATE_SECONDS, asked, reins)
-            if reins.stopped:
+            answer = _run(self._question(asked, start, end), _GENERATE_SECONDS, asked, running)
+            if running.stopped:
                 raise Stopped
             raw = _parsed(answer)
             if "refused" in raw:
@@ -150,7 +139,7 @@ class GenerateTask:
             raise FuzzError(f"no programs were generated: {why or f'the process {answer.words}'}\n{answer.log}")
         return made, left_out
 
-    def _question(self, asked: Asked, start: int, end: int) -> dict[str, Any]:
+    def _question(self, asked: FuzzOptions, start: int, end: int) -> dict[str, Any]:
         return {
             "ask": "generate",
             "seed": asked.seed,
@@ -180,7 +169,7 @@ class Death:
         explained: Whether one of them fails alone.
     """
 
-    result: Examined
+    result: ProgramResult
     left: int
     explained: bool = False
 
@@ -190,8 +179,6 @@ class CheckTask:
     """Check programs, in batches.
 
     Attributes:
-        entries: The programs.
-        batch: How many share a compile.
         death: The end of the process that checked the only program together with others; None if there was none.
     """
 
@@ -199,7 +186,7 @@ class CheckTask:
     batch: int
     death: Death | None = None
 
-    def run(self, asked: Asked, reins: Reins) -> tuple[dict[int, Examined], list[CheckTask]]:
+    def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[dict[int, ProgramResult], list[CheckTask]]:
         """The results by place, and the tasks to repeat because a process died before it answered."""
         question = {
             "ask": "check",
@@ -210,11 +197,11 @@ class CheckTask:
             "seconds": _CHUNK_SECONDS,
         }
         seconds = asked.timeout * max(1, -(-len(self.entries) // self.batch))
-        answer = _run(question, seconds, asked, reins)
-        found = {int(place): Examined.from_json(raw) for place, raw in _parsed(answer).items()}
+        answer = _run(question, seconds, asked, running)
+        found = {int(place): ProgramResult.from_json(raw) for place, raw in _parsed(answer).items()}
         missing = [place for place in range(len(self.entries)) if place not in found]
         in_time = answer.exit == 0 and answer.stage == OUT_OF_TIME
-        if not missing or reins.stopped or in_time:
+        if not missing or running.stopped or in_time:
             return found, []  # what is missing waits in the corpus
         blamed = _blamed(answer, missing)
         if len(blamed) == 1:
@@ -248,17 +235,17 @@ def _not_begun(answer: JobEnd) -> FuzzError:
     return FuzzError(f"a process {answer.words} while {answer.stage}, before it compiled:\n{answer.log}")
 
 
-def _died(answer: JobEnd) -> Examined:
+def _died(answer: JobEnd) -> ProgramResult:
     """The result of a program whose process died."""
     words = f"the process {answer.words}"
     if answer.kind == "hang":
-        return Examined(Status.HANG, words, answer.seconds, kind="crash", detail="crash.hang")
+        return ProgramResult(Status.HANG, words, answer.seconds, kind="crash", detail="crash.hang")
     if answer.kind == "memory":
-        return Examined(Status.OUT_OF_MEMORY, words, answer.seconds)
+        return ProgramResult(Status.OUT_OF_MEMORY, words, answer.seconds)
     if answer.exit < 0 and -answer.exit != signal.SIGKILL:
         name = signal.Signals(-answer.exit).name
-        return Examined(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.signal", actual=name)
-    return Examined(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.exit")
+        return ProgramResult(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.signal", actual=name)
+    return ProgramResult(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.exit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,19 +253,17 @@ class ConfirmTask:
     """Confirm a failure in a fresh process and make it smaller; or look for the operator of a group.
 
     Attributes:
-        text: The program.
-        result: What came out for it before.
         entry: The program in the corpus; None of a group.
         group: The group whose operator is looked for; None of a program.
     """
 
     text: str
-    result: Examined
+    result: ProgramResult
     entry: Entry | None = None
     group: Group | None = None
 
     @classmethod
-    def of_entry(cls, entry: Entry, result: Examined) -> ConfirmTask:
+    def of_entry(cls, entry: Entry, result: ProgramResult) -> ConfirmTask:
         """Confirm what came out for a program of the corpus."""
         return cls(result.program or entry.text, result, entry)
 
@@ -292,7 +277,7 @@ class ConfirmTask:
         """Look for the operator of a group."""
         return cls(encode_program(group.program), group.result, group=group)
 
-    def run(self, asked: Asked, reins: Reins) -> Group | None:
+    def run(self, asked: FuzzOptions, running: RunningProcesses) -> Group | None:
         """The group that the failure makes; None if it did not show again."""
         died = self.result.status in (Status.CRASH, Status.HANG) or self.result.detail in DEATHS
         localize = self.group is not None
@@ -310,19 +295,19 @@ class ConfirmTask:
         }
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        answer = _run(question, seconds, asked, reins)
+        answer = _run(question, seconds, asked, running)
         raw = _parsed(answer)
-        if reins.stopped:
+        if running.stopped:
             raise Stopped
         if not raw:  # it took its process with it
             if answer.stage != CONFIRMING:
                 raise _not_begun(answer)
             gone = _died(answer)
             return None if not gone.kind else self._made(self.text, gone, {})
-        result = Examined.from_json(raw["result"])
+        result = ProgramResult.from_json(raw["result"])
         return self._made(raw["program"], result, raw) if result.kind else None
 
-    def _made(self, text: str, result: Examined, raw: Mapping[str, Any]) -> Group:
+    def _made(self, text: str, result: ProgramResult, raw: Mapping[str, Any]) -> Group:
         made = replace(
             signature_of(decode_program(text), result),
             confirmed=True,
@@ -340,8 +325,8 @@ class ConfirmTask:
 Task = GenerateTask | CheckTask | ConfirmTask
 
 
-def _run(question: Mapping[str, Any], seconds: float, asked: Asked, reins: Reins) -> JobEnd:
-    return run(Job(WORK, question, seconds), asked.place, "fresh", reins.started)
+def _run(question: Mapping[str, Any], seconds: float, asked: FuzzOptions, running: RunningProcesses) -> JobEnd:
+    return run(Job(WORK, question, seconds), asked.place, "fresh", running.started)
 
 
 def _parsed(answer: JobEnd) -> dict[str, Any]:

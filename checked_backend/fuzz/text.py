@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checked_backend.fuzz.build import make_inputs, storage_sizes, strides_of
 from checked_backend.fuzz.generate.defined import on_other_values
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.source import function_of
-from checked_backend.fuzz.values import make_inputs, storage_sizes, strides_of
 from checked_backend.report.clean import clean
 
-__all__ = ["DIFFERS", "PLANTED", "describe_inputs", "render_check", "render_function", "render_script"]
+__all__ = ["DIFFERS", "PLANTED", "describe", "describe_inputs", "render_check", "render_function", "render_script"]
 
 DIFFERS = "eager and compiled differ"
 """The last line that a script of torch alone prints where the bug is."""
@@ -27,11 +27,7 @@ _FEW_VALUES = 64
 
 
 def render_function(program: FuzzProgram) -> str:
-    """A program as the source of a function of torch calls.
-
-    Raises:
-        FuzzError: It is no program, or calls what is not known.
-    """
+    """A program as the source of a function of torch calls."""
     return ast.unparse(function_of([program]))
 
 
@@ -50,14 +46,17 @@ def describe_inputs(program: FuzzProgram) -> list[str]:
     return lines
 
 
+def describe(program: FuzzProgram) -> str:
+    """A program for people: its inputs as comments, and its function."""
+    return "\n".join([*(f"# {line}" for line in describe_inputs(program)), render_function(program)])
+
+
 def render_script(
     program: FuzzProgram, compiler: str = "inductor", about: Sequence[str] = (), *, again: bool = False
 ) -> str:
     """A program as a script that compares eager and compiled. It needs torch alone.
 
     Args:
-        compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
-        about: Lines for its docstring.
         again: Whether to call it again, on other values and on the first ones, before the results are compared.
     """
     call = _DIFFERENTIATE if program.gradients else _CALL
@@ -85,9 +84,6 @@ def render_check(
 
     Args:
         program: The program. Its inputs are written with all their values.
-        compiler: A backend of ``torch.compile``, or ``FILE.py:NAME``.
-        options: The compiler's options.
-        about: Lines for its docstring.
         again: Whether to call it again, as fuzz does.
     """
     imports, backend = _backend(compiler)

@@ -58,7 +58,7 @@ def answer(question: _Question, answers: AnswerFolder) -> None:
 
 def _generate(question: _Question, answers: AnswerFolder) -> None:
     make = importlib.import_module("checked_backend.fuzz.generate.make")
-    make_choices = importlib.import_module("checked_backend.fuzz.generate.choices").Choices
+    make_choices = importlib.import_module("checked_backend.fuzz.generate.draft").Choices
     encode = importlib.import_module("checked_backend.fuzz.program").encode_program
     alike = importlib.import_module("checked_backend.fuzz.examine").alike
     raw = question["choices"]
@@ -127,7 +127,7 @@ def _confirm(question: _Question, answers: AnswerFolder) -> None:
 
 def _selftest(question: _Question, answers: AnswerFolder) -> None:
     """Try planted faults."""
-    try_faults = importlib.import_module("checked_backend.fuzz.try_faults").try_faults
+    try_faults = importlib.import_module("checked_backend.fuzz.selftest").try_faults
     counts = {name: question[name] for name in ("seed", "most", "control")}
     found = []
     for tried in try_faults(question["faults"], **counts, note=answers.note):

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_leaves
 
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.examine import alike, examine
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import covered, make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 

@@ -14,9 +14,9 @@ import torch
 from checked_backend.findings import Kind
 from checked_backend.fuzz import database
 from checked_backend.fuzz.examine import check_program
-from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.program import FuzzProgram, decode_program
-from checked_backend.fuzz.tasks import Asked, CheckTask, Reins
+from checked_backend.fuzz.results import ProgramResult
+from checked_backend.fuzz.tasks import CheckTask, FuzzOptions, RunningProcesses
 from checked_backend.process.child import default_memory
 from checked_backend.process.job import JobResources
 from checked_backend.runs.status import Status
@@ -58,12 +58,12 @@ class Entry:
         """Check it with this torch, in this process."""
         return self.meaning(check_program(self.decoded(), self.compiler)) is True
 
-    def meaning(self, found: Examined) -> bool | None:
+    def meaning(self, found: ProgramResult) -> bool | None:
         """Whether it shows if this came out; None if nothing can be said."""
         return True if found.kind == self.kind else False if found.status is Status.PASS else None
 
 
-def look(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Examined]]:
+def look(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ProgramResult]]:
     """Check entries with this torch, in processes with limits: one that ends its process ends no other."""
     place = JobResources(default_memory())
     for compiler in COMPILERS:
@@ -72,7 +72,7 @@ def look(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Examined]]:
         waiting = [CheckTask(rows, 1)] if rows else []
         while waiting:
             task = waiting.pop(0)
-            found, again = task.run(Asked(compiler=compiler, timeout=_SECONDS, place=place), Reins())
+            found, again = task.run(FuzzOptions(compiler=compiler, timeout=_SECONDS, place=place), RunningProcesses())
             yield from ((entries[task.entries[row].number], result) for row, result in found.items())
             repeated = {row.number for one in again for row in one.entries}
             rest = [row for n, row in enumerate(task.entries) if n not in found and row.number not in repeated]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
-from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
+from checked_backend.fuzz.text import describe, render_check, render_script
 from tests.catalogue.entries import Entry, order
 
 __all__ = ["render_page", "status"]
@@ -58,11 +58,10 @@ def render_page(entries: Sequence[Entry]) -> str:
 
 def _part(entry: Entry) -> _Part:
     program = entry.decoded()
-    inputs = "".join(f"# {line}\n" for line in describe_inputs(program))
     return _Part(
         entry,
         status(entry),
-        inputs + render_function(program),
+        describe(program),
         render_script(program, entry.compiler, [entry.name]),
         render_check(program, entry.compiler, {}, [entry.name]),
     )

@@ -10,8 +10,8 @@ import pytest
 from markupsafe import escape
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.tasks import CheckTask
 from checked_backend.runs.status import Status
 from tests.catalogue import __main__ as command
@@ -71,14 +71,14 @@ def test_entries_show_where_the_catalogue_says_so(entry: Entry) -> None:
 @pytest.mark.parametrize(
     ("found", "shows"),
     [
-        (Examined(Status.FAIL, "wrong", kind="logic"), True),
-        (Examined(Status.PASS), False),
-        (Examined(Status.INCONCLUSIVE, "no compiler"), None),
-        (Examined(Status.FAIL, "raises", kind="crash"), None),
+        (ProgramResult(Status.FAIL, "wrong", kind="logic"), True),
+        (ProgramResult(Status.PASS), False),
+        (ProgramResult(Status.INCONCLUSIVE, "no compiler"), None),
+        (ProgramResult(Status.FAIL, "raises", kind="crash"), None),
     ],
 )
 def test_only_what_passes_was_fixed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Examined, shows: bool | None
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: ProgramResult, shows: bool | None
 ) -> None:
     entry = next(entry for entry in ENTRIES if entry.kind == "logic" and all(entry.shows.values()))
     monkeypatch.setattr(command, "look", lambda known: [(known[0], found)])
@@ -91,11 +91,11 @@ def test_only_what_passes_was_fixed(
 def test_an_entry_that_ends_its_process_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def run(task: CheckTask, *_: object) -> tuple[dict[int, Examined], list[CheckTask]]:
+    def run(task: CheckTask, *_: object) -> tuple[dict[int, ProgramResult], list[CheckTask]]:
         asked.append(len(task.entries))
         if len(task.entries) == 1:
-            return {0: Examined(Status.CRASH, "killed", kind="crash", detail="crash.signal")}, []
-        return {0: Examined(Status.PASS)}, [CheckTask(task.entries[1:2], 1)]
+            return {0: ProgramResult(Status.CRASH, "killed", kind="crash", detail="crash.signal")}, []
+        return {0: ProgramResult(Status.PASS)}, [CheckTask(task.entries[1:2], 1)]
 
     monkeypatch.setattr(CheckTask, "run", run)
     some = [entry for entry in ENTRIES if entry.compiler == "inductor"][:4]

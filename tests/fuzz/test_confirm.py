@@ -10,9 +10,8 @@ import pytest
 
 from checked_backend.fuzz import confirm as confirming
 from checked_backend.fuzz.confirm import confirm, shows
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.groups import signature_of
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.results import ProgramResult, signature_of
 from checked_backend.fuzz.text import DIFFERS
 from checked_backend.process.job import AnswerFolder
 from checked_backend.runs.status import Status
@@ -80,7 +79,7 @@ def five_percent(gm, _):
 """
 
 
-def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, Examined, Any]:
+def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, ProgramResult, Any]:
     path = folder / "mine.py"
     path.write_text(DEADLY)
     question = {
@@ -95,7 +94,7 @@ def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, Examined, Any]:
     }
     confirm(question, AnswerFolder(folder))
     answer = json.loads((folder / "result.json").read_text())
-    return decode_program(answer["program"]), Examined.from_json(answer["result"]), answer
+    return decode_program(answer["program"]), ProgramResult.from_json(answer["result"]), answer
 
 
 @pytest.mark.process
@@ -126,7 +125,7 @@ def test_what_is_slow_but_ends_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     """A smaller program that only takes longer than one waits while reducing is not taken for the bug."""
     monkeypatch.setattr(confirming, "death_of", lambda *asked: "crash.hang" if asked[-1] < 5 else "")
     monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
-    hung = Examined(Status.FAIL, "did not end", kind="crash", detail="crash.hang")
+    hung = ProgramResult(Status.FAIL, "did not end", kind="crash", detail="crash.hang")
     monkeypatch.setattr(confirming, "check_program", lambda *_args, **_more: hung)
     monkeypatch.setattr(confirming, "_script", lambda *_: {})
     program, _, _ = _confirmed(tmp_path, "hangs")
@@ -140,11 +139,11 @@ def test_what_fails_before_the_compiler_is_made_small_without_it(
 ) -> None:
     asked = []
 
-    def checked(program: FuzzProgram, compiler: Any, _options: Any = None, **_more: Any) -> Examined:
+    def checked(program: FuzzProgram, compiler: Any, _options: Any = None, **_more: Any) -> ProgramResult:
         asked.append(compiler if isinstance(compiler, str) else "mine")
         if "torch.exp" not in program.ops or (asked[-1] != "mine" and not shown_there):
-            return Examined(Status.PASS)
-        return Examined(Status.FAIL, kind="alias", detail="alias.identity", stage=stage)
+            return ProgramResult(Status.PASS)
+        return ProgramResult(Status.FAIL, kind="alias", detail="alias.identity", stage=stage)
 
     monkeypatch.setattr(confirming, "check_program", checked)
     monkeypatch.setattr(confirming, "_script", lambda *_: {})

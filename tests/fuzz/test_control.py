@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import build, inputs_for, run_call, run_eager, straightened
+from checked_backend.fuzz.build import build, inputs_for, make_inputs, run_call, run_eager, straightened
 from checked_backend.fuzz.control import blocks_of, dependencies, made_from, parse
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 from checked_backend.fuzz.text import render_function
-from checked_backend.fuzz.values import make_inputs
 
 X = Input("float32", (3, 2), (2, 1), fill="range")
 END, ELSE = Statement("end"), Statement("else")

@@ -15,10 +15,10 @@ from checked_backend.findings import Verdict
 from checked_backend.fuzz import drive
 from checked_backend.fuzz.database import Corpus
 from checked_backend.fuzz.drive import FuzzEnd, Listener, run_fuzz
-from checked_backend.fuzz.groups import Group
 from checked_backend.fuzz.program import encode_program
-from checked_backend.fuzz.render.summary import summarize
-from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, Death, GenerateTask
+from checked_backend.fuzz.report import summarize
+from checked_backend.fuzz.results import Group
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOptions, GenerateTask
 from tests.support.fuzz_tools import PASS, STRIDES, failing, group_of, program_of
 
 WRONG = "torch.neg"
@@ -79,7 +79,7 @@ def corpus(tmp_path: Path) -> Iterator[Corpus]:
 
 
 def _run(corpus: Corpus, programs: int, watch: Listener | None = None, **more: Any) -> FuzzEnd:
-    asked = Asked(chunk=2, **more)
+    asked = FuzzOptions(chunk=2, **more)
     return run_fuzz(asked, corpus, seconds=None, programs=programs, watch=watch or Listener())
 
 
@@ -99,7 +99,7 @@ def test_without_a_number_the_first_programs_are_checked_before_more_are_generat
     monkeypatch.setattr(drive, "_ENOUGH_WAITING", 48)
     world.ends_with = 2
     with pytest.raises(FuzzError, match="enough"):
-        run_fuzz(Asked(chunk=2), corpus, seconds=None, programs=None, watch=Listener())
+        run_fuzz(FuzzOptions(chunk=2), corpus, seconds=None, programs=None, watch=Listener())
     assert world.asked[:2] == ["generate 0", "check 2"]
     assert world.generated == [16, 96]
 
@@ -175,7 +175,7 @@ def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Cor
         assert not other.failures()
     first = corpus.waiting()[-1]
     corpus.add_result(first.number, failing())
-    ended = run_fuzz(Asked(), corpus, seconds=-1.0, watch=Listener())
+    ended = run_fuzz(FuzzOptions(), corpus, seconds=-1.0, watch=Listener())
     assert ended.checked == 0
     assert [entry.number for entry, _ in corpus.failures()] == [first.number]
 
@@ -208,7 +208,7 @@ def test_what_ends_a_process_only_together_is_confirmed_as_one_program(
     if alone == "never":
         monkeypatch.setattr(drive._Run, "_next_check", _once(drive._Run._next_check))
     with Corpus(tmp_path / "f.db", write=True) as corpus:
-        run_fuzz(Asked(localize=False), corpus, seconds=None, programs=4, watch=Listener())
+        run_fuzz(FuzzOptions(localize=False), corpus, seconds=None, programs=4, watch=Listener())
         summary = summarize(corpus, set())
     assert (died.program in confirmed) == (alone == "pass")
     assert summary.verdict is Verdict.INCONCLUSIVE

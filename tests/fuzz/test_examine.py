@@ -11,14 +11,13 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.fuzz import examine as examining
-from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examine import alike, check_program, compiler_of, examine, places_of
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
+from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.report import Report
 from checked_backend.runs.status import Status
 from tests.support import faults
@@ -116,7 +115,7 @@ def test_what_the_check_of_operators_alone_shows_is_found_beside_a_failure(monke
         asked.append(len(programs))
         at_fault = programs.index(ADD) if ADD in programs else programs.index(EXP) if EXP in programs else None
         if at_fault is None:
-            return Examined(Status.PASS, compiled=True, alone=len(programs) == 1), Report([], Coverage())
+            return ProgramResult(Status.PASS, compiled=True, alone=len(programs) == 1), Report([], Coverage())
         subject = f"output[{at_fault}][0]" if len(programs) > 1 else "output[0]"
         report = Report([Finding(kind=Kind.LOGIC, subject=subject, message="wrong")], Coverage())
         return examining._examined(report, 1.0, alone=len(programs) == 1), report
@@ -171,7 +170,7 @@ def test_what_is_wrong_only_together_is_a_failure_of_all_as_one(raises: bool) ->
 @pytest.mark.parametrize("field", [{"message": 3}, {"compiled": "yes"}, {"program": {}}, {"seconds": "1"}])
 def test_a_result_of_a_file_with_a_wrong_type_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(FuzzError, match=f"a result of fuzz: {next(iter(field))} got"):
-        Examined.from_json({"status": "pass", **field})
+        ProgramResult.from_json({"status": "pass", **field})
 
 
 def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
@@ -214,10 +213,10 @@ def test_a_check_that_raises_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_came_out_survives_json() -> None:
-    found = Examined(Status.FAIL, "no", 1.5, True, kind="logic", detail="logic.this_call", subject="output[0]")
-    assert Examined.from_json(found.to_json()) == found
+    found = ProgramResult(Status.FAIL, "no", 1.5, True, kind="logic", detail="logic.this_call", subject="output[0]")
+    assert ProgramResult.from_json(found.to_json()) == found
     with pytest.raises(FuzzError, match="a result of fuzz"):
-        Examined.from_json("{}")
+        ProgramResult.from_json("{}")
 
 
 def test_planted_compilers_have_names() -> None:

@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import fx
 
-from checked_backend.fuzz.documented import documented
 from checked_backend.fuzz.examine import ISOLATED_SECONDS, check_program
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import FuzzProgram
+from checked_backend.fuzz.results import ProgramResult, documented
 from tests.support import faults
 from tests.support.faults import Compiler
 
@@ -207,7 +206,7 @@ def _program(number: int, training: bool | None, dynamic: bool) -> FuzzProgram:
     return make_program(SEED, number, Choices(training=training, dynamic=dynamic), _rules())
 
 
-def _found_after(planted: Planted, most: int) -> tuple[int, Examined] | None:
+def _found_after(planted: Planted, most: int) -> tuple[int, ProgramResult] | None:
     """After how many programs a fault is found, and what came out; None if it is not."""
     for number in range(most):
         program = _program(number, planted.training, planted.dynamic)

@@ -1,4 +1,4 @@
-"""Programs as data: what is written is read, and what a stranger wrote is refused."""
+"""Programs as data: what is written is read, what a stranger wrote is refused, and several become one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from checked_backend.errors import FuzzError
+from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.known import FUNCTION, METHOD, is_known, operation, plain, spelled
 from checked_backend.fuzz.program import (
     Constant,
     FuzzProgram,
@@ -18,6 +21,7 @@ from checked_backend.fuzz.program import (
     Statement,
     decode_program,
     encode_program,
+    merge,
 )
 
 X = Input("float32", (2, 3), (3, 1))
@@ -107,3 +111,63 @@ def test_loops_and_branches_are_read_as_they_were_written() -> None:
     program = FuzzProgram((X,), calls, (2,))
     assert decode_program(encode_program(program)) == program
     assert program.ops == ("torch.neg", "for", "if", "setitem")
+
+
+X = Input("float32", (2, 3), (3, 1))
+SHARING = FuzzProgram(
+    (X, Input("float32", (3,), (1,), shares=0)),
+    (
+        Statement("flag", (True,)),
+        Statement("if", (Ref(2),)),
+        Statement("Tensor.add_", (Ref(0), Size(1, 0))),
+        Statement("end"),
+        Statement("torch.mul", (Ref(1), 2)),
+    ),
+    (6,),
+)
+PLAIN = FuzzProgram((X,), (Statement("torch.neg", (Ref(0),)), Statement("torch.add", (Ref(1), Ref(0)))), (2, 1))
+
+
+def test_one_program_gives_the_results_of_all() -> None:
+    programs = [PLAIN, SHARING, PLAIN]
+    merged = merge(programs)
+    assert decode_program(encode_program(merged)) == merged
+    expected = [value for results in build(programs)(*inputs_for(programs)) for value in results]
+    actual = build([merged])(*inputs_for([merged]))
+    assert len(actual) == 5
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_one_program_alone_stays_as_it_is() -> None:
+    assert merge([SHARING]) == SHARING
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.add", "torch.linalg.norm", "torch.special.erf", "F.gelu", "Tensor.add_", "torch.zeros", "+="]
+)
+def test_tensor_operations_are_known(name: str) -> None:
+    assert is_known(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torch.load", "torch.save", "torch.hub.load", "torch.from_file", "torch.compile", "torch.set_default_dtype"),
+        *("torch.ops", "torch.empty", "Tensor.resize_", "Tensor.set_", "Tensor.register_hook", "Tensor.__reduce_ex__"),
+        *("os.system", "eval", "torch.classes.x", "torch.os.system", "F.os", "Tensor.share_memory_", "torch..add", ""),
+        *("torch.utils.cpp_extension.load", "torch._C._nn.gelu", "Tensor.__class__", "Tensor.data"),
+    ],
+)
+def test_everything_else_is_refused(name: str) -> None:
+    with pytest.raises(FuzzError, match="no operation that may be called"):
+        operation(name)
+
+
+def test_functions_and_methods_are_called_as_such() -> None:
+    assert operation("torch.add") == (FUNCTION, torch.add)
+    assert operation("Tensor.add_") == (METHOD, "add_")
+    assert spelled("Tensor.add_") == "add_"
+
+
+def test_indexing_has_a_name() -> None:
+    assert [plain(op) for op in ("getitem", "setitem")] == ["x[...]", "x[...] = y"]

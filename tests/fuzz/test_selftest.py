@@ -12,11 +12,10 @@ import pytest
 from checked_backend.findings import Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz import selftest
-from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.selftest import render_text
-from checked_backend.fuzz.try_faults import PLAIN, Tried, try_faults
+from checked_backend.fuzz.results import ProgramResult
+from checked_backend.fuzz.selftest import PLAIN, Tried, render_text, try_faults
 from checked_backend.process.job import JobEnd, JobResources
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS
@@ -58,8 +57,12 @@ def test_another_fault_of_the_same_kind_is_no_catch(monkeypatch: pytest.MonkeyPa
     assert not overwrites.caught
 
 
-@pytest.mark.parametrize("came", [Examined(Status.FAIL, "wrong", kind="logic"), Examined(Status.INCONCLUSIVE, "why")])
-def test_nothing_excuses_what_is_reported_of_a_plain_program(monkeypatch: pytest.MonkeyPatch, came: Examined) -> None:
+@pytest.mark.parametrize(
+    "came", [ProgramResult(Status.FAIL, "wrong", kind="logic"), ProgramResult(Status.INCONCLUSIVE, "why")]
+)
+def test_nothing_excuses_what_is_reported_of_a_plain_program(
+    monkeypatch: pytest.MonkeyPatch, came: ProgramResult
+) -> None:
     monkeypatch.setattr(examining, "check_program", lambda program, _: came if program == PLAIN["half"] else PASS)
     (control,) = try_faults(["none"], seed=1, most=3, control=0, note=lambda _: None)
     assert (control.caught, control.right) == (True, False)
@@ -69,7 +72,7 @@ def test_nothing_excuses_what_is_reported_of_a_plain_program(monkeypatch: pytest
 def test_a_compile_that_is_shared_accuses_the_wrong_program_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
     assert (shared.caught, shared.programs) == (True, 4)
-    wrong = Examined(Status.FAIL, "wrong", kind="logic")
+    wrong = ProgramResult(Status.FAIL, "wrong", kind="logic")
     monkeypatch.setattr(examining, "examine", lambda programs, _: ((place, wrong) for place in range(len(programs))))
     (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
     assert (shared.caught, shared.finding) == (False, "accused beside it: sums, integers, views")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.shrink import shrink

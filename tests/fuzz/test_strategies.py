@@ -16,12 +16,11 @@ from hypothesis.errors import Unsatisfiable
 
 from checked_backend.errors import FuzzError, OptionError
 from checked_backend.fuzz import strategies
-from checked_backend.fuzz.documented import DOCUMENTED
 from checked_backend.fuzz.examine import compiler_of
-from checked_backend.fuzz.examined import Examined
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
+from checked_backend.fuzz.results import DOCUMENTED, ProgramResult
 from checked_backend.fuzz.strategies import _Drawn, assert_passes, programs
 from checked_backend.runs.status import Status
 from tests.support.started_programs import finished
@@ -126,7 +125,7 @@ def test_a_right_compiler_fails_no_users_test() -> None:
 
 
 def test_a_documented_difference_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Examined(Status.FAIL, "an output is another object", kind="alias", detail="alias.identity")
+    wrong = ProgramResult(Status.FAIL, "an output is another object", kind="alias", detail="alias.identity")
     monkeypatch.setattr(strategies, "check_program", lambda *_: wrong)
     with pytest.raises(AssertionError, match="an output is another object"):
         assert_passes(ADD, "eager", seconds=0)
@@ -135,7 +134,7 @@ def test_a_documented_difference_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    undecided = Examined(Status.INCONCLUSIVE, "the check itself failed")
+    undecided = ProgramResult(Status.INCONCLUSIVE, "the check itself failed")
     monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
 
     @settings(QUICK, max_examples=3, phases=[Phase.generate])
@@ -148,7 +147,7 @@ def test_a_program_without_a_verdict_has_not_passed(monkeypatch: pytest.MonkeyPa
 
 
 def test_outside_of_hypothesis_the_reason_of_no_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    undecided = Examined(Status.INCONCLUSIVE, "no C++ compiler")
+    undecided = ProgramResult(Status.INCONCLUSIVE, "no C++ compiler")
     monkeypatch.setattr(strategies, "check_program", lambda *_: undecided)
     with pytest.raises(FuzzError, match=r"says nothing about the compiler: without a verdict: no C\+\+ compiler"):
         assert_passes(ADD, "eager")
@@ -160,8 +159,8 @@ def test_a_misspelt_backend_is_refused_at_once() -> None:
 
 
 def test_what_dynamo_alone_gets_wrong_is_not_the_compilers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Examined(Status.FAIL, "only the compiled program raises", kind="crash", detail="crash.running")
-    right = Examined(Status.PASS)
+    wrong = ProgramResult(Status.FAIL, "only the compiled program raises", kind="crash", detail="crash.running")
+    right = ProgramResult(Status.PASS)
 
     @settings(QUICK, max_examples=3, phases=[Phase.generate])
     @given(st.just(ADD))

@@ -13,7 +13,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz import tasks
 from checked_backend.fuzz.database import Entry
 from checked_backend.fuzz.program import decode_program, encode_program
-from checked_backend.fuzz.tasks import Asked, CheckTask, ConfirmTask, GenerateTask, Reins, Stopped
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, GenerateTask, RunningProcesses, Stopped
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
@@ -27,7 +27,7 @@ def _raw(examined: Any) -> Any:
 
 def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd, count: int = 4) -> tuple[dict[int, Any], list[CheckTask]]:
     monkeypatch.setattr(tasks, "_run", answering(given, asked=[]))
-    return CheckTask(ENTRIES[:count], 2).run(Asked(), Reins())
+    return CheckTask(ENTRIES[:count], 2).run(FuzzOptions(), RunningProcesses())
 
 
 def test_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +75,12 @@ def test_a_compiler_that_ends_its_process_without_an_error_is_blamed(monkeypatch
 
 def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_run", answering(answer(None, "program 0 0 3", -9), asked=[]))
-    reins = Reins()
-    reins.stop()
-    assert CheckTask(ENTRIES, 2).run(Asked(), reins) == ({}, [])
+    running = RunningProcesses()
+    running.stop()
+    assert CheckTask(ENTRIES, 2).run(FuzzOptions(), running) == ({}, [])
     monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -9), asked=[]))
     with pytest.raises(Stopped):
-        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), reins)
+        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(FuzzOptions(), running)
 
 
 def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkey
     told = answer({"program": small, "result": _raw(failing()), "script": "x", "script_shows": True})
     monkeypatch.setattr(tasks, "_run", answering(told, asked=asked))
     group = ConfirmTask(encode_program(program_of("torch.neg", "torch.exp")), failing(), ENTRIES[0]).run(
-        Asked(), Reins()
+        FuzzOptions(), RunningProcesses()
     )
     assert group is not None
     assert (group.confirmed, group.op, group.script, group.script_shows) == (True, "exp", "x", True)
@@ -99,13 +99,15 @@ def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkey
 def test_a_failure_that_does_not_show_again_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     told = answer({"program": ENTRIES[0].text, "result": _raw(PASS)})
     monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
-    assert ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), Reins()) is None
+    assert ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(FuzzOptions(), RunningProcesses()) is None
 
 
 def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -signal.SIGSEGV), asked=asked))
-    group = ConfirmTask(ENTRIES[0].text, failing("crash", "crash.signal", "crash"), ENTRIES[0]).run(Asked(), Reins())
+    group = ConfirmTask(ENTRIES[0].text, failing("crash", "crash.signal", "crash"), ENTRIES[0]).run(
+        FuzzOptions(), RunningProcesses()
+    )
     assert asked[0]["isolate"]
     assert group is not None
     assert group.confirmed
@@ -116,7 +118,7 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
     known = group_of("torch.exp", "torch.neg")
     told = answer({"program": encode_program(known.program), "result": _raw(failing(op="aten.exp.default"))})
     monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
-    found = ConfirmTask.of_group(known).run(Asked(), Reins())
+    found = ConfirmTask.of_group(known).run(FuzzOptions(), RunningProcesses())
     assert found is not None
     assert (found.op, found.localized, found.met) == ("exp", True, 1)
 
@@ -124,17 +126,17 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
 def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_run", answering(answer({"refused": "--ops names nothing"}), asked=[]))
     with pytest.raises(FuzzError, match="--ops names nothing"):
-        GenerateTask(0, 4).run(Asked(), Reins())
+        GenerateTask(0, 4).run(FuzzOptions(), RunningProcesses())
     monkeypatch.setattr(tasks, "_run", answering(answer(None, "generating", -11), asked=[]))
     with pytest.raises(FuzzError, match="no programs were generated: the process was killed by SIGSEGV"):
-        GenerateTask(0, 4).run(Asked(), Reins())
+        GenerateTask(0, 4).run(FuzzOptions(), RunningProcesses())
 
 
 def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     short = replace(answer(None, IMPORTING, 1), log="Traceback\n  File ...\nMemoryError\n")
     monkeypatch.setattr(tasks, "_run", answering(short, asked=[]))
     with pytest.raises(FuzzError) as caught:
-        GenerateTask(0, 4).run(Asked(place=JobResources(memory=10**7)), Reins())
+        GenerateTask(0, 4).run(FuzzOptions(place=JobResources(memory=10**7)), RunningProcesses())
     assert str(caught.value) == "torch cannot be imported within 10000000 bytes of memory; --memory may give more"
 
 
@@ -145,7 +147,7 @@ def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatc
         answer({"programs": {"11": "eleven"}, "left_out": {"odd": 2}}, "done"),
     )
     monkeypatch.setattr(tasks, "_run", answering(*told, asked=asked))
-    made, left_out = GenerateTask(8, 5).run(Asked(), Reins())
+    made, left_out = GenerateTask(8, 5).run(FuzzOptions(), RunningProcesses())
     assert made == {"8": "eight", "11": "eleven"}
     assert left_out == {"odd": 3, "making it was killed by SIGSEGV": 1}
     assert [(one["start"], one["count"]) for one in asked] == [(8, 5), (11, 2)]
@@ -156,7 +158,7 @@ def test_a_generator_that_always_ends_its_process_is_given_up(monkeypatch: pytes
     deaths = [answer(None, f"generating program {number}", -signal.SIGSEGV) for number in range(96)]
     monkeypatch.setattr(tasks, "_run", answering(*deaths, asked=asked))
     with pytest.raises(FuzzError, match=r"no programs were generated: .*making it was killed by SIGSEGV"):
-        GenerateTask(0, 96).run(Asked(), Reins())
+        GenerateTask(0, 96).run(FuzzOptions(), RunningProcesses())
     assert len(asked) == 6
 
 
@@ -173,7 +175,7 @@ def test_a_process_that_ends_before_it_compiles_blames_no_program(monkeypatch: p
     for entries in (ENTRIES, ENTRIES[:1]):
         monkeypatch.setattr(tasks, "_run", answering(failed, asked=[]))
         with pytest.raises(FuzzError, match=r"exited with status 1 while loading the compiler.*\nImportError: libfoo"):
-            CheckTask(entries, 2).run(Asked(), Reins())
+            CheckTask(entries, 2).run(FuzzOptions(), RunningProcesses())
     monkeypatch.setattr(tasks, "_run", answering(failed, asked=[]))
     with pytest.raises(FuzzError, match="libfoo"):
-        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(Asked(), Reins())
+        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(FuzzOptions(), RunningProcesses())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checked_backend.fuzz.build import build, inputs_for, run_eager
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script

@@ -8,15 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from checked_backend.fuzz.database import Corpus
-from checked_backend.fuzz.examined import Examined
-from checked_backend.fuzz.groups import Group, signature_of
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
+from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.process.job import JobEnd
 from checked_backend.runs.status import Status
 
 __all__ = ["PASS", "STRIDES", "answer", "failing", "filled", "group_of", "program_of"]
 
-PASS = Examined(Status.PASS, compiled=True)
+PASS = ProgramResult(Status.PASS, compiled=True)
 
 STRIDES: Mapping[str, str] = MappingProxyType(
     {
@@ -36,9 +35,9 @@ def program_of(*ops: str) -> FuzzProgram:
     return FuzzProgram((Input("float32", (2, 3), (3, 1)),), calls, (len(ops),))
 
 
-def failing(kind: str = "logic", detail: str = "", status: str = "fail", **more: Any) -> Examined:
+def failing(kind: str = "logic", detail: str = "", status: str = "fail", **more: Any) -> ProgramResult:
     """A failure."""
-    return Examined(Status(status), f"{kind}: output[0]: wrong", 1.0, True, kind=kind, detail=detail, **more)
+    return ProgramResult(Status(status), f"{kind}: output[0]: wrong", 1.0, True, kind=kind, detail=detail, **more)
 
 
 def group_of(*ops: str, confirmed: bool = True, **more: Any) -> Group:

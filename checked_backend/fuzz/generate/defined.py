@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import run_eager, run_statement
+from checked_backend.fuzz.build import dtype_name, make_inputs, run_eager, run_statement, same_value
 from checked_backend.fuzz.control import run_in_order
 from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.program import DTYPES, FuzzProgram, Statement
-from checked_backend.fuzz.values import make_inputs, same_value
 from checked_backend.random_state import random_untouched
 
 __all__ = ["MOST_ELEMENTS", "is_usable", "on_other_values", "run_defined", "runs_alike"]
@@ -49,8 +48,7 @@ def run_defined(program: FuzzProgram) -> list[Any]:
 def is_usable(value: Any) -> bool:
     """Whether a program may have this value: a small tensor of a known dtype, or a few of them."""
     if isinstance(value, torch.Tensor):
-        name = str(value.dtype).removeprefix("torch.")
-        return value.layout is torch.strided and value.numel() <= MOST_ELEMENTS and name in DTYPES
+        return value.layout is torch.strided and value.numel() <= MOST_ELEMENTS and dtype_name(value) in DTYPES
     return isinstance(value, tuple | list) and bool(value) and len(value) < 20 and all(map(is_usable, value))
 
 

@@ -5,20 +5,41 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import run_call
-from checked_backend.fuzz.generate.choices import Choices, chance
+from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, same_value, strides_of
 from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, is_usable, run_defined
 from checked_backend.fuzz.generate.undefined import draws, is_undefined
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
-from checked_backend.fuzz.values import make_inputs, same_value, strides_of
 
-__all__ = ["Draft"]
+__all__ = ["Choices", "Draft", "chance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The user's choices for generated programs.
+
+    Attributes:
+        ops: Patterns of names of operations, as in a shell; empty for all.
+        training: Whether programs are differentiated; None for some.
+        dynamic: Whether sizes are symbolic; None for some.
+    """
+
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    training: bool | None = None
+    dynamic: bool | None = None
+    longest: int = 8
+
+
+def chance(rng: random.Random, probability: float) -> bool:
+    """Whether something of this probability happens. It does not for the least number, which is the simplest choice."""
+    return rng.random() >= 1 - probability
+
 
 _DTYPES = {
     "float32": 40,
@@ -41,14 +62,7 @@ _SCALARS = (0, 1, 1, 2, 2, 3, -1, -2, 5, 7, 0.5, -0.5, 1.5, 2.0, 0.1, 1e-3, 10, 
 class Draft:
     """The program so far, and the values that its calls have in eager.
 
-    Args:
-        rng: The source of all choices.
-        choices: What the user asked for.
-        gradients: Whether the program is differentiated.
-        dynamic: Whether its sizes are symbolic.
-
     Attributes:
-        rng: As above.
         values: What each input and each call is in eager. In a block that is not finished they are as if each of its
             statements ran once, those after an ``else`` too.
         turns: The loops around what is added now, each as the number of its turn.
@@ -90,8 +104,6 @@ class Draft:
         """Add an input.
 
         Args:
-            dtype: Its dtype; default any.
-            shape: Its shape; default any.
             more: Other fields of `Input`; default any layout, any values.
         """
         dtype = dtype or self.dtype()
@@ -200,7 +212,7 @@ class Draft:
         found = self.any(lambda tensor: _broadcast(tensor.shape, shape))
         if found is not None and self.chance(0.65):
             return found
-        return self.fitting(shape, "" if self.chance(0.3) else _name(self.value(of).dtype))
+        return self.fitting(shape, "" if self.chance(0.3) else dtype_name(self.value(of)))
 
     def fitting(self, shape: Sequence[int], dtype: str = "") -> Ref:
         """A new input that broadcasts to a shape."""
@@ -243,14 +255,7 @@ class Draft:
         return bool(self._open)
 
     def begin(self, head: Statement) -> Ref:
-        """Begin a loop or a branch.
-
-        Args:
-            head: Its ``for`` or ``if``.
-
-        Returns:
-            The number of the turn, of a loop.
-        """
+        """Begin a loop or a branch."""
         if not self._open:
             self._before = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in self.values]
         self._open.append(len(self._entries))
@@ -347,10 +352,6 @@ class Draft:
             self.dynamic,
         )
         return program, where
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _broadcast(one: Sequence[int], other: Sequence[int]) -> bool:

@@ -5,27 +5,117 @@ from __future__ import annotations
 import functools
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import torch
 
 from checked_backend.fuzz.build import run_eager
-from checked_backend.fuzz.control import dependencies, writes
-from checked_backend.fuzz.generate import opinfo
-from checked_backend.fuzz.generate.blocks import add_block
-from checked_backend.fuzz.generate.choices import Choices, chance
+from checked_backend.fuzz.control import RELATIONS, dependencies, writes
 from checked_backend.fuzz.generate.defined import runs_alike
-from checked_backend.fuzz.generate.draft import Draft
-from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
+from checked_backend.fuzz.generate.draft import Choices, Draft, chance
+from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule, rules_of_samples
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, plain, spelled
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Statement, refs_of
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Ref, Size, Statement, refs_of
 from checked_backend.random_state import random_untouched
 
-__all__ = ["covered", "draw_program", "due", "make_program", "matches", "rules_for"]
+__all__ = ["Extend", "add_block", "covered", "draw_program", "due", "make_program", "matches", "rules_for"]
+
+_MOST_TURNS = 4
+_DEEPEST = 2
+
+
+Extend = Callable[[bool], bool]
+"""Adds a call to a draft, if asked one that changes a tensor, and says whether it did."""
+
+
+def add_block(draft: Draft, extend: Extend, depth: int = 1) -> bool:
+    """Add a loop or a branch that changes what was there before it.
+
+    Args:
+        depth: How many blocks there are around it, with it.
+
+    Returns:
+        Whether it was added: it may not run.
+    """
+    if draft.chance(0.6 if depth == 1 else 0.2):
+        draft.begin(Statement("for", (_turns(draft),)))
+        _fill(draft, extend, depth)
+        return draft.end()
+    draft.begin(Statement("if", _condition(draft)))
+    _fill(draft, extend, depth)
+    if draft.chance(0.7):
+        draft.otherwise()
+        _fill(draft, extend, depth)
+    return draft.end()
+
+
+def _turns(draft: Draft) -> Any:
+    """How often a loop runs: mostly a number, now and then a size."""
+    small = draft.any(lambda tensor: any(1 < size <= _MOST_TURNS for size in tensor.shape))
+    if small is not None and draft.chance(0.3):
+        dims = [dim for dim, size in enumerate(draft.value(small).shape) if 1 < size <= _MOST_TURNS]
+        return Size(small.value, draft.rng.choice(dims))
+    return draft.rng.randint(2, _MOST_TURNS)
+
+
+def _condition(draft: Draft) -> tuple[Any, ...]:
+    """A condition that says both yes and no, now and then."""
+    relation = draft.rng.choice(RELATIONS)
+    if draft.turns and draft.chance(0.6):
+        return draft.rng.choice(draft.turns), relation, draft.rng.choice((1, 2) if relation != "%" else (2, 3))
+    sized = draft.any(lambda tensor: tensor.dim() > 0)
+    if sized is None or draft.chance(0.35):
+        return (draft.flag(value=draft.chance(0.5)),)
+    sizes = draft.value(sized).shape
+    dim = draft.rng.randrange(len(sizes))
+    if relation == "%":
+        return Size(sized.value, dim), relation, draft.rng.choice((2, 3))
+    if len(sizes) > 1 and draft.chance(0.3):
+        return Size(sized.value, dim), relation, Size(sized.value, dim - 1)
+    return Size(sized.value, dim), relation, max(0, sizes[dim] + draft.rng.choice((-1, 0, 0, 1, 2)))
+
+
+def _fill(draft: Draft, extend: Extend, depth: int) -> None:
+    """The calls of a block: one at least changes a tensor in place, or the tensor of a name."""
+    before = len(draft.calls)
+    if depth < _DEEPEST and draft.chance(0.35):
+        add_block(draft, extend, depth + 1)
+    for _ in range(draft.rng.choice((0, 1, 1, 2))):
+        extend(False)
+    if draft.chance(0.3) and _rename(draft, before):
+        return
+    for _ in range(4):
+        if extend(True):
+            return
+    _rename(draft, before)
+
+
+def _rename(draft: Draft, before: int) -> bool:
+    """Give the name of an earlier value to one that the block computes: the next turn goes on with it."""
+    inside = {id(call) for call in draft.calls[before:]}
+    computed = draft.tensors()
+    sources = [ref for ref in computed if id(draft.entry(ref)) in inside]
+    draft.rng.shuffle(sources)
+    for source in sources:
+        made = draft.value(source)
+        targets = [
+            ref
+            for ref in computed
+            if ref not in sources
+            and not isinstance(draft.entry(ref), Input)
+            and draft.value(ref).shape == made.shape
+            and draft.value(ref).dtype == made.dtype
+        ]
+        if targets:
+            draft.let(draft.rng.choice(targets), source)
+            return True
+    return False
+
 
 _ATTEMPTS = 100
 _TRIES = 40
@@ -47,7 +137,7 @@ def matches(op: str, patterns: Sequence[str]) -> bool:
 
 def rules_for(patterns: Sequence[str]) -> list[Rule]:
     """The rules with only those operations that patterns name; all rules if there are no patterns."""
-    found = [replace(rule, ops=tuple(op for op in rule.ops if is_known(op))) for rule in [*RULES, *opinfo.rules()]]
+    found = [replace(rule, ops=tuple(op for op in rule.ops if is_known(op))) for rule in [*RULES, *rules_of_samples()]]
     if patterns:
         found = [replace(rule, ops=tuple(op for op in rule.ops if matches(op, patterns))) for rule in found]
     return [rule for rule in found if rule.ops]

@@ -1,18 +1,312 @@
-"""How calls are made: a rule for each family of operations."""
+"""How calls are made: a rule for each family of operations, and one for torch's own samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checked_backend.fuzz.generate import indexing, views
-from checked_backend.fuzz.generate.draft import Draft
-from checked_backend.fuzz.generate.undefined import is_overlapping
-from checked_backend.fuzz.known import is_known
-from checked_backend.fuzz.program import Constant, Ref, Size, Statement
+import torch
 
-__all__ = ["COMMON", "RULES", "Rule"]
+from checked_backend._torch.op_database import operator_database
+from checked_backend.fuzz.build import dtype_name
+from checked_backend.fuzz.generate.draft import Draft
+from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS, is_overlapping
+from checked_backend.fuzz.known import is_known
+from checked_backend.fuzz.program import CONSTANTS, DTYPES, Constant, Ref, Size, Statement
+
+__all__ = ["COMMON", "RULES", "Rule", "rules_of_samples"]
+
+_NAMES = (
+    "view reshape flatten unsqueeze squeeze transpose permute t expand movedim narrow select unbind split chunk "
+    "tensor_split unfold diagonal view_as expand_as broadcast_to swapaxes unflatten repeat tile repeat_interleave "
+    "rot90 ravel split_with_sizes"
+)
+_VIEWS = tuple(f"Tensor.{name}" for name in _NAMES.split())
+"""Operations on the shape."""
+
+_VIEWS_IN_PLACE = tuple(f"Tensor.{name}" for name in ["unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_"])
+"""Operations that change the shape of the tensor itself."""
+
+
+def _view(draft: Draft, op: str) -> Statement | None:
+    """A call of one of `_VIEWS`."""
+    own = op.removeprefix("Tensor.")
+    ref = draft.at_least(_LEAST.get(own, 1))
+    tensor = draft.value(ref)
+    arguments = _ARGUMENTS[own](draft, ref, tensor)
+    return None if arguments is None else Statement(op, (ref, *arguments))
+
+
+def _view_in_place(draft: Draft, op: str) -> Statement | None:
+    """A call of one of `_VIEWS_IN_PLACE`: on a computed tensor, mostly."""
+    ref = draft.any(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and tensor.dim() > 0)
+    if ref is None:
+        return None
+    tensor = draft.value(ref)
+    match op.removeprefix("Tensor."):
+        case "unsqueeze_":
+            return Statement(op, (ref, _dim(draft, tensor)))
+        case "squeeze_":
+            return Statement(op, (ref, _dim(draft, tensor)) if draft.chance(0.5) else (ref,))
+        case "t_":
+            return Statement(op, (ref,))
+    return Statement(op, (ref, _dim(draft, tensor), _dim(draft, tensor)))
+
+
+_LEAST = {"diagonal": 2, "rot90": 2, "transpose": 2, "permute": 2, "movedim": 2, "swapaxes": 2, "flatten": 1}
+
+
+def _dim(draft: Draft, tensor: Any) -> int:
+    return draft.rng.randrange(-tensor.dim(), tensor.dim()) if tensor.dim() else 0
+
+
+def _size(draft: Draft, ref: Ref, dim: int) -> Any:
+    """The size of a dimension: in a dynamic program as an expression."""
+    return Size(ref.value, dim) if draft.dynamic and draft.chance(0.7) else draft.value(ref).shape[dim]
+
+
+def _other_shape(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    """Arguments for another shape of the same number of elements."""
+    shape = list(tensor.shape)
+    way = draft.rng.choice(("flat", "merge", "split", "rows"))
+    if way == "flat" or not shape:
+        return (-1,)
+    if way == "merge" and len(shape) > 1:
+        at = draft.rng.randrange(len(shape) - 1)
+        return (*(_size(draft, ref, dim) for dim in range(at)), -1, *shape[at + 2 :])
+    if way == "split":
+        at = draft.rng.randrange(len(shape))
+        for part in (2, 3, 4):
+            if shape[at] and shape[at] % part == 0:
+                return (*shape[:at], part, shape[at] // part, *shape[at + 1 :])
+    return (_size(draft, ref, 0), -1) if shape[0] else None
+
+
+def _part(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    dim = _dim(draft, tensor)
+    size = tensor.shape[dim]
+    if not size:
+        return None
+    start = draft.rng.randrange(size)
+    return dim, start, draft.rng.randint(0 if draft.chance(0.1) else 1, size - start) if size > start else 0
+
+
+def _window(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    dim = _dim(draft, tensor)
+    size = tensor.shape[dim]
+    return (dim, draft.rng.randint(1, min(size, 4)), draft.rng.choice((1, 1, 2, 3))) if size else None
+
+
+def _expanded(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    more = (draft.rng.choice((1, 2, 3)),) if draft.chance(0.4) else ()
+    sizes = (draft.rng.choice((2, 3, 4)) if size == 1 else (-1) for size in tensor.shape)
+    return (*more, *sizes)
+
+
+def _sections(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    return draft.rng.choice((1, 2, 3)), _dim(draft, tensor)
+
+
+def _sizes_of_parts(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    dim = _dim(draft, tensor)
+    size = tensor.shape[dim]
+    first = draft.rng.randint(0, size)
+    return [first, size - first], dim
+
+
+def _like(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    other = draft.any(lambda one: one.numel() == tensor.numel())
+    return None if other is None else (other,)
+
+
+def _wider(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    other = draft.any(lambda one: one.dim() >= tensor.dim())
+    return None if other is None else (other,)
+
+
+def _times(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    return tuple(draft.rng.choice((1, 1, 2, 3)) for _ in range(tensor.dim() + draft.chance(0.2)))
+
+
+def _split_dim(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    dim = _dim(draft, tensor)
+    return (dim, (2, -1)) if tensor.shape[dim] and tensor.shape[dim] % 2 == 0 else (dim, (1, -1))
+
+
+_ARGUMENTS: dict[str, Any] = {
+    "view": _other_shape,
+    "reshape": _other_shape,
+    "flatten": lambda draft, ref, tensor: (draft.rng.randrange(tensor.dim()),),
+    "unsqueeze": lambda draft, ref, tensor: (draft.rng.randint(-tensor.dim() - 1, tensor.dim()),),
+    "squeeze": lambda draft, ref, tensor: () if draft.chance(0.4) else (_dim(draft, tensor),),
+    "transpose": lambda draft, ref, tensor: (_dim(draft, tensor), _dim(draft, tensor)),
+    "swapaxes": lambda draft, ref, tensor: (_dim(draft, tensor), _dim(draft, tensor)),
+    "movedim": lambda draft, ref, tensor: (_dim(draft, tensor), _dim(draft, tensor)),
+    "permute": lambda draft, ref, tensor: tuple(draft.rng.sample(range(tensor.dim()), tensor.dim())),
+    "t": lambda draft, ref, tensor: (),
+    "ravel": lambda draft, ref, tensor: (),
+    "expand": _expanded,
+    "broadcast_to": lambda draft, ref, tensor: (_expanded(draft, ref, tensor),),
+    "narrow": _part,
+    "select": lambda draft, ref, tensor: (part := _part(draft, ref, tensor)) and part[:2],
+    "unbind": lambda draft, ref, tensor: (_dim(draft, tensor),),
+    "split": _sections,
+    "chunk": _sections,
+    "tensor_split": _sections,
+    "split_with_sizes": _sizes_of_parts,
+    "unfold": _window,
+    "diagonal": lambda draft, ref, tensor: (draft.rng.choice((0, 0, 1, -1)),),
+    "view_as": _like,
+    "expand_as": _wider,
+    "unflatten": _split_dim,
+    "repeat": _times,
+    "tile": lambda draft, ref, tensor: (_times(draft, ref, tensor),),
+    "repeat_interleave": lambda draft, ref, tensor: (draft.rng.choice((1, 2, 3)), _dim(draft, tensor)),
+    "rot90": lambda draft, ref, tensor: (draft.rng.choice((0, 1, 2, 3)),),
+}
+
+
+_INDEXING = (
+    *("getitem", "getitem", "getitem", "torch.index_select", "torch.gather", "torch.take", "Tensor.scatter"),
+    *("Tensor.scatter_add", "Tensor.index_add", "Tensor.index_fill", "Tensor.index_copy", "Tensor.masked_fill"),
+    *("Tensor.masked_fill_", "Tensor.scatter_", "Tensor.index_add_", "Tensor.index_put_", "torch.select_scatter"),
+    *("torch.slice_scatter", "torch.diagonal_scatter", "Tensor.fill_diagonal_", "torch.take_along_dim", "F.embedding"),
+)
+"""Operations that read or write parts."""
+
+
+def _indexing(draft: Draft, op: str) -> Statement | None:
+    """A call of one of `_INDEXING`."""
+    ref = draft.at_least(1)
+    tensor = draft.value(ref)
+    dim = draft.rng.randrange(tensor.dim())
+    size = tensor.shape[dim]
+    if op == "getitem":
+        return Statement(op, (ref, _index(draft, ref)))
+    if not size:
+        return None
+    match op.rpartition(".")[2]:
+        case "index_select":
+            return Statement(op, (ref, dim, _indices(draft, size, (draft.rng.choice((1, 2, 5)),))))
+        case "gather" | "take_along_dim":
+            index = _indices(draft, size, tensor.shape)
+            return Statement(op, (ref, dim, index) if op.endswith("gather") else (ref, index, dim))
+        case "take":
+            return Statement(op, (ref, _indices(draft, tensor.numel(), (2, 3)))) if tensor.numel() else None
+        case "embedding":
+            return Statement(op, (_indices(draft, size, (3,)), ref)) if tensor.dim() == 2 and dim == 0 else None
+        case "scatter" | "scatter_" | "scatter_add":
+            shape = tuple(tensor.shape)
+            source = draft.any(lambda one: tuple(one.shape) == shape and one.dtype == tensor.dtype) or ref
+            index = _indices(draft, size, (*shape[:dim], 1, *shape[dim + 1 :]))
+            return Statement(op, (ref, dim, index, source))
+        case "index_add" | "index_add_" | "index_copy":
+            source = draft.new_input(dtype_name(tensor), tensor.shape)
+            distinct = draft.new_input("int64", (size,), fill="distinct", low=0)
+            return Statement(op, (ref, dim, distinct, source))
+        case "index_fill":
+            return Statement(op, (ref, dim, _indices(draft, size, (1,)), draft.rng.choice((0, 1, 2))))
+        case "masked_fill" | "masked_fill_":
+            return Statement(op, (ref, draft.fitting(tensor.shape, "bool"), draft.rng.choice((0, 1, -1, 0.5))))
+        case "index_put_":
+            values = (
+                draft.new_input(dtype_name(tensor), (1,))
+                if draft.chance(0.5)
+                else draft.new_input(dtype_name(tensor), ())
+            )
+            if not tensor.shape[0]:
+                return None
+            first = _indices(draft, tensor.shape[0], (1,))
+            return Statement(op, (ref, (first,), values), {"accumulate": draft.chance(0.5)})
+        case "select_scatter":
+            shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
+            return Statement(op, (ref, draft.new_input(dtype_name(tensor), shape), dim, draft.rng.randrange(size)))
+        case "slice_scatter":
+            start = draft.rng.randrange(size)
+            shape = tuple(size - start if d == dim else s for d, s in enumerate(tensor.shape))
+            return Statement(op, (ref, draft.new_input(dtype_name(tensor), shape), dim, start))
+        case "diagonal_scatter":
+            return (
+                Statement(op, (ref, draft.new_input(dtype_name(tensor), tensor.diagonal().shape)))
+                if tensor.dim() == 2
+                else None
+            )
+    return Statement(op, (ref, draft.rng.choice((0, 1, 2))))
+
+
+def _assignment(draft: Draft, op: str) -> Statement | None:
+    """An assignment ``x[index] = value``: now and then from the same tensor, or to one place after another."""
+    ref = draft.any(lambda tensor: tensor.dim() > 0 and not (tensor.is_leaf and tensor.requires_grad))
+    if ref is None:
+        return None
+    tensor = draft.value(ref)
+    index = _index(draft, ref)
+    if draft.chance(0.25):
+        mask = draft.fitting(tensor.shape, "bool")
+        if draft.value(mask).shape == tensor.shape:
+            return Statement(op, (ref, mask, draft.rng.choice((0, 1, -1, 2.5))))
+    if draft.chance(0.4):
+        return Statement(op, (ref, index, draft.scalar()))
+    shape = draft.value(ref)[_eager(draft, index)].shape
+    same = draft.any(lambda one: one.shape == shape and one.dtype == tensor.dtype)
+    value = same if same is not None and draft.chance(0.6) else draft.fitting(shape, dtype_name(tensor))
+    return Statement(op, (ref, index, value))
+
+
+def _eager(draft: Draft, index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_eager(draft, item) for item in index)
+    if isinstance(index, slice):
+        return slice(*(_eager(draft, part) for part in (index.start, index.stop, index.step)))
+    if isinstance(index, Ref):
+        return draft.values[index.value]
+    return draft.value(Ref(index.value)).shape[index.dim] if isinstance(index, Size) else index
+
+
+def _index(draft: Draft, ref: Ref) -> Any:
+    """A basic index, with a tensor of indices now and then."""
+    tensor = draft.value(ref)
+    parts: list[Any] = []
+    for size in tensor.shape:
+        if draft.turns and draft.chance(0.4):
+            turn = draft.rng.choice(draft.turns)
+            parts.append(draft.rng.choice((turn, turn, slice(turn, None), slice(None, turn))))
+            continue
+        way = draft.rng.choices(("all", "one", "slice", "step", "tensor", "end"), (34, 22, 25, 12, 6, 12))[0]
+        if way == "end":
+            break
+        if not size:
+            way = "all"
+        start = draft.rng.randrange(size) if size else 0
+        match way:
+            case "one":
+                parts.append(start if draft.chance(0.7) else start - size)
+            case "slice":
+                stop = draft.rng.randint(start, size)
+                parts.append(slice(start or None, -1 if draft.chance(0.2) else stop if draft.chance(0.6) else None))
+            case "step":
+                parts.append(slice(start, None, draft.rng.choice((2, 3))))
+            case "tensor":
+                parts.append(
+                    draft.new_input("int64", (draft.rng.randint(1, size),), fill="distinct", low=0, stride=(1,))
+                )
+            case _:
+                parts.append(slice(None))
+    if draft.chance(0.12):
+        parts.insert(draft.rng.randint(0, len(parts)), None)
+    if draft.chance(0.15) and len(parts) < tensor.dim():
+        parts.append(...)
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _indices(draft: Draft, size: int, shape: Any) -> Ref:
+    """A new tensor of indices into a dimension."""
+    return draft.new_input("int64", shape, fill="range", low=0, high=size - 1)
+
 
 Make = Callable[[Draft, str], Statement | None]
 
@@ -22,9 +316,6 @@ class Rule:
     """A family of operations.
 
     Attributes:
-        name: What they have in common.
-        weight: How often it is chosen.
-        ops: Their names.
         make: Makes a call of one of them; None if nothing fits.
         changes: Whether they change a tensor, as the bodies of loops do.
     """
@@ -250,7 +541,7 @@ def _product(draft: Draft, op: str) -> Statement | None:
         shape=[draft.rng.choice((1, 2, 3, 8)) for _ in range(dims)]
     )
     tensor = draft.value(ref)
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor)
     inner, more = tensor.shape[-1], draft.rng.choice((1, 2, 5, 16))
     shapes: dict[str, Sequence[int]] = {
         "torch.mv": [inner],
@@ -348,15 +639,115 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("reductions", 11, _REDUCTIONS, _reduction),
     Rule("three operands", 5, _TERNARY, _ternary),
-    Rule("views", 16, views.VIEWS, views.make),
-    Rule("views in place", 1.5, views.VIEWS_IN_PLACE, views.make_in_place),
+    Rule("views", 16, _VIEWS, _view),
+    Rule("views in place", 1.5, _VIEWS_IN_PLACE, _view_in_place),
     Rule("combining", 4, _COMBINING, _combining),
     Rule("products", 2.5, _PRODUCTS, _product),
     Rule("creating", 3, _CREATING, _creating),
     Rule("converting", 6, _CONVERTING, _converting),
     Rule("normalizing", 5, _NORMALIZING, _normalizing),
-    Rule("indexing", 7, indexing.INDEXING, indexing.make),
-    Rule("assigning", 5, ("setitem",), indexing.make_assignment, changes=True),
+    Rule("indexing", 7, _INDEXING, _indexing),
+    Rule("assigning", 5, ("setitem",), _assignment, changes=True),
     Rule("random", 0.7, _RANDOM, _random),
 )
-"""All rules. What torch itself lists with samples of arguments is added by `checked_backend.fuzz.generate.opinfo`."""
+"""All rules. What torch itself lists with samples of arguments is added by `checked_backend.fuzz.generate.rules`."""
+
+
+_RANDOM_ORDER = ("torch.meshgrid",)
+"""Entries whose samples come in the order of a set of strings, which each process has its own of."""
+
+_WEIGHT = 14
+_SAMPLES = 24
+_MOST_ELEMENTS = 512
+
+
+class _Unusable(Exception):
+    """Raised for an argument that a program cannot have."""
+
+
+@functools.cache
+def _entries() -> Mapping[str, Any]:
+    """The entries that name an operation of a program, by its name."""
+    found: dict[str, Any] = {}
+    for info in operator_database():
+        name = f"torch.{info.name}"
+        if info.name.startswith("nn.functional."):
+            name = f"F.{info.name.removeprefix('nn.functional.')}"
+        if not is_known(name):
+            name = f"Tensor.{info.name}"
+        left_out = name in _RANDOM_ORDER or name.rpartition(".")[2] in UNDEFINED_OPS or "linalg" in name
+        if is_known(name) and not left_out:
+            found.setdefault(name, info)
+    return found
+
+
+def rules_of_samples() -> list[Rule]:
+    """The rule for operations of torch's database; none where it cannot be imported."""
+    ops = tuple(_entries())
+    return [Rule("torch's samples", _WEIGHT, ops, _sampled)] if ops else []
+
+
+def _sampled(draft: Draft, op: str) -> Statement | None:
+    info = _entries()[op]
+    near = draft.any()
+    dtype = draft.dtype() if near is None or draft.chance(0.3) else dtype_name(draft.value(near))
+    if getattr(torch, dtype) not in info.dtypes:
+        dtype = "float32"
+    sample = _sample(draft, info, getattr(torch, dtype))
+    if sample is None:
+        return None
+    try:
+        args = tuple(_argument(draft, value) for value in (sample.input, *sample.args))
+        kwargs = {str(key): _argument(draft, value) for key, value in sample.kwargs.items()}
+    except _Unusable:
+        return None
+    return Statement(op, args, kwargs)
+
+
+def _sample(draft: Draft, info: Any, dtype: torch.dtype) -> Any:
+    """One of the first samples of an entry. No more of them are made than are needed."""
+    place = draft.rng.randrange(_SAMPLES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            samples = info.sample_inputs_func(info, "cpu", dtype, False)  # sample_inputs seeds torch for each of them
+            found = list(itertools.islice(samples, place + 1))
+        except Exception:  # an entry that has no samples of this dtype, or that needs what is not here
+            return None
+    return found[-1] if len(found) > place else draft.rng.choice(found) if found else None
+
+
+def _argument(draft: Draft, raw: Any) -> Any:
+    if isinstance(raw, torch.Tensor):
+        return _tensor(draft, raw)
+    if isinstance(raw, list | tuple):
+        return type(raw)(_argument(draft, item) for item in raw) if type(raw) in (list, tuple) else _unusable(raw)
+    if isinstance(raw, torch.dtype | torch.memory_format):
+        name = str(raw).removeprefix("torch.")
+        return Constant(name) if name in CONSTANTS else _unusable(raw)
+    if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):
+        return raw
+    return _unusable(raw)
+
+
+def _tensor(draft: Draft, raw: torch.Tensor) -> Ref:
+    """A tensor of the program with the sample's shape and dtype: one there is, or an input like the sample's."""
+    if raw.layout is not torch.strided or dtype_name(raw) not in DTYPES or raw.numel() > _MOST_ELEMENTS:
+        _unusable(raw)
+    if raw.is_floating_point() and draft.chance(0.75):
+        found = draft.any(lambda tensor: tensor.shape == raw.shape and tensor.dtype == raw.dtype)
+        if found is not None:
+            return found
+    if raw.dtype is torch.bool or raw.is_complex() or not raw.numel():
+        return draft.new_input(dtype_name(raw), raw.shape)
+    low, high = float(raw.min()), float(raw.max())
+    if not (low >= -1e18 and high <= 1e18):
+        low, high = -3.0, 3.0
+    if not raw.is_floating_point():  # they may be indices
+        return draft.new_input(dtype_name(raw), raw.shape, fill="range", low=int(low), high=int(high))
+    fill = "edges" if draft.chance(0.1) else "range"
+    return draft.new_input(dtype_name(raw), raw.shape, fill=fill, low=low, high=high)
+
+
+def _unusable(raw: Any) -> Any:
+    raise _Unusable(type(raw).__name__)

@@ -23,9 +23,9 @@ import torch
 from torch import fx
 
 from checked_backend.errors import CheckedBackendError, FuzzError
-from checked_backend.fuzz.build import run_call
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.build import dtype_name, make_inputs, run_call
 from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.known import is_known, name_of
@@ -40,7 +40,6 @@ from checked_backend.fuzz.program import (
     decode_program,
     encode_program,
 )
-from checked_backend.fuzz.values import make_inputs
 from checked_backend.random_state import random_untouched
 
 __all__ = ["LeftOut", "TorchFuzz", "find_torchfuzz"]
@@ -76,10 +75,6 @@ def find_torchfuzz(folder: Path) -> Path:
 
 class TorchFuzz:
     """torchfuzz of a checkout, imported from there.
-
-    Args:
-        folder: The checkout.
-        choices: What the user asked for.
 
     Raises:
         FuzzError: There is no torchfuzz in it, or it cannot be imported.
@@ -203,7 +198,7 @@ def _converted(graph: fx.GraphModule, given: Sequence[Any]) -> FuzzProgram:
 def _input(tensor: Any, seed: int) -> Input:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise LeftOut(f"an input that is a {type(tensor).__name__}")
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor)
     if dtype not in DTYPES:
         raise LeftOut(f"an input of {dtype}")
     whole: Mapping[str, Any] = {"fill": "range", **_INTEGERS} if "int" in dtype else {}

@@ -57,11 +57,7 @@ def draws(op: str) -> bool:
 
 
 def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
-    """Whether torch leaves open what a call gives.
-
-    Args:
-        values: The values so far.
-    """
+    """Whether torch leaves open what a call gives."""
     own = call.op.rpartition(".")[2]
     if own in UNDEFINED_OPS or (call.op.startswith("torch.linalg.") and own not in _LINALG):
         return True

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from checked_backend.fuzz.control import dependencies
-from checked_backend.fuzz.generate.blocks import add_block
-from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
-from checked_backend.fuzz.generate.draft import Draft
+from checked_backend.fuzz.generate.draft import Choices, Draft
+from checked_backend.fuzz.generate.make import add_block
 from checked_backend.fuzz.program import Ref, Size, Statement
 
 

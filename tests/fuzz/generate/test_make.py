@@ -12,8 +12,8 @@ import torch
 
 from checked_backend.fuzz.build import straightened
 from checked_backend.fuzz.generate import make
-from checked_backend.fuzz.generate.choices import Choices
 from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import covered, due, make_program, matches, rules_for
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.known import is_known, plain
@@ -36,7 +36,7 @@ def programs(rules: list[Rule]) -> list[FuzzProgram]:
 
 
 SAME = """
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import encode_program
 rules = rules_for(())

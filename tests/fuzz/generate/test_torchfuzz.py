@@ -14,7 +14,7 @@ import torch
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import run_eager
 from checked_backend.fuzz.examine import check_program
-from checked_backend.fuzz.generate.choices import Choices
+from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.torchfuzz import LeftOut, TorchFuzz, find_torchfuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.runs.status import Status

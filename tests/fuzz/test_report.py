@@ -14,14 +14,18 @@ import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, Verdict
 from checked_backend.fuzz.database import Corpus, Totals
-from checked_backend.fuzz.documented import DOCUMENTED
 from checked_backend.fuzz.examine import CHECK_FAILED
-from checked_backend.fuzz.render.data import render_json
-from checked_backend.fuzz.render.html import render_html
-from checked_backend.fuzz.render.issue import render_issue
-from checked_backend.fuzz.render.junit import render_junit
-from checked_backend.fuzz.render.summary import Shown, Summary, summarize
-from checked_backend.fuzz.render.text import render_text
+from checked_backend.fuzz.report import (
+    Shown,
+    Summary,
+    render_html,
+    render_issue,
+    render_json,
+    render_junit,
+    render_text,
+    summarize,
+)
+from checked_backend.fuzz.results import DOCUMENTED
 from checked_backend.report import Report
 from tests.support.fuzz_tools import PASS, STRIDES, failing, filled, group_of, program_of
 
