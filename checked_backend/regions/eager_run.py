@@ -55,8 +55,9 @@ def _run(
     settings: tuple[ProcessState, ProcessState] | None = None
     result: Execution | Exception
     arguments, leaves = call.inputs.fresh()
+    before = ProcessState.capture()
     try:
-        with call.ambient.entered():
+        with call.ambient.entered():  # it is in a block of autocast itself
             start = ProcessState.capture()
             try:
                 with profiled("checked_backend::reference"):
@@ -67,7 +68,7 @@ def _run(
     except Exception as error:  # the user's: raised to them, unless only eager raises
         result = error
     if settings is not None:
-        start.restore(start.changed(settings[1]))
+        before.restore(start.changed(settings[1]))
     return result, settings
 
 

@@ -25,7 +25,7 @@ _OF_RESULTS: Mapping[str, str] = MappingProxyType(
 _OF_NODES: Mapping[str, str] = MappingProxyType(
     {
         "structure.stride": "has other strides than were traced",
-        "structure.offset": "begins elsewhere in its storage than was traced",
+        "structure.offset": "begins elsewhere in memory than was traced",
     }
 )
 

@@ -101,6 +101,11 @@ class ReportView:
     notes: tuple[str, ...]
     environment: tuple[str, ...]
 
+    @property
+    def findings(self) -> tuple[FindingView, ...]:
+        """The findings of all causes that are shown: pages of several reports have them in a row."""
+        return tuple(finding for cause in self.causes for finding in cause.findings)
+
 
 def view(report: Report) -> ReportView:
     """Lay a report out."""

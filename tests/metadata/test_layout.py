@@ -74,10 +74,10 @@ def test_a_layout_that_is_only_read_is_warned_of_once_and_the_program_goes_on(
     said, node, fault, *_ = text.splitlines()
     if detail == "structure.stride":
         assert said == "2 nodes have other strides than were traced, on which nothing depends."
-        assert f"node[lie] ({NAME}.lie.default): stride (4, 1) traced, (1, 3) ran, at test_layout.py:" in node
+        assert f"node[lie] ({NAME}.lie.default): stride (4, 1) traced, (1, 3) ran; your line: test_layout.py:" in node
     else:
-        assert said == "1 node begins elsewhere in its storage than was traced, on which nothing depends."
-        assert f"node[lie] ({NAME}.lie.default): offset 0 traced, 3 ran, at test_layout.py:" in node
+        assert said == "1 node begins elsewhere in memory than was traced, on which nothing depends."
+        assert f"node[lie] ({NAME}.lie.default): offset 0 traced, 3 ran; your line: test_layout.py:" in node
     assert "likely at fault: the register_fake of the custom operator" in fault
     assert 'options={"layout": "raise"}' in text
     given = x()
@@ -91,7 +91,7 @@ def test_what_is_recorded_is_not_warned_of_and_the_session_passes(library: Any) 
         ("node[lie]", "structure.offset", Severity.WARNING)
     ]
     assert str(report).startswith(
-        "PASS: 1 node begins elsewhere in its storage than was traced, on which nothing depends (nodes of the"
+        "PASS: 1 node begins elsewhere in memory than was traced, on which nothing depends (nodes of the"
     )
     assert "Warning 1 of 1: structure.offset, node[lie]" in " ".join(report.to_text(verbose=True).split())
     assert cb.Report.from_json(report.to_json()).verdict is Verdict.PASS
@@ -250,7 +250,7 @@ def test_what_is_compiled_anew_is_warned_of_once_in_a_session(library: Any) -> N
     with cb.collect() as session:
         texts = warned(lambda: [compiled(torch.randn(3, size)) for size in (4, 5)])
     assert len(texts) == 1
-    assert str(session.report).startswith("PASS: 2 nodes begin elsewhere in their storages than was traced")
+    assert str(session.report).startswith("PASS: 2 nodes begin elsewhere in memory than was traced")
 
 
 def test_the_programs_own_error_is_not_hidden_by_a_layout(library: Any) -> None:
