@@ -52,6 +52,7 @@ def test_no_code_names_evidence_by_a_text_of_its_own() -> None:
     assert not texts
     assert {read.partition(":")[0] for read in reads} <= {
         "diagnose/bug_report.py",  # shows them
+        "diagnose/investigate.py",  # adds to one
         "report/html.py",
         "report/view.py",
     }
