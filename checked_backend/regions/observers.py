@@ -181,14 +181,11 @@ class _RandomState(Observer):
         if left is None or left.candidate.same_as(left.reference):
             return
         run_both = cache(lambda: record.controls().random_states())
-
-        def again() -> bool:
-            return left.others_drew(run_both) is None and run_both()[1].same_as(left.candidate)
-
+        alone = threading.active_count() == 1 and not left.others_ran
         yield Suspicion(
             rng_state_differs(),
             by_eager=lambda: not run_both()[0].same_as(left.reference),  # torch.seed, or a thread that draws
-            again=again if threading.active_count() > 1 or left.others_ran else None,
+            again=None if alone else lambda: left.others_drew(run_both) is None,
             doubt=Skip("rng state", "it differed, not each time, and another thread ran meanwhile, which may draw"),
         )
 
