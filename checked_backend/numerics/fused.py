@@ -10,18 +10,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import select
 import shlex
 import shutil
+import signal
+import subprocess
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from checked_backend.numerics.detached import Detached
 
 __all__ = ["FUSED_ROW", "Checksum", "FusedLoop", "FusedStatistics", "begin_compiling", "checksum_loop", "fused_loop"]
 
@@ -31,12 +33,14 @@ FUSED_ROW = 512
 _FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
 _TIMEOUT = 20.0  # seconds; compiling takes a fifth of one
-
-_TUNED_FOR_THIS_PROCESSOR: tuple[list[str], ...] = (
-    ["-march=native"],
-    ["-mcpu=native"],
-    [],
-)  # not every compiler knows each
+_DYING = 1.0  # seconds that killed processes get to be gone, so that none writes to a folder that is removed afterwards
+_SCRIPT = """{
+    for tuned in -march=native -mcpu=native -DUNTUNED; do
+        "$@" $tuned >/dev/null 2>&1 && { echo 1; exit; }
+    done
+    echo 0
+} &"""
+"""Compiles for this processor, if the compiler knows an option for that, and says whether it could."""
 
 
 class FusedStatistics(ctypes.Structure):
@@ -144,6 +148,10 @@ def begin_compiling() -> None:
 
 def _library() -> ctypes.CDLL | None:
     build = _build()
+    # forked: the parent's files may go, and a thread that is not here may hold its lock
+    if build is not None and not build.done and build.owner != os.getpid():
+        _build.cache_clear()
+        build = _build()
     return None if build is None else build.library()
 
 
@@ -162,80 +170,80 @@ def _build() -> _Build | None:
 
 
 class _Build:
-    """Compiles ``fused.c`` in a process of its own.
+    """Compiles ``fused.c`` beside this process, and not as a child of it.
+
+    A program may wait for all children that it started, or be told when one ends. It must not meet one that it did not
+    start. So a shell starts the compiler, and ends at once.
 
     Args:
         compiler: The C compiler, and options of the user's for it.
+
+    Attributes:
+        done: Whether the loops are compiled, or cannot be.
+        owner: The process that began to compile.
+        group: The number of the compiler's group of processes.
 
     Raises:
         OSError: It cannot be started.
     """
 
     def __init__(self, compiler: Sequence[str]) -> None:
-        self._compiler = compiler
-        self._done = False
+        self.done = False
+        self.owner = os.getpid()
         self._library: ctypes.CDLL | None = None
-        self._begin()
-
-    def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._folder = tempfile.mkdtemp(prefix="checked_backend_")
-        self._result = Path(self._folder) / "fused.so"
-        first, *self._others = _TUNED_FOR_THIS_PROCESSOR
-        try:
-            self._compiling = self._started(first)
-        except OSError:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-        self._owner = os.getpid()
-        self._clean = weakref.finalize(self, _ended, self._compiling, self._folder, self._owner)
-
-    def _started(self, tuned: Sequence[str]) -> Detached:
+        folder = tempfile.mkdtemp(prefix="checked_backend_")
+        self._result = Path(folder) / "fused.so"
         # NaN, infinities and denormals keep their meaning, whatever options the user's CC has. The source marks the
         # sums that may be reordered. Without start files: with -ffast-math one of them would switch off denormals in
         # the whole process.
         exact = ["-fno-fast-math", "-nostartfiles", "-fno-trapping-math"]
-        options = ["-O3", "-fopenmp-simd", *exact, "-shared", "-fPIC", *tuned]
-        source = Path(__file__).with_name("fused.c")
-        return Detached([*self._compiler, *options, str(source), "-o", str(self._result), "-lm"], self._folder)
+        options = ["-O3", "-fopenmp-simd", *exact, "-shared", "-fPIC", str(Path(__file__).with_name("fused.c")), "-lm"]
+        self._pipe, theirs = os.pipe()
+        try:
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", _SCRIPT, "sh", *compiler, *options, "-o", str(self._result)],
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": folder},
+            )
+        except OSError:
+            os.close(self._pipe)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(theirs)
+        self.group = shell.pid
+        self._end = weakref.finalize(self, _end, self._pipe, self.group, folder, self.owner)
+        shell.wait()
 
     def library(self) -> ctypes.CDLL | None:
         """The loops, when they are compiled; None if the compiler cannot do it."""
-        if self._done:
-            return self._library
-        try:
-            if os.getpid() != self._owner:  # forked: the parent's files may go, and a thread that is not here may lock
-                self._clean.detach()
-                self._begin()
-        except OSError:
-            return None
-        with self._lock:
-            if not self._done:
-                try:
-                    self._library = self._loaded()
-                except OSError:
-                    self._library = None
-                self._done = True
-            return self._library
-
-    def _loaded(self) -> ctypes.CDLL | None:
-        try:
-            while True:
-                succeeded = self._compiling.wait(_TIMEOUT)
-                if succeeded:
-                    return ctypes.CDLL(str(self._result))
-                if succeeded is None or not self._others:  # a compiler that hangs would hang again
-                    return None
-                self._compiling.end()
-                self._clean.detach()
-                self._compiling = self._started(self._others.pop(0))
-                self._clean = weakref.finalize(self, _ended, self._compiling, self._folder, self._owner)
-        finally:
-            self._clean()
+        if not self.done:
+            with self._lock:
+                if not self.done:
+                    with suppress(OSError):  # it is no library that this process can load
+                        self._library = ctypes.CDLL(str(self._result)) if _said(self._pipe, _TIMEOUT) == b"1" else None
+                    self._end()
+                    self.done = True
+        return self._library
 
 
-def _ended(compiling: Detached, folder: str, owner: int) -> None:
+def _said(pipe: int, seconds: float) -> bytes | None:
+    """``1`` or ``0`` when a build has ended, nothing if it was killed; None if it has not ended in this time."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    return os.read(pipe, 1) if waiting.poll(1000 * seconds) else None
+
+
+def _end(pipe: int, group: int, folder: str, owner: int) -> None:
     """End a build, maybe before it is done. A forked process leaves its parent's alone."""
-    compiling.end()
     if os.getpid() == owner:
+        if _said(pipe, 0.0) is None:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+            _said(pipe, _DYING)
         shutil.rmtree(folder, ignore_errors=True)
+    os.close(pipe)

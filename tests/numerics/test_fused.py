@@ -102,9 +102,9 @@ def test_a_build_that_nobody_waits_for_leaves_nothing(folder, compiler):
     compiler("exec sleep 600")
     build = fused._build.__wrapped__()
     assert folder.exists()
-    group = build._compiling.group
+    group = build.group
     os.killpg(group, 0)
-    assert build._compiling.wait(0.0) is None
+    assert fused._said(build._pipe, 0.0) is None
     del build
     gc.collect()
     assert not folder.exists()
@@ -157,7 +157,7 @@ def test_the_compiler_is_no_child_of_the_programs(folder, compiler):
     if not listed.exists():
         pytest.skip("this system does not list the children of a process")
     children = listed.read_text().split()
-    assert str(build._compiling.group) not in children
+    assert str(build.group) not in children
     for child in children:
         assert "fused.c" not in Path(f"/proc/{child}/cmdline").read_text()
 
@@ -178,10 +178,18 @@ def test_options_of_the_users_compiler_change_no_arithmetic(monkeypatch):
     assert (denormal * 1).item() == 2.0**-149
 
 
+@pytest.fixture
+def unbuilt():
+    fused._build.cache_clear()
+    yield
+    fused._build.cache_clear()
+
+
 @pytest.mark.forks
+@pytest.mark.usefixtures("unbuilt")
 def test_a_process_that_is_forked_while_a_thread_waits_for_the_compiler(folder, compiler, monkeypatch):
     compiler("exec sleep 600")
-    build = fused._build.__wrapped__()
+    build = fused._build()
     waiting = threading.Thread(target=build.library)
     waiting.start()
     while not build._lock.locked():
@@ -191,7 +199,7 @@ def test_a_process_that_is_forked_while_a_thread_waits_for_the_compiler(folder, 
     monkeypatch.setattr(fused.tempfile, "mkdtemp", lambda prefix: str((folder / "child").mkdir() or folder / "child"))
     child = os.fork()
     if not child:
-        os._exit(0 if build.library() is None else 1)
+        os._exit(0 if fused._library() is None else 1)
     until = time.monotonic() + 15
     ended = (0, 0)
     while not ended[0] and time.monotonic() < until:
@@ -200,17 +208,18 @@ def test_a_process_that_is_forked_while_a_thread_waits_for_the_compiler(folder, 
     if not ended[0]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    os.killpg(build._compiling.group, signal.SIGKILL)
+    os.killpg(build.group, signal.SIGKILL)
     waiting.join()
     assert ended == (child, 0)
 
 
 @pytest.mark.forks
+@pytest.mark.usefixtures("unbuilt")
 def test_a_forked_process_builds_its_own():
-    build = fused._build.__wrapped__()
+    build = fused._build()
     child = os.fork()
     if not child:
-        os._exit(0 if build.library() is not None else 1)
+        os._exit(0 if fused._library() is not None else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert build.library() is not None
 
