@@ -19,7 +19,6 @@ __all__ = [
     "is_floating",
     "max_ulp_distance",
     "memory_of",
-    "numbers_up_to",
     "resolved",
     "same_bits",
     "unit_roundoff",
@@ -142,68 +141,20 @@ def max_unsigned(gap: torch.Tensor) -> int:
     return int(flip_sign_bit(gap).amax().item()) - torch.iinfo(gap.dtype).min
 
 
-def max_ulp_distance(
-    reference: torch.Tensor,
-    candidate: torch.Tensor,
-    float_format: FloatFormat,
-    scratch: tuple[torch.Tensor, torch.Tensor],
-    *,
-    same_sign: bool = True,
-) -> int:
-    """The greatest distance in representable numbers between finite elements.
-
-    The bit patterns of numbers of one sign are in the order of the numbers, so a wrapping integer difference is their
-    distance. Numbers of opposite sign give a wrapped difference of at least ``2 ** (bits - 1) - largest``. If all
-    differences are below that, there are no such numbers. Otherwise these numbers are treated separately. Their
-    distance is the sum of both magnitudes, which is the wrapped sum of the patterns less the one sign bit, taken as an
-    unsigned number.
+def max_ulp_distance(reference: torch.Tensor, candidate: torch.Tensor, float_format: FloatFormat) -> int:
+    """The greatest distance in representable numbers between finite elements, exactly; +0 and -0 are equal.
 
     Args:
         reference: Bit patterns as ``float_format.bits``, finite numbers only.
         candidate: The same for the candidate.
-        scratch: Two integer tensors of dtype ``float_format.bits`` and the same shape, which are overwritten.
-        same_sign: Whether to look at elements of the same sign too.
-
-    Returns:
-        The distance as an exact integer; +0 and -0 are equal.
     """
-    difference, opposite = scratch
-    if not float_format.signed:
-        return max_unsigned(unsigned_gap(reference.to(torch.int16), candidate.to(torch.int16)))
-    sign = torch.iinfo(float_format.bits).min
-    if same_sign:
-        torch.sub(candidate, reference, out=difference)
-        distance = _greatest_magnitude(difference)
-        if distance < -sign - float_format.largest:
-            return distance
-    torch.bitwise_xor(candidate, reference, out=opposite)
-    opposite.bitwise_right_shift_(8 * opposite.element_size() - 1)
-    torch.add(candidate, reference, out=difference)
-    difference.bitwise_xor_(sign).bitwise_and_(opposite)
-    distance = max_unsigned(difference)
-    if same_sign:
-        torch.sub(candidate, reference, out=difference)
-        difference.bitwise_and_(opposite.bitwise_not_())
-        distance = max(distance, _greatest_magnitude(difference))
-    return distance
-
-
-def numbers_up_to(value: float, dtype: torch.dtype) -> int:
-    """An upper bound for the count of representable numbers above 0 and up to ``value``, which is at least 0.
-
-    It also bounds the distance of two numbers of the same sign that differ by no more than ``value``, because
-    representable numbers are nowhere denser than at 0.
-    """
-    float_format = FORMATS[dtype]
-    if not float_format.signed or float_format.bits is torch.int8:
-        return float_format.largest  # a tighter bound is not worth its time, and conversion to these may saturate
-    # converting rounds by at most one number
-    return int(torch.tensor(value, dtype=dtype, device="cpu").view(float_format.bits).item()) + 1
-
-
-def _greatest_magnitude(integers: torch.Tensor) -> int:
-    low, high = torch.aminmax(integers)
-    return max(-int(low.item()), int(high.item()))
+    if float_format.signed:
+        # patterns in the order of the numbers: those of negative numbers grow with the magnitude
+        sign = torch.iinfo(float_format.bits).min
+        ordered = [torch.where(side < 0, sign - side, side) for side in (reference, candidate)]
+    else:
+        ordered = [side.to(torch.int16) for side in (reference, candidate)]
+    return max_unsigned(unsigned_gap(*ordered))
 
 
 def is_floating(value: object) -> TypeGuard[torch.Tensor]:

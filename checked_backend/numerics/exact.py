@@ -51,14 +51,21 @@ def read_exactly(
         size.copy_(reference).abs_()
         gap.copy_(unsigned_to_float64(_integer_gap(reference, candidate)))
         return None
-    if reference.dtype.is_complex:
-        return _read_complex(reference, candidate, gap, size)
-    size.copy_(reference)
-    gap.copy_(candidate)
-    classes = _classes(size.unsqueeze(-1), gap.unsqueeze(-1))
-    gap.sub_(size).abs_()
-    size.abs_()
-    _clear(classes, gap, size)
+    is_complex = reference.is_complex()
+    if is_complex:  # copies, because the difference is taken in place
+        left, right = (torch.view_as_real(side).to(torch.float64, copy=True) for side in (reference, candidate))
+    else:
+        left, right = size.copy_(reference).unsqueeze(-1), gap.copy_(candidate).unsqueeze(-1)
+    classes = _classes(left, right)
+    right.sub_(left)
+    for parts, magnitude in ((right, gap), (left, size)):
+        if is_complex:
+            torch.hypot(parts[..., 0], parts[..., 1], out=magnitude)
+        else:
+            magnitude.abs_()
+    if classes is not None:
+        gap.masked_fill_(~classes.compared, 0.0)
+        size.masked_fill_(~classes.reference_finite, 0.0)
     return classes
 
 
@@ -71,20 +78,6 @@ def _integer_gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tens
     if reference.dtype is torch.uint64:
         reference, candidate = (flip_sign_bit(side.view(torch.int64)) for side in (reference, candidate))
     return unsigned_gap(reference, candidate)
-
-
-def _read_complex(
-    reference: torch.Tensor, candidate: torch.Tensor, gap: torch.Tensor, size: torch.Tensor
-) -> Classes | None:
-    left = torch.view_as_real(reference).to(torch.float64)
-    # copy: the difference is taken in place, and to() would give the tensor itself if it is float64 already
-    right = torch.view_as_real(candidate).to(torch.float64, copy=True)
-    classes = _classes(left, right)
-    right.sub_(left)
-    torch.hypot(right[..., 0], right[..., 1], out=gap)
-    torch.hypot(left[..., 0], left[..., 1], out=size)
-    _clear(classes, gap, size)
-    return classes
 
 
 def _classes(reference: torch.Tensor, candidate: torch.Tensor) -> Classes | None:
@@ -128,10 +121,3 @@ def _all_finite(parts: torch.Tensor) -> bool:
 def count(mask: torch.Tensor) -> int:
     """Number of elements that are true."""
     return int(torch.count_nonzero(mask).item())
-
-
-def _clear(classes: Classes | None, gap: torch.Tensor, size: torch.Tensor) -> None:
-    if classes is None:
-        return
-    gap.masked_fill_(~classes.compared, 0.0)
-    size.masked_fill_(~classes.reference_finite, 0.0)

@@ -57,9 +57,9 @@ struct thresholds {
 /* What exceeds the greatest ratio and the greatest distance that are known.
 
    A greater distance than `ulp` has a ratio of at least (ulp + 1) * 2^-precision, if that is below 1/2: see measure.py.
-   No two numbers that differ by `gap` are more than 2 * numbers_up_to(gap / 2) apart: see bits.py. So a greater gap is
-   more than twice the number of place ulp / 2, less a little for its own rounding: `middle`. Rounding keeps the order,
-   so none is overlooked. */
+   Numbers are nowhere denser than at 0, so no two that differ by `gap` are farther apart than -gap / 2 and gap / 2. So a
+   greater gap is more than twice the number of place ulp / 2, less a little for its own rounding: `middle`. Rounding
+   keeps the order, so none is overlooked. */
 static struct thresholds least_that_count(double ratio, int64_t ulp, float middle, double precision) {
     const double least = (double)(ulp + 1) * precision;
     struct thresholds found;

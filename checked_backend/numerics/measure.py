@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from checked_backend.findings import Metrics
-from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, numbers_up_to, with_memory
+from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, with_memory
 from checked_backend.numerics.chunks import Block, UnsupportedTensorError, pair_layout, require_plain
 from checked_backend.numerics.exact import Classes, count, greatest_integer_gap, read_exactly
 from checked_backend.numerics.fused import FUSED_ROW, FusedLoop, fused_loop
-from checked_backend.numerics.workspace import GapStatistics, SizeStatistics, SumOfSquares, Workspace, sum_in_float32
 
 __all__ = ["UnsupportedTensorError", "measure"]
 
@@ -93,11 +92,10 @@ class _Measurement:
         if block_size is None:
             block_size = _BLOCK if reference.device.type == "cpu" else _DEVICE_BLOCK
         self.block_size = max(1, min(block_size, self.total))
-        self.workspace: Workspace | None = None
+        self.buffers: torch.Tensor | None = None
         self.mismatched = self.nonfinite_mismatched = self.compared = self.reference_finite = 0
         self.nans, self.infs = [0, 0], [0, 0]
-        self.squares, self.reference_squares = SumOfSquares(), SumOfSquares()
-        self.reference_max = self.max_abs = self.max_rel = 0.0
+        self.rmse = self.reference_rms = self.reference_max = self.max_abs = self.max_rel = 0.0
         self.max_ulp = 0
         self.max_abs_block: Block | None = None
         self.max_rel_block: Block | None = None
@@ -107,153 +105,135 @@ class _Measurement:
     def run(self) -> Metrics:
         if self.total == 0:
             return self._metrics(None)
-        layout = pair_layout(self.reference, self.candidate)
-        loop = fused_loop(self.reference.dtype) if self.total >= _LARGE and layout.is_dense() else None
+        whole, order = pair_layout(self.reference, self.candidate)
+        loop = fused_loop(self.reference.dtype) if self.total >= _LARGE and whole.is_dense() else None
         if loop is None:
-            self._add_all(layout.blocks(self.block_size))
+            self._add_all(whole)
         else:
             self.block_size = max(self.block_size, min(FUSED_ROW, self.total))  # rows are read again
-            self._add_all_fused(layout.blocks(_FUSED_BLOCKS[0]), loop, _FUSED_BLOCKS[1:])
+            self._add_all_fused(whole, loop, _FUSED_BLOCKS)
         if self.mismatched == 0:
             return self._metrics(None)
         position = self._refine()
-        return self._metrics(layout.index(position))
+        index = [0] * self.reference.dim()
+        for dim in reversed(order):
+            position, index[dim] = divmod(position, self.reference.shape[dim])
+        return self._metrics(tuple(index))
 
-    def _add_all(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
+    def _add_all(self, whole: Block) -> None:
+        for block in whole.blocks(self.block_size):
             self._add(block)
 
-    def _add_all_fused(self, blocks: Iterable[Block], loop: FusedLoop, smaller: Sequence[int]) -> None:
-        for block in blocks:
+    def _add_all_fused(self, whole: Block, loop: FusedLoop, sizes: Sequence[int]) -> None:
+        for block in whole.blocks(sizes[0]):
             if self._add_fused(block, loop):
                 continue
-            if smaller:
-                self._add_all_fused(block.blocks(smaller[0]), loop, smaller[1:])
+            if sizes[1:]:
+                self._add_all_fused(block, loop, sizes[1:])
             else:
-                self._add_all(block.blocks(self.block_size))
+                self._add_all(block)
 
     def _add_fused(self, block: Block, loop: FusedLoop) -> bool:
         """Add a block by one loop over it. If float32 is not enough for the block, add nothing and return False."""
         found = loop(block.reference, block.candidate, self.max_rel, self.max_ulp)
         length = block.reference.numel()
-        squares = sum_in_float32(found.squares, found.peak, length)
-        reference_squares = sum_in_float32(found.reference_squares, found.top, length)
+        rmse = _root_mean_in_float32(found.squares, found.peak, length)
+        reference_rms = _root_mean_in_float32(found.reference_squares, found.top, length)
         ratio_unknown = found.overflows > 0 and not math.isinf(self.max_rel)
-        if squares is None or reference_squares is None or ratio_unknown:
+        if rmse is None or reference_rms is None or ratio_unknown:
             return False
         if found.ratio > self.max_rel:
-            self._offer_ratio(found.ratio, block.row(found.ratio_row, FUSED_ROW))
+            self.max_rel, self.max_rel_block = found.ratio, block.row(found.ratio_row, FUSED_ROW)
         self.max_ulp = max(self.max_ulp, found.ulp)
-        gap_statistics = GapStatistics(found.peak, found.differing, squares)
-        size_statistics = SizeStatistics(0.0, found.top, reference_squares)
         row = block.row(found.peak_row, FUSED_ROW) if found.peak > self.max_abs else block
-        self._commit(row, length, gap_statistics, size_statistics, None)
+        self._commit(row, found.differing, found.peak, found.top)
+        self._commit_means(rmse, length, reference_rms, length)
         return True
 
-    def _read(self, block: Block) -> tuple[Workspace, Classes | None]:
-        """Read a block into the buffers. Returns them, and the classes of its elements if some are not finite."""
-        if self.workspace is None:
-            self.workspace = Workspace(self.block_size, self.reference.device)
-        self.workspace.fit(block.reference.shape)
-        return self.workspace, read_exactly(block.reference, block.candidate, self.workspace.gap, self.workspace.size)
+    def _read(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, Classes | None]:
+        """A block's absolute differences and the reference's magnitudes, and its classes if some are not finite."""
+        if self.buffers is None:
+            self.buffers = torch.empty(2, self.block_size, dtype=torch.float64, device=self.reference.device)
+        shape = block.reference.shape
+        gap, size = (buffer[: shape.numel()].view(shape) for buffer in self.buffers)
+        return gap, size, read_exactly(block.reference, block.candidate, gap, size)
 
     def _add(self, block: Block) -> None:
         """Add a block in float64, with masks for elements that are not finite."""
-        workspace, classes = self._read(block)
-        gap_statistics, size_statistics = workspace.gap_statistics(), workspace.size_statistics()
-        if gap_statistics.differing:
-            ratio = _ratio_bound(gap_statistics, size_statistics)
-            if ratio > self.max_rel:
-                ratio = workspace.max_ratio()
-                self._offer_ratio(ratio, block)
-            if self.float_format is not None and self._ulp_may_grow(ratio, self.float_format):
-                scratch = workspace.scratch(self.float_format.bits)
-                self._offer_ulp(block, self.float_format, scratch, gap_statistics.peak, classes)
-        self._commit(block, block.reference.numel(), gap_statistics, size_statistics, classes)
-
-    def _commit(
-        self,
-        block: Block,
-        length: int,
-        gap_statistics: GapStatistics,
-        size_statistics: SizeStatistics,
-        classes: Classes | None,
-    ) -> None:
-        """Add the statistics of ``length`` elements; those with the greatest difference are in ``block``."""
-        self.mismatched += gap_statistics.differing
-        self.squares.add(gap_statistics.squares)
-        self.reference_squares.add(size_statistics.squares)
-        self.reference_max = max(self.reference_max, size_statistics.peak)
-        if gap_statistics.peak > self.max_abs:
-            self.max_abs, self.max_abs_block = gap_statistics.peak, block
-        if classes is None:
-            self.compared += length
-            self.reference_finite += length
-        else:
+        gap, size, classes = self._read(block)
+        differing, peak = count(gap), gap.max().item()
+        floor, top = (limit.item() for limit in torch.aminmax(size))
+        self._commit(block, differing, peak, top)
+        compared = reference_finite = block.reference.numel()
+        if classes is not None:
+            compared, reference_finite = count(classes.compared), count(classes.reference_finite)
             self._commit_classes(block, classes)
+        self._commit_means(
+            _root_mean(gap, peak, compared), compared, _root_mean(size, top, reference_finite), reference_finite
+        )
+        if not differing:
+            return
+        ratio = peak / floor * (1.0 + 2.0**-20) if floor else math.inf  # no ratio of the block exceeds it
+        if ratio > self.max_rel:
+            ratio = _max_ratio(gap, size)
+            if ratio > self.max_rel:
+                self.max_rel, self.max_rel_block = ratio, block
+        if self.float_format is not None and self._ulp_may_grow(ratio, self.float_format):
+            sides = [side.view(self.float_format.bits) for side in (block.reference, block.candidate)]
+            if classes is not None:
+                sides = [side.masked_fill(~classes.compared, 0) for side in sides]
+            self.max_ulp = max(self.max_ulp, max_ulp_distance(*sides, self.float_format))
+
+    def _commit(self, block: Block, differing: int, peak: float, top: float) -> None:
+        """Add a block's statistics. The greatest difference is in the given part of it."""
+        self.mismatched += differing
+        self.reference_max = max(self.reference_max, top)
+        if peak > self.max_abs:
+            self.max_abs, self.max_abs_block = peak, block
+
+    def _commit_means(self, rmse: float, compared: int, reference_rms: float, reference_finite: int) -> None:
+        self.rmse = _joint_root_mean(self.rmse, self.compared, rmse, compared)
+        self.reference_rms = _joint_root_mean(
+            self.reference_rms, self.reference_finite, reference_rms, reference_finite
+        )
+        self.compared += compared
+        self.reference_finite += reference_finite
 
     def _commit_classes(self, block: Block, classes: Classes) -> None:
-        self.compared += count(classes.compared)
-        self.reference_finite += count(classes.reference_finite)
         for side in (0, 1):
             self.nans[side] += classes.nans[side]
             self.infs[side] += classes.infs[side]
-        differing = count(classes.differs)
+        differing, beside = count(classes.differs), count(classes.beside)
         self.nonfinite_mismatched += differing
-        self.mismatched += differing + count(classes.beside)
+        self.mismatched += differing + beside
         if self.first_class_difference is None and differing:
             self.first_class_difference = block.start + _first(classes.differs)
-        if self.first_beside is None and bool(classes.beside.any()):
+        if self.first_beside is None and beside:
             self.first_beside = block.start + _first(classes.beside)
-
-    def _offer_ratio(self, ratio: float, block: Block) -> None:
-        if ratio > self.max_rel:
-            self.max_rel, self.max_rel_block = ratio, block
 
     def _ulp_may_grow(self, ratio: float, float_format: FloatFormat) -> bool:
         """Whether a block whose ratios are at most ``ratio`` can hold a greater distance in representable numbers.
 
         Below a ratio of 1/2 at most one power of two lies between both numbers, so their distance is at most ``ratio *
         2 ** precision``. A distance beyond ``max_ulp`` then has a ratio of at least ``(max_ulp + 1) * 2 **
-        -precision``. That number is representable, so rounding cannot take the ratio below it. Below a ratio of 1 the
-        signs are equal, and at most as many powers of two lie between both numbers as the working dtype has significant
-        bits, and one more.
+        -precision``. That number is representable, so rounding cannot take the ratio below it.
         """
-        if ratio < 0.5 and ratio < math.ldexp(self.max_ulp + 1, -float_format.precision):
-            return False
-        return not (ratio < 1.0 and self.max_ulp >= 64 << (float_format.precision - 1))
-
-    def _offer_ulp(
-        self,
-        block: Block,
-        float_format: FloatFormat,
-        scratch: tuple[torch.Tensor, torch.Tensor],
-        peak: float,
-        classes: Classes | None,
-    ) -> None:
-        # the magnitudes of two numbers of opposite sign add up to their difference; equal halves are farthest apart
-        dtype = block.reference.dtype
-        if self.max_ulp >= 2 * numbers_up_to(peak / 2, dtype):
-            return
-        reference, candidate = block.reference.view(float_format.bits), block.candidate.view(float_format.bits)
-        if classes is not None:
-            left_out = ~classes.compared
-            reference, candidate = reference.masked_fill(left_out, 0), candidate.masked_fill(left_out, 0)
-        same_sign = self.max_ulp < numbers_up_to(peak, dtype)
-        distance = max_ulp_distance(reference, candidate, float_format, scratch, same_sign=same_sign)
-        self.max_ulp = max(self.max_ulp, distance)
+        return ratio >= 0.5 or ratio >= math.ldexp(self.max_ulp + 1, -float_format.precision)
 
     def _refine(self) -> int:
         """Compute the greatest difference and ratio again in float64. Return the position to report."""
         position = self.first_beside or 0
         if self.max_abs_block is not None:
             block = self.max_abs_block
-            position, self.max_abs = self._read(block)[0].greatest_gap()
+            gap = self._read(block)[0].view(-1)
+            position = int(gap.argmax().item())
+            self.max_abs = gap[position].item()
             if block.reference.dtype in (torch.int64, torch.uint64):
                 position = greatest_integer_gap(block.reference, block.candidate)
             position += block.start
         if self.max_rel_block is not None:
-            self.max_rel = self._read(self.max_rel_block)[0].max_ratio()
+            gap, size, _ = self._read(self.max_rel_block)
+            self.max_rel = _max_ratio(gap, size)
         return position if self.first_class_difference is None else self.first_class_difference
 
     def _metrics(self, index: tuple[int, ...] | None) -> Metrics:
@@ -263,8 +243,8 @@ class _Measurement:
             max_abs_diff=self.max_abs,
             max_rel_diff=self.max_rel,
             max_ulp=None if self.float_format is None else self.max_ulp,
-            rmse=self.squares.root_mean(self.compared),
-            reference_rms=self.reference_squares.root_mean(self.reference_finite),
+            rmse=self.rmse,
+            reference_rms=self.reference_rms,
             reference_max=self.reference_max,
             nonfinite_mismatched=self.nonfinite_mismatched,
             nan_reference=self.nans[0],
@@ -283,6 +263,30 @@ def _first(mask: torch.Tensor) -> int:
     return int(mask.reshape(-1).to(torch.uint8).argmax().item())
 
 
-def _ratio_bound(gap: GapStatistics, size: SizeStatistics) -> float:
-    """A number that no ratio of a block's differences to its reference exceeds."""
-    return gap.peak / size.floor * (1.0 + 2.0**-20) if size.floor else math.inf
+def _max_ratio(gap: torch.Tensor, size: torch.Tensor) -> float:
+    """The greatest ``gap / size``, where 0 / 0 counts as 0. Overwrites ``gap``."""
+    return gap.div_(size).nan_to_num_(nan=0.0, posinf=math.inf).max().item()
+
+
+def _root_mean(values: torch.Tensor, peak: float, count: int) -> float:
+    """The root of the mean square over ``count`` numbers up to ``peak``; in units of it, no square leaves the range."""
+    if peak == 0.0 or not math.isfinite(peak):
+        return peak
+    scaled = (values / peak).view(-1)
+    return peak * math.sqrt(torch.dot(scaled, scaled).item() / count)
+
+
+def _root_mean_in_float32(squares: float, peak: float, count: int) -> float | None:
+    """The same of a sum of squares in float32; None if the range of float32 may have been too small for it."""
+    if peak == 0.0:
+        return 0.0
+    # a sum in this range did not overflow in a row, and lost at most 2 ** -20 of itself to underflow
+    limits = torch.finfo(torch.float32)
+    fits = limits.tiny * 2.0**20 * count <= squares <= limits.max / 2.0**8
+    return math.sqrt(squares / count) if fits else None
+
+
+def _joint_root_mean(one: float, count: int, other: float, more: int) -> float:
+    """The root of the mean square over the numbers of both; 0 if there are none."""
+    total = max(1, count + more)
+    return math.hypot(one * math.sqrt(count / total), other * math.sqrt(more / total))

@@ -255,6 +255,14 @@ def test_squares_neither_overflow_nor_underflow(dtype, scale):
     assert metrics.reference_rms == pytest.approx(float(np.sqrt(np.mean(a**2))), rel=3e-6)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1.0, 1e300])
+def test_means_of_squares_stay_in_range(size):
+    reference = torch.tensor([0.0, 3.0, 1e-8, 4.0, 0.0], dtype=torch.float64) * size
+    for block_size in (1, 2, None):
+        metrics = measure(reference=reference, candidate=torch.zeros_like(reference), _block_size=block_size)
+        assert metrics.rmse == metrics.reference_rms == pytest.approx(5**0.5 * size)
+
+
 def test_structure_must_agree():
     with pytest.raises(ValueError, match="differ in shape"):
         measure(reference=torch.zeros(2), candidate=torch.zeros(3))
