@@ -218,8 +218,6 @@ def parse_options(cls: type[_OptionsT], backend: str, options: Mapping[str, Any]
     """Read the options of one backend.
 
     Args:
-        cls: The options class of that backend.
-        backend: The backend's name, for messages.
         options: What the user passed as ``torch.compile(options=...)``.
 
     Returns:

@@ -263,9 +263,6 @@ def registered_here(name: str) -> Callable[..., Any] | None:
     """The function of a backend that this program registered itself; None for any other backend.
 
     A fresh process knows the backends of torch, and those that installed packages declare. It does not know this one.
-
-    Args:
-        name: The backend's name.
     """
     function = registry._COMPILER_FNS.get(name)
     if function is None or registry._BACKENDS.get(name) is not None:

@@ -18,10 +18,6 @@ def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., 
     """Compile the source of a function ``forward`` as FX compiles a graph's own code.
 
     FX keeps the source for tracebacks. The source must be generated from a graph in memory, because it is executed.
-
-    Args:
-        source: Defines ``forward``.
-        names: The values of the names that the source uses.
     """
     function: Callable[..., Any] = _forward_from_src(source, dict(names))
     return function

@@ -39,13 +39,7 @@ __all__ = [
 
 
 def aot_inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | None) -> Callable[..., Any]:
-    """The backend that ``torch.compile(options={"use_aoti": True})`` chooses.
-
-    Args:
-        mode: The mode of Inductor.
-        options: Its other options.
-        dynamic: Whether sizes are dynamic.
-    """
+    """The backend that ``torch.compile(options={"use_aoti": True})`` chooses."""
     backend: Callable[..., Any] = torch._TorchCompileAOTInductorWrapper(mode, dict(options), dynamic)
     return backend
 
@@ -84,7 +78,6 @@ def inductor_front(
     Args:
         gm: A Dynamo graph; it may be changed.
         inner: Gets each ATen graph and its inputs, with ``is_backward`` and ``is_inference`` by keyword.
-        patches: Changes of Inductor's configuration.
     """
     from torch._functorch import config as functorch_config  # noqa: PLC0415  as Inductor below
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  Inductor is slow to import
@@ -102,8 +95,6 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
 
     Args:
         gm: A graph from AOT autograd, with the values that tracing recorded; it is not changed.
-        inference: Whether it is the graph of a call without gradients.
-        patches: Changes of Inductor's configuration.
 
     Returns:
         The graph, with recorded values; None if the passes are off.
@@ -248,10 +239,8 @@ def inductor_compile_graph(
     """Compile one AOT graph with Inductor.
 
     Args:
-        gm: The graph; Inductor changes it.
         kind: ``forward``, ``backward`` or ``inference``.
         user_outputs: Places of the outputs whose strides must be as traced.
-        patches: Inductor's config patches.
 
     Returns:
         A boxed callable.

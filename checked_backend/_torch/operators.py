@@ -235,12 +235,7 @@ class OperatorDefinition:
     """What ``torch.library.custom_op`` was given for an operator.
 
     Attributes:
-        name: ``namespace::name``.
-        schema: Its arguments and results.
-        mutated: The arguments that it writes to.
-        function: Its kernel.
         fake: What tells its result's metadata; None if there is none.
-        backward: Its gradient; None if there is none.
         setup: What keeps values for the gradient.
         more: What else it was given, which a script cannot repeat.
     """

@@ -61,11 +61,6 @@ def set_backend_flag(backend: str, name: str, value: bool) -> None:
     """Set a flag of ``torch.backends``, also after ``torch.backends.disable_global_flags`` forbade it.
 
     Importing ``torch.testing._internal.common_utils``, as many test suites do, forbids it.
-
-    Args:
-        backend: ``cudnn`` or ``mkldnn``.
-        name: The flag's name, for instance ``deterministic``.
-        value: Its new value.
     """
     with torch.backends.__allow_nonbracketed_mutation():
         setattr(attrgetter(backend)(torch.backends), name, value)

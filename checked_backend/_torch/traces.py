@@ -18,20 +18,12 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def register_logs(name: str) -> None:
-    """Give a package's loggers a name in ``TORCH_LOGS`` and ``torch._logging.set_logs``.
-
-    Args:
-        name: The package, and the name.
-    """
+    """Give a package's loggers a name in ``TORCH_LOGS`` and ``torch._logging.set_logs``."""
     register_log(name, name)
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """A range in the trace of ``torch.profiler``. Nothing happens while no profiler runs.
-
-    Args:
-        name: The name of the range.
-    """
+    """A range in the trace of ``torch.profiler``. Nothing happens while no profiler runs."""
     return torch.profiler.record_function(name) if _profiler_enabled() else _NOTHING
 
 
@@ -57,8 +49,6 @@ class CompilePlace:
         """Add a text to the compilation's page. Nothing happens while torch writes no trace.
 
         Args:
-            name: Its name there.
-            payload: Makes the text.
             encoding: ``string`` or ``json``.
         """
         if not trace_log.handlers:

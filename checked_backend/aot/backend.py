@@ -33,10 +33,6 @@ def compile_with(
     """Trace forward and backward of a Dynamo graph and compile each part.
 
     Args:
-        gm: The graph that Dynamo hands to a backend.
-        example_inputs: Its (fake) inputs.
-        options: Names the decompositions and the partitioner.
-        fw_compiler: Compiles forward graphs.
         bw_compiler: Compiles backward graphs; ``fw_compiler`` if None.
         inference_compiler: Compiles graphs traced without gradients; ``fw_compiler`` if None.
         on_joint: Called with the joint graph and its inputs before it is split.

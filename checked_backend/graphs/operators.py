@@ -49,7 +49,6 @@ class Operator:
     """The facts about one operator overload.
 
     Attributes:
-        name: Its full name, ``aten.add_.Tensor``.
         base: Its name without namespace, overload and the trailing underscore of in-place variants: ``add``.
         kind: How it rounds.
         mutated: (position, name) of each argument that it writes to; the position is -1 for keyword-only ones.
@@ -207,9 +206,6 @@ def _is_loss(base: str) -> bool:
 
 def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """The number of terms that an accumulating operator adds up for one element of its result.
-
-    Args:
-        operator: The operator's facts.
 
     Returns:
         The number of terms, at least 1; an estimate from shapes alone.

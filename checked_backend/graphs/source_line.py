@@ -22,9 +22,6 @@ _HERE = str(Path(__file__).parent.parent) + os.sep
 def source_line(node: fx.Node) -> str | None:
     """The user's source line of a node: the innermost recorded frame outside of torch.
 
-    Args:
-        node: A node of a Dynamo or AOT graph.
-
     Returns:
         ``"model.py:41 in forward: x = torch.relu(x)"``, or None if nothing was recorded.
     """

@@ -21,12 +21,7 @@ __all__ = ["attribute", "fake_result", "is_own_fault"]
 
 
 def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
-    """The part that is likely at fault, as text for people.
-
-    Args:
-        node: The node that differs.
-        mismatch: The difference.
-    """
+    """The part that is likely at fault, as text for people."""
     if mismatch.what == "nonfinite":
         return "the values: this operator is the first that leaves the finite numbers"
     if mismatch.what == "assert":

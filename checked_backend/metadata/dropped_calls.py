@@ -35,8 +35,6 @@ class Dropped:
     """A call that no compiled graph makes.
 
     Attributes:
-        node: Its node in Dynamo's graph.
-        operator: The operator, for people.
         inside: The graph or transform that it lies in, so that it cannot be called alone; "" if it can.
         pointless: Whether, by its schema, it neither returns nor writes anything.
     """

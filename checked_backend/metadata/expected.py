@@ -54,12 +54,9 @@ class ExpectedTensor:
     """Recorded metadata of one tensor.
 
     Attributes:
-        dtype: Its dtype.
         shape: Its sizes, integers or sympy expressions; None if they cannot be compared (nested tensors).
         stride: Its strides in elements; None for a layout without strides.
         offset: Its storage offset; None for a layout without one.
-        device: Its device.
-        layout: Its layout.
         conj: Whether it is a lazily conjugated view.
         neg: Whether it is a lazily negated view.
         storage: The identity of its storage, the same for tensors of one trace that share memory; None without one.
@@ -111,7 +108,6 @@ class Mismatch:
         index: Which of a node's outputs; None if the node has a single one.
         expected: The recorded metadata, as text.
         actual: The real metadata, as text.
-        remark: A further remark, or "".
     """
 
     what: str
@@ -148,10 +144,8 @@ def compare(want: Leaf, got: Any, index: int | None, value_of: ValueOf, checks: 
     """Compare one real value with the recorded metadata, in detail. Generated code does so after a fast check failed.
 
     Args:
-        want: The recorded metadata.
         index: Which of a node's outputs it is.
         value_of: The value of a symbolic size in this run, None if it is not known.
-        checks: The names of the aspects to compare.
     """
     if want is None:
         return []

@@ -27,9 +27,6 @@ class NodeMismatch:
     """One mismatch of one node.
 
     Attributes:
-        node: The node.
-        mismatch: The difference.
-        graph: The graph's kind.
         place: The graph inside of that graph, or "".
         inputs: The node's real arguments, None if they are not known.
         inherited: Whether it follows from an input of the node that was wrong already.
@@ -65,11 +62,7 @@ class NodeMismatch:
 
 
 def subject_of(node: fx.Node, place: str) -> str:
-    """The name of a node in findings.
-
-    Args:
-        place: The inner graph that it lies in, or "".
-    """
+    """The name of a node in findings."""
     return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
 
 
@@ -121,11 +114,7 @@ def to_finding(found: NodeMismatch) -> Finding:
 
 
 def depended_on(finding: Finding, why: str) -> Finding:
-    """A finding about a node's layout, marked as one that matters.
-
-    Args:
-        why: The user of the layout, as text.
-    """
+    """A finding about a node's layout, marked as one that matters."""
     return replace(finding, more_than_layout=why, evidence={**finding.evidence, EvidenceKey.DEPENDED_ON: why})
 
 

@@ -39,7 +39,6 @@ def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismat
 
     Args:
         node: The node; its constant arguments count as inputs.
-        value: Its outputs.
         given: The values of its input nodes, in the order of ``node.all_input_nodes``.
     """
     outputs = tree_leaves(value)

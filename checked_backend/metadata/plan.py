@@ -32,10 +32,8 @@ class CheckSettings:
     """The user's choice of checks for a graph.
 
     Attributes:
-        checks: Names of checks.
         ignore_ops: Operators whose findings are not reported, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
         ignore: Findings that are not reported: kinds, finer kinds or subjects.
-        nonfinite: Look for the first NaN or infinity.
         light: Compare dtypes and shapes only, because the graph runs under `torch.vmap`, which wraps its tensors.
     """
 

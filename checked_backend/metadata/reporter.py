@@ -25,11 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class MetadataReporter(Reporter):
-    """Responds to the findings of one region's graphs.
-
-    Args:
-        region: The region's name and source lines.
-    """
+    """Responds to the findings of one region's graphs."""
 
     def __init__(self, options: InterpreterOptions, region: RegionInfo) -> None:
         super().__init__(region, options)
@@ -46,8 +42,6 @@ class MetadataReporter(Reporter):
 
         Args:
             checked: How many were made alone and checked.
-            notes: Remarks about them.
-            skips: The calls that could not be checked.
         """
         if checked:
             self.count({"calls that compilation dropped": checked})

@@ -50,7 +50,6 @@ class GraphRun:
         outer: The run of the graph that this graph lies in; None for an outermost graph.
 
     Attributes:
-        findings: The findings, in graph order.
         wrong: Places of nodes that are wrong, each with whether it is wrong only because of something that the user
             ignores.
     """

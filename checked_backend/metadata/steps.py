@@ -44,7 +44,6 @@ class Base:
     """The input whose memory an output shared when the graph was traced.
 
     Attributes:
-        node: The input.
         offset: Its storage offset then.
         slot: Where the identity of its storage is kept; None if it is not.
         moves: Whether it may begin elsewhere in its storage in a run. Then its views move with it.
@@ -62,13 +61,6 @@ class TensorCheck:
 
     Attributes:
         k: Which of the node's outputs it is.
-        want: The recorded metadata.
-        dtype: Its dtype.
-        layout: Its layout.
-        device: Its device.
-        shape: Its sizes.
-        stride: Its strides.
-        offset: Its storage offset.
         bits: Whether it is conjugated, and whether it is negated.
         fixed: Whether shape, strides and offset are the same in every run.
         may_be_absent: Whether the output may be None: a kernel of torch may leave out what nobody needs.
@@ -140,7 +132,6 @@ class ValueCheck:
 
     Attributes:
         k: Which of the node's outputs it is.
-        want: The recorded value.
         lessons: What is learnt from it, if it is not known.
     """
 
@@ -175,18 +166,14 @@ class Step:
     """One node: how it is run, and its checks.
 
     Attributes:
-        index: The node's place in the graph.
         leaves: Its expected values, flat; None if nothing is compared.
         inputs: Places of the nodes whose results it takes.
         allowed: Places of inputs that its outputs may share memory with.
         compared: Whether any comparison of this node is made whose result is reported.
         function: What is called; None for an input and for the output.
-        args: Its arguments, with nodes for values.
-        kwargs: Its keyword arguments, likewise.
         flat: Whether no argument is a container with nodes in it.
         watched: Whether it is a custom operator that is watched while it runs.
         count: The number of its outputs; None if its value is the only one.
-        checks: The checks of its outputs.
         finite: Whether it may make no NaN and no infinity of finite inputs.
         dead: The values that no later node needs.
     """
@@ -213,8 +200,6 @@ class GraphSteps:
     """A prepared graph.
 
     Attributes:
-        steps: One for each node.
-        position: The place of each node.
         symbols: The symbolic sizes that a run learns.
         asserts: The trace's assumptions about sizes that depend on data, each with its message.
         unchecked: The number of nodes without recorded metadata.
@@ -231,7 +216,6 @@ def prepare(gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.N
     """Read a graph.
 
     Args:
-        settings: The user's choice of checks.
         subgraphs: For nodes that fetch a graph for a higher-order operator, the module to hand to the operator instead.
     """
     return _Preparation(gm, settings, subgraphs).run()

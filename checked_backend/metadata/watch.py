@@ -92,7 +92,6 @@ class _Watch:
     """The state of an operator's read-only tensors before it ran.
 
     Args:
-        named: Its arguments, by name.
         writable: Names of the arguments that it may change; they are not watched.
     """
 

@@ -146,7 +146,6 @@ def max_ulp_distance(reference: torch.Tensor, candidate: torch.Tensor, float_for
 
     Args:
         reference: Bit patterns as ``float_format.bits``, finite numbers only.
-        candidate: The same for the candidate.
     """
     if float_format.signed:
         # patterns in the order of the numbers: those of negative numbers grow with the magnitude

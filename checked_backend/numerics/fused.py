@@ -122,9 +122,6 @@ Checksum = Callable[[torch.Tensor], int]
 def checksum_loop(dtype: torch.dtype) -> Checksum | None:
     """The loop that adds up a chunk's products for `checked_backend.numerics.fingerprint.fingerprint`.
 
-    Args:
-        dtype: The dtype of the chunk.
-
     Returns:
         The loop; None for other dtypes than int32 and int16, or if nothing could be compiled.
     """
@@ -175,12 +172,8 @@ class _Build:
     A program may wait for all children that it started, or be told when one ends. It must not meet one that it did not
     start. So a shell starts the compiler, and ends at once.
 
-    Args:
-        compiler: The C compiler, and options of the user's for it.
-
     Attributes:
         done: Whether the loops are compiled, or cannot be.
-        owner: The process that began to compile.
         group: The number of the compiler's group of processes.
 
     Raises:

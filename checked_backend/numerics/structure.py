@@ -16,13 +16,7 @@ StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride"
 
 @dataclass(frozen=True, slots=True)
 class StructureDifference:
-    """One difference between the structures of two values.
-
-    Attributes:
-        aspect: The aspect that differs.
-        expected: The aspect of the reference, as text.
-        actual: The aspect of the candidate, as text.
-    """
+    """One difference between the structures of two values."""
 
     aspect: StructureAspect
     expected: str
@@ -34,9 +28,6 @@ class StructureDifference:
 
 def significant_strides(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
     """The strides of dimensions with more than one element: they decide where elements lie.
-
-    Args:
-        tensor: A strided tensor.
 
     Returns:
         Pairs of dimension and stride, in order of the dimensions; no pair for an empty tensor.
@@ -53,10 +44,6 @@ def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDiffe
     ``requires_grad``. If the types differ, nothing else is compared. Three things do not count as differences: a
     pending conjugation or negation, ``torch.nn.Parameter`` in place of a plain tensor, and a collective's result that
     eager waits for at its first use in place of one that has arrived.
-
-    Args:
-        reference: A tensor, None, or any other value.
-        candidate: The value in its place.
 
     Returns:
         The differences; empty if the structure is the same. For two values that are not tensors, only the types are

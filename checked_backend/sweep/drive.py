@@ -48,10 +48,7 @@ class Sweep:
     """A sweep as the user asked for it.
 
     Attributes:
-        suites: The suites, as the user names them.
-        out: The folder for the results.
         jobs: How many jobs run at a time.
-        resources: Those of each job.
         engine: ``local`` or ``ray``, with the address of its cluster.
         rerun: Statuses whose cases run again.
         repeats: How often to run each case.
@@ -79,8 +76,6 @@ class Plan:
     Attributes:
         jobs: The cases of this part of the sweep, in order.
         versions: Versions of the libraries that results depend on.
-        devices: The number of CUDA devices here.
-        others: The cases of other parts.
     """
 
     jobs: Sequence[SweepJob]
@@ -137,7 +132,6 @@ def run_sweep(
     """Run the cases that have no result yet, and summarize all the cases asked for.
 
     Args:
-        plan: The plan of the sweep, if it has been made already.
         pool: Where jobs run, instead of the engine that the sweep names.
 
     Returns:

@@ -73,12 +73,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How to run each model.
-
-    Attributes:
-        ways: Pairs of mode and dtype.
-        settings: The settings that apply unless a rule changes them.
-    """
+    """How to run each model."""
 
     ways: Sequence[tuple[str, str]] = (("inference", "float32"),)
     devices: Sequence[str] = ("cpu",)
@@ -93,8 +88,6 @@ class Listed:
 
     Attributes:
         spec: The suite, in the form that a worker takes.
-        label: The suite's name in results.
-        models: Its models, as JSON values.
         fingerprint: A text that changes when the models do.
         devices: The number of CUDA devices that a process sees here.
     """
@@ -165,9 +158,6 @@ def list_suite(text: str, compilers: Sequence[str], resources: JobResources, war
 
 def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
     """Parse modes such as ``inference`` and ``training:amp,float32`` to pairs of mode and dtype.
-
-    Args:
-        dtypes: The dtypes of modes that name none.
 
     Raises:
         SuiteError: A mode or a dtype is unknown.

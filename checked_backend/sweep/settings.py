@@ -22,14 +22,12 @@ class Settings:
 
     Attributes:
         run_as: The dtype to run the model in, instead of the case's own.
-        batch_size: The batch size; None for the model's own.
         timeout: Seconds after which the case counts as hung.
         skip: The reason why the case is not run; empty if it is run.
         tags: Known properties of the model, each with its reason: ``slow``, ``non_deterministic``, ``control_flow``.
         ignore_outputs: Subjects whose findings do not fail the case, each with its reason.
         known_fails: Kinds of findings that are known of the model, each with its reason.
         noise: The greatest relative error that counts as noise, by subject, each with its reason.
-        compiler_options: Options for the candidate.
         optimizer: An optimizer of ``torch.optim`` for training, as ``NAME:KEY=VALUE,...``; None for none.
         localize: Whether to find the operator after a failure.
         canary: Whether the suite itself lists the model as unreliable.
@@ -52,9 +50,6 @@ class Settings:
         """A short text that changes when the settings or the suite's source change.
 
         Time limits and tags are left out, because a result stays valid when they change.
-
-        Args:
-            source: The suite's fingerprint.
         """
         parts = asdict(self)
         for name in ("timeout", "tags", "skip", "canary", "localize"):

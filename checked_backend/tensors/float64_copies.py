@@ -92,9 +92,6 @@ def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     Shapes, strides, storage offsets and the aliasing between the tensors are kept. Tensors that require grad become
     fresh leaves that do. Tensors that are not floating, or float64 already, are passed on as they are.
 
-    Args:
-        tensors: The inputs, parameters and buffers of a program.
-
     Returns:
         The copies, in the same order; the same tensor twice gives the same copy twice.
 

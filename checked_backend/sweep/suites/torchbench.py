@@ -30,9 +30,6 @@ class TorchBench:
 
     The checkout's code is run: trust it. It expects the checkout as working folder and on Python's path. Some models
     write there.
-
-    Args:
-        folder: The checkout.
     """
 
     def __init__(self, folder: str) -> None:
