@@ -33,6 +33,7 @@ with random_untouched():
     from checked_backend.metadata.history import History
     from checked_backend.metadata.interpreter import MetadataInterpreter
     from checked_backend.metadata.reporter import MetadataReporter
+    from checked_backend.metadata.steps import CheckSettings
     from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
     from checked_backend.regions.build import build_region
     from checked_backend.regions.graph_info import GraphInfo
@@ -130,18 +131,10 @@ def debug_interpreter(
     def interpreter_of(
         graph: fx.GraphModule, kind: str, on_findings: Callable[[Sequence[Finding]], None], *, immediate: bool
     ) -> MetadataInterpreter:
-        return MetadataInterpreter(
-            graph,
-            kind,
-            on_findings,
-            checks=parsed.checks,
-            ignore_ops=parsed.ignore_ops,
-            ignore=parsed.ignore,
-            nonfinite=parsed.nonfinite,
-            history=history,
-            immediate=immediate,
-            patient=parsed.layout != "raise",
+        settings = CheckSettings(
+            parsed.checks, parsed.ignore_ops, parsed.ignore, parsed.nonfinite, immediate, parsed.layout != "raise"
         )
+        return MetadataInterpreter(graph, kind, on_findings, settings, history)
 
     def compiler_for(kind: str) -> AotCompiler:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:

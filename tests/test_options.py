@@ -10,7 +10,6 @@ import pytest
 import checked_backend
 from checked_backend.errors import OptionError
 from checked_backend.findings import DETAILS, Kind
-from checked_backend.metadata.interpreter import CHECKS
 from checked_backend.numerics.structure import StructureAspect
 from checked_backend.options import AotOptions, CheckOptions, InterpreterOptions, MetadataCheck, parse_options
 from checked_backend.regions.process_state import _SETTINGS
@@ -44,7 +43,7 @@ def test_defaults_are_those_of_the_interface(monkeypatch: pytest.MonkeyPatch) ->
         "on_divergence": "raise",
         "layout": "warn",
         "ignore": (),
-        "checks": CHECKS,
+        "checks": get_args(MetadataCheck),
         "graphs": ("forward", "backward", "inference"),
         "ignore_ops": (),
         "nonfinite": False,

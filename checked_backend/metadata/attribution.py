@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
-from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fake_kernel
+from checked_backend._torch.modes import TorchDispatchMode, disable_current_modes
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fake_kernel, higher_order_kernel
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.graphs.schema import effectful, is_custom, operator_name, wrapped_operator
-from checked_backend.metadata.custom_ops import unwrap_call
 from checked_backend.metadata.expected import Mismatch
 
-__all__ = ["attribute", "fake_result", "is_own_fault"]
+__all__ = ["attribute", "is_own_fault", "unwrap_call"]
 
 
 def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
@@ -79,7 +79,7 @@ def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] |
     return _agrees(node.target, inputs) is False
 
 
-def fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, cached: bool = False) -> Any:
+def _fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, cached: bool = False) -> Any:
     """Run an operator's fake kernel on fake copies of some inputs. Return the result and the fake copies.
 
     Args:
@@ -109,7 +109,7 @@ def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, 
         operator, args, kwargs = call
         if operator._schema.is_mutable and operator in (target, effectful(target, inputs[0])):
             return None  # it would write to the program's own tensors once more
-        fake = tree_leaves(fake_result(operator, args, kwargs, cached=cached))
+        fake = tree_leaves(_fake_result(operator, args, kwargs, cached=cached))
         with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
             real = tree_leaves((operator(*args, **kwargs), (args, kwargs)))
     except Exception:
@@ -133,3 +133,57 @@ def _same(fake: Any, real: Any) -> bool:
     strides = zip(fake.stride(), real.stride(), real.shape, strict=True)
     same = real.numel() == 0 or all(size == 1 or int(want) == got for want, got, size in strides)
     return same and int(fake.storage_offset()) == real.storage_offset()
+
+
+class _Caught(BaseException):
+    """Ends a call once its arguments are known."""
+
+
+class _Catch(TorchDispatchMode):
+    """Catches the arguments of an operator without running it."""
+
+    def __init__(self, operator: OpOverload) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operator = operator
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is self.operator:
+            self.call = (tuple(args), dict(kwargs or {}))
+            raise _Caught
+        return func(*args, **(kwargs or {}))
+
+
+def unwrap_call(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]] | None:
+    """The operator that a node runs, with its own arguments.
+
+    ``auto_functionalized`` clones the tensors that a mutating operator writes to, and its second version makes views of
+    those clones. The arguments returned here are those clones and views.
+
+    Args:
+        target: The node's target: an operator, ``with_effects`` or ``auto_functionalized``.
+
+    Returns:
+        The operator and its arguments; None for any other target.
+    """
+    if isinstance(target, OpOverload):
+        return target, args, dict(kwargs)
+    inner = effectful(target, args)
+    if inner is not None:
+        return inner, args[2:], dict(kwargs)
+    if not isinstance(target, HigherOrderOperator) or not target.name().startswith("auto_functionalized"):
+        return None
+    operator, kernel = (args[0] if args else None), higher_order_kernel(target)
+    if not isinstance(operator, OpOverload) or kernel is None:
+        return None
+    catch = _Catch(operator)
+    try:
+        with disable_current_modes(), catch:
+            kernel(*args, **kwargs)
+    except _Caught:
+        pass
+    return None if catch.call is None else (operator, *catch.call)

@@ -19,10 +19,9 @@ from torch import fx
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, is_composite
 from checked_backend._torch.tensors import clone_preserve_strides, is_traceable_wrapper_subclass
 from checked_backend.graphs.effects import sets_mode, writes
-from checked_backend.graphs.nodes import graph_fetched
+from checked_backend.graphs.nodes import graph_fetched, recorded_value
 from checked_backend.graphs.schema import is_built_in, wrapped_operator
 from checked_backend.graphs.source_line import source_line
-from checked_backend.metadata.expected import recorded
 
 __all__ = ["TRANSFORM", "Dropped", "Site", "calls_alone", "dropped_calls", "operators_in"]
 
@@ -80,7 +79,7 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
 
 def _takes_subclasses(graph: fx.Graph) -> bool:
     """Whether a graph takes tensors that wrap others. AOT autograd's graph has a call for each wrapped tensor."""
-    inputs = (recorded(node)[1] for node in graph.find_nodes(op="placeholder"))
+    inputs = (recorded_value(node) for node in graph.find_nodes(op="placeholder"))
     return any(isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value) for value in inputs)
 
 

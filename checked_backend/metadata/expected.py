@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
-from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend._torch.tensors import storage_identity
@@ -23,8 +22,6 @@ __all__ = [
     "ValueOf",
     "compare",
     "expected_leaves",
-    "memory_format",
-    "recorded",
     "symbolic",
 ]
 
@@ -115,14 +112,6 @@ class Mismatch:
     expected: str
     actual: str
     remark: str = ""
-
-
-def recorded(node: fx.Node) -> tuple[bool, Any]:
-    """Whether metadata was recorded for a node, and the recorded value."""
-    for key in ("val", "example_value"):  # AOT's name for it, and Dynamo's
-        if key in node.meta:
-            return True, node.meta[key]
-    return False, None
 
 
 def expected_leaves(value: Any) -> list[Leaf]:

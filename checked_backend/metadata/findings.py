@@ -16,7 +16,7 @@ from checked_backend.metadata.attribution import attribute
 from checked_backend.metadata.expected import Mismatch
 from checked_backend.metadata.script import operator_script
 
-__all__ = ["NodeMismatch", "depended_on", "metadata_error", "subject_of", "to_finding"]
+__all__ = ["NodeMismatch", "depended_on", "metadata_error", "to_finding"]
 
 _LISTED = 10  # findings spelled out in a message; the others usually follow from these
 _KINDS: Mapping[str, Kind] = {"alias": Kind.ALIAS, "mutation": Kind.MUTATION, "nonfinite": Kind.NONFINITE}
@@ -46,7 +46,7 @@ class NodeMismatch:
     @property
     def subject(self) -> str:
         """The name of the wrong value, for people."""
-        name = subject_of(self.node, self.place)
+        name = _subject_of(self.node, self.place)
         return name if self.mismatch.index is None else f"{name}[{self.mismatch.index}]"
 
     @property
@@ -61,7 +61,7 @@ class NodeMismatch:
         return kind if what == kind else f"{kind}.{what}"
 
 
-def subject_of(node: fx.Node, place: str) -> str:
+def _subject_of(node: fx.Node, place: str) -> str:
     """The name of a node in findings."""
     return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,16 +16,12 @@ from checked_backend.errors import MetadataError
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.schema import is_custom, operator_name
-from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.history import History
-from checked_backend.metadata.plan import CheckSettings
 from checked_backend.metadata.run import GraphRun
-from checked_backend.metadata.steps import GraphSteps, prepare
-from checked_backend.options import MetadataCheck
+from checked_backend.metadata.steps import CheckSettings, GraphSteps, prepare
 
-__all__ = ["CHECKS", "MetadataInterpreter", "metadata_error"]
+__all__ = ["MetadataInterpreter"]
 
-CHECKS: tuple[str, ...] = get_args(MetadataCheck)
 _UNDER_VMAP = frozenset({"flex_attention", "flex_attention_backward", "associative_scan"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), torch.Generator)
 
@@ -38,14 +35,7 @@ class MetadataInterpreter:
         gm: An AOT graph, or any graph whose nodes carry ``meta["val"]``.
         kind: Its graph kind, for findings.
         on_findings: Receives the findings of a run, in graph order. An exception that it raises ends the run.
-        checks: Which checks, of `CHECKS`.
-        ignore_ops: Operators that are not reported: ``aten.relu``, ``aten.relu.default``, ``mylib::op``.
-        ignore: Findings that are not reported: kinds, finer kinds or subjects.
-        nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
         history: The facts from graphs that ran before this one. This graph adds its own.
-        immediate: Give each node's findings to ``on_findings`` before the next node runs, not at the end.
-        patient: Even if immediate, hold back findings about strides and storage offsets until it is known whether a
-            later node depends on them.
 
     ``on_findings`` also receives the findings that the user ignores, and those that only follow from them. Their
     evidence has the entry of the option, as ``ignored``.
@@ -61,23 +51,15 @@ class MetadataInterpreter:
         gm: fx.GraphModule,
         kind: str,
         on_findings: Callable[[Sequence[Finding]], None],
-        *,
-        checks: Collection[str] = CHECKS,
-        ignore_ops: Collection[str] = (),
-        ignore: Collection[str] = (),
-        nonfinite: bool = False,
-        immediate: bool = False,
-        patient: bool = True,
+        settings: CheckSettings | None = None,
         history: History | None = None,
+        *,
         _parent: MetadataInterpreter | None = None,
         _place: tuple[int, str] = (0, ""),
-        _light: bool = False,
     ) -> None:
         self.kind = kind
         self.on_findings = on_findings
-        self.immediate = immediate
-        self.patient = patient
-        self.settings = CheckSettings(frozenset(checks), tuple(ignore_ops), frozenset(ignore), nonfinite, _light)
+        self.settings = settings or CheckSettings()
         self.parent = _parent
         self.place = _place
         self.history = History() if history is None else history
@@ -119,16 +101,10 @@ class MetadataInterpreter:
                 graph,
                 self.kind,
                 self.on_findings,
-                checks=self.settings.checks,
-                ignore_ops=self.settings.ignore_ops,
-                ignore=self.settings.ignore,
-                nonfinite=self.settings.nonfinite,
-                immediate=self.immediate,
-                patient=self.patient,
-                history=self.history,
+                replace(self.settings, light=self.settings.light or operator_name(user) in _UNDER_VMAP),
+                self.history,
                 _parent=self,
                 _place=(position, f"{node.target} of {operator_name(user)}"),
-                _light=self.settings.light or operator_name(user) in _UNDER_VMAP,
             )
         return children
 

@@ -8,9 +8,8 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import writes
-from checked_backend.graphs.nodes import is_getitem
+from checked_backend.graphs.nodes import is_getitem, recorded_value
 from checked_backend.graphs.schema import arguments, is_custom, operator_name
-from checked_backend.metadata.expected import recorded
 
 __all__ = ["LAYOUT", "dependent"]
 
@@ -38,7 +37,7 @@ def dependent(node: fx.Node, index: int | None) -> str:
     Args:
         index: Which of its results; None if it has a single one.
     """
-    value = recorded(node)[1]
+    value = recorded_value(node)
     nested = isinstance(value, (tuple, list)) and any(isinstance(part, (tuple, list)) for part in value)
     return next(_reasons(node, None if nested else index), "")
 
@@ -64,8 +63,4 @@ def _reason(node: fx.Node, user: fx.Node) -> str:
         fx.node.map_arg(value, given.append)
         if node in given and (argument is None or argument.alias_info is not None):
             return "writes to it" if writes(user) else "makes a view of it"
-    return "goes by where it lies in memory" if _name(target) in _GO_BY_MEMORY else ""
-
-
-def _name(operator: OpOverload) -> str:
-    return operator._schema.name.rpartition("::")[2]
+    return "goes by where it lies in memory" if target._opname in _GO_BY_MEMORY else ""

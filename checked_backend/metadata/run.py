@@ -20,15 +20,14 @@ from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Lea
 from checked_backend.metadata.findings import NodeMismatch, depended_on, to_finding
 from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
-from checked_backend.metadata.plan import producer
-from checked_backend.metadata.steps import Slot, Step, TensorCheck, ValueCheck, filled
+from checked_backend.metadata.steps import Slot, Step, TensorCheck, ValueCheck, filled, producer
 from checked_backend.metadata.symbols import SizeValues
 from checked_backend.metadata.watch import call_watched
 
 if TYPE_CHECKING:
     from checked_backend.metadata.interpreter import MetadataInterpreter
 
-__all__ = ["GraphRun", "place_of"]
+__all__ = ["GraphRun"]
 
 _REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
@@ -226,7 +225,7 @@ class GraphRun:
         index = self._position[step.node]
         for mismatch in mismatches:
             found = NodeMismatch(
-                step.node, mismatch, self._owner.kind, place_of(self._owner), given or self._inputs(step)
+                step.node, mismatch, self._owner.kind, _place_of(self._owner), given or self._inputs(step)
             )
             found = self._attributed(found, step)
             ignored = bool(found.ignored)
@@ -306,7 +305,8 @@ class GraphRun:
                 run._layout[place] = run._layout.get(place, frozenset()) | before | {number}
         else:
             root._depend(before, found.subject)
-        if root._owner.immediate and not (layout and not reason and root._owner.patient):
+        settings = root._owner.settings
+        if settings.immediate and not (layout and not reason and settings.patient):
             root.tell()
 
     def _finding(self, found: NodeMismatch) -> Finding:
@@ -329,7 +329,7 @@ class GraphRun:
                 self.findings[number] = depended_on(finding, f"{subject} follows from it")
 
 
-def place_of(owner: MetadataInterpreter) -> str:
+def _place_of(owner: MetadataInterpreter) -> str:
     """The place of an inner graph, from the inside to the outside; "" for the outermost graph."""
     places = []
     while owner.parent is not None:

@@ -9,7 +9,7 @@ from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.schema import is_custom
-from checked_backend.metadata.custom_ops import unwrap_call
+from checked_backend.metadata.attribution import unwrap_call
 from checked_backend.scripts.comparisons import FAKE_KERNEL, FINITE, source_of
 from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 

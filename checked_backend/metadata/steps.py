@@ -8,35 +8,70 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import sympy
 import torch
 from torch import fx
 
-from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 from checked_backend._torch.symbols import deferred_asserts
-from checked_backend.graphs.nodes import is_getitem
-from checked_backend.graphs.schema import is_custom, read_only_inputs
-from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, Size, expected_leaves, recorded
-from checked_backend.metadata.plan import (
-    CheckSettings,
-    is_index,
-    items_of,
-    last_uses,
-    producer,
-    shape_env,
-    tokens,
-    with_effects,
-)
+from checked_backend.graphs.nodes import is_getitem, recorded_value
+from checked_backend.graphs.schema import is_custom, operator_name, read_only_inputs
+from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Leaf, Size, expected_leaves
 from checked_backend.metadata.symbols import UNKNOWN, Lesson, SizeValues, Symbols
+from checked_backend.options import MetadataCheck
 
-__all__ = ["Base", "GraphSteps", "Slot", "Step", "TensorCheck", "ValueCheck", "filled", "prepare"]
+__all__ = [
+    "Base",
+    "CheckSettings",
+    "GraphSteps",
+    "Slot",
+    "Step",
+    "TensorCheck",
+    "ValueCheck",
+    "filled",
+    "prepare",
+    "producer",
+]
 
 Slot = tuple[int, int]
 """An output: the place of the node that made it, and which of its outputs it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """The user's choice of checks for a graph.
+
+    Attributes:
+        ignore_ops: Operators whose findings are not reported, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
+        ignore: Findings that are not reported: kinds, finer kinds or subjects.
+        nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
+        immediate: Report each node's findings before the next node runs, not at the end.
+        patient: Even if immediate, hold back findings about strides and storage offsets until it is known whether a
+            later node depends on them.
+        light: Compare dtypes and shapes only, because the graph runs under `torch.vmap`, which wraps its tensors.
+    """
+
+    checks: Collection[str] = get_args(MetadataCheck)
+    ignore_ops: Collection[str] = ()
+    ignore: Collection[str] = ()
+    nonfinite: bool = False
+    immediate: bool = False
+    patient: bool = True
+    light: bool = False
+
+    def ignores(self, node: fx.Node) -> str | None:
+        """The entry of ``ignore_ops`` that names this node's operator; None if there is none."""
+        name = operator_name(node)
+        names = (name, name.rpartition(".")[0])
+        return next((entry for entry in self.ignore_ops if _plain_name(entry) in names), None)
+
+    def hides(self, *words: str) -> str | None:
+        """The first entry of ``ignore`` among a finding's kind, finer kind and subject; None if there is none."""
+        return next((word for word in words if word in self.ignore), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,22 +284,22 @@ class _Preparation:
         self.slots: dict[fx.Node, Slot] = {}  # where the identity of a node's storage is kept
         self.exact: set[fx.Node] = set()  # nodes whose storage offset is the recorded one, whatever the inputs' are
         self.tuples: dict[tuple[Size, ...], tuple[Size, ...]] = {}
-        values = (recorded(step.node)[1] for step in self.steps)
+        values = (recorded_value(step.node) for step in self.steps)
         self.lazy_bits = any(
             isinstance(value, torch.Tensor) and (value.is_complex() or value.is_neg()) for value in values
         )
 
     def run(self) -> GraphSteps:
-        unchecked, ordering = 0, tokens(self.gm.graph)
-        dying = last_uses([step.node for step in self.steps])
+        unchecked, ordering = 0, _tokens(self.gm.graph)
+        dying = _last_uses([step.node for step in self.steps])
         for step in self.steps:
             self.call(step)
             step.dead = dying.get(step.node, ())
             step.inputs = tuple(self.position[producer(item)] for item in step.node.all_input_nodes)
             if step.node in ordering or step.node in self.subgraphs or step.node.op == "output":
                 continue
-            has_value, value = recorded(step.node)
-            if not has_value:
+            value = recorded_value(step.node)
+            if not step.node.meta.keys() & {"val", "example_value"}:
                 unchecked += step.node.op != "get_attr"
             elif not (is_getitem(step.node) and self.passed_on(step.node, value)):
                 self.check(step, value)
@@ -294,8 +329,8 @@ class _Preparation:
         carriers: Mapping[int, fx.Node] = {0: node}
         first = 0
         if len(leaves) != 1 or isinstance(value, (tuple, list, dict)):
-            step.count, carriers = len(leaves), items_of(node)
-            first = 1 if with_effects(node) else 0  # its first result is a token
+            step.count, carriers = len(leaves), _items_of(node)
+            first = 1 if _with_effects(node) else 0  # its first result is a token
         for k, leaf in enumerate(leaves):
             if k >= first and isinstance(leaf, ExpectedTensor):
                 step.checks.append(self.tensor(step, k, leaf, carriers.get(k)))
@@ -321,7 +356,7 @@ class _Preparation:
         """Whether a ``getitem`` hands on an output that was checked where it was made."""
         parent, key = node.args
         checked = isinstance(parent, fx.Node) and self.steps[self.position[parent]].leaves is not None
-        outputs = recorded(parent)[1] if checked and isinstance(parent, fx.Node) else None
+        outputs = recorded_value(parent) if checked and isinstance(parent, fx.Node) else None
         if (
             not isinstance(outputs, (tuple, list))
             or not isinstance(key, int)
@@ -368,7 +403,7 @@ class _Preparation:
         light, given = self.settings.light, node.op == "placeholder"
         lazy = want.stride is not None and (self.lazy_bits or given or is_custom(node))
         chosen = {
-            "dtype": None if light and is_index(want.dtype) else want.dtype,
+            "dtype": None if light and _is_index(want.dtype) else want.dtype,
             "shape": self.shared(want.shape),
             "layout": None if light else want.layout,
             "device": None if light else want.device,
@@ -401,7 +436,7 @@ class _Preparation:
 
     def asserts(self) -> Iterator[tuple[sympy.Basic, str]]:
         """The trace's assumptions about sizes that depend on data, as far as this graph knows those sizes."""
-        environment = shape_env(self.gm.graph)
+        environment = _shape_env(self.gm.graph)
         if environment is not None and "assert" in self.settings.checks:
             for condition, message in deferred_asserts(environment):
                 if condition.free_symbols <= self.symbols.learnt:
@@ -425,3 +460,64 @@ def _holds_nodes(value: Any) -> bool:
     nodes: list[fx.Node] = []
     filled(value, nodes.append)
     return bool(nodes)
+
+
+def _plain_name(entry: str) -> str:
+    """The name used here (``mylib.op``) for an operator as users write it (``torch.ops.aten.relu``, ``mylib::op``)."""
+    return entry.strip().removeprefix("torch.ops.").removeprefix("higher_order.").replace("::", ".")
+
+
+def _is_index(dtype: torch.dtype) -> bool:
+    """Whether a dtype is an integer dtype. Under `torch.vmap` indices have another width than when they were traced."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def producer(node: fx.Node) -> fx.Node:
+    """The node that computes a value, behind the ``getitem`` that picks it."""
+    while is_getitem(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _items_of(node: fx.Node) -> dict[int, fx.Node]:
+    """For each output of a node, a ``getitem`` that picks it."""
+    return {user.args[1]: user for user in node.users if is_getitem(user) and isinstance(user.args[1], int)}
+
+
+def _with_effects(node: fx.Node) -> bool:
+    """Whether a node runs an operator with an effect, ordered by a token."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects"
+
+
+def _tokens(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that are effect tokens. Tokens order operators, and are None or empty when the graph runs."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _with_effects(node):
+            found.update(arg for arg in node.args[:1] if isinstance(arg, fx.Node))
+            found.update(user for user in node.users if is_getitem(user) and user.args[1] == 0)
+    return found
+
+
+def _last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the values that no later node needs."""
+    seen: set[fx.Node] = set()
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(nodes):
+        dead = [item for item in node.all_input_nodes if item not in seen]
+        seen.update(dead)
+        if not node.users and node.op != "output":
+            dead.append(node)
+        found[node] = dead
+    return found
+
+
+def _shape_env(graph: fx.Graph) -> Any:
+    """The shape environment that a graph's symbols belong to; None for a static graph."""
+    for node in graph.nodes:
+        value = recorded_value(node)
+        mode = getattr(value, "fake_mode", None)
+        found = getattr(mode, "shape_env", None) or getattr(getattr(value, "node", None), "shape_env", None)
+        if found is not None:
+            return found
+    return None

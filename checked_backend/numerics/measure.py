@@ -179,10 +179,12 @@ class _Measurement:
             if ratio > self.max_rel:
                 self.max_rel, self.max_rel_block = ratio, block
         if self.float_format is not None and self._ulp_may_grow(ratio, self.float_format):
-            sides = [side.view(self.float_format.bits) for side in (block.reference, block.candidate)]
+            bits = self.float_format.bits
+            reference, candidate = block.reference.view(bits), block.candidate.view(bits)
             if classes is not None:
-                sides = [side.masked_fill(~classes.compared, 0) for side in sides]
-            self.max_ulp = max(self.max_ulp, max_ulp_distance(*sides, self.float_format))
+                left_out = ~classes.compared
+                reference, candidate = reference.masked_fill(left_out, 0), candidate.masked_fill(left_out, 0)
+            self.max_ulp = max(self.max_ulp, max_ulp_distance(reference, candidate, self.float_format))
 
     def _commit(self, block: Block, differing: int, peak: float, top: float) -> None:
         """Add a block's statistics. The greatest difference is in the given part of it."""

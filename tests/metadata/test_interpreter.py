@@ -14,7 +14,8 @@ import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
-from checked_backend.metadata.interpreter import MetadataInterpreter, metadata_error
+from checked_backend.metadata.findings import metadata_error
+from checked_backend.metadata.interpreter import MetadataInterpreter
 
 
 def collected(gm: fx.GraphModule, *args: Any) -> list[Finding]:

@@ -18,7 +18,7 @@ from checked_backend.aot.boxed import boxed
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding
 from checked_backend.metadata.interpreter import MetadataInterpreter
-from checked_backend.metadata.plan import producer
+from checked_backend.metadata.steps import producer
 
 Program = Callable[..., Any]
 Plant = Callable[[fx.Node], "torch.Tensor | None"]
