@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "inductor_passed",
     "inductor_setting_names",
     "inductor_settings",
+    "load_compiled_package",
     "lowerings_kept",
     "renew_compile_threads",
     "warm_inductor",
@@ -42,6 +44,14 @@ def aot_inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | N
     """The backend that ``torch.compile(options={"use_aoti": True})`` chooses."""
     backend: Callable[..., Any] = torch._TorchCompileAOTInductorWrapper(mode, dict(options), dynamic)
     return backend
+
+
+def load_compiled_package(path: Path) -> Callable[..., Any]:
+    """Load a model that AOTInductor compiled into a package. Its machine code then runs in this process."""
+    from torch._inductor import aoti_load_package  # noqa: PLC0415  Inductor is slow to import
+
+    model: Callable[..., Any] = aoti_load_package(str(path))
+    return model
 
 
 def cuda_graph_results(device: torch.device) -> frozenset[int]:

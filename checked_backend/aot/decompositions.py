@@ -16,30 +16,12 @@ __all__ = ["DecompositionName", "decomposition_table"]
 DecompositionName = Literal["none", "default", "core_aten", "inductor"]
 
 # The operators that functorch's compilers decomposed by default; a packet stands for all of its overloads.
-_DEFAULT_OPERATORS = (
-    "detach",
-    "gelu_backward",
-    "leaky_relu_backward",
-    "sigmoid_backward",
-    "threshold_backward",
-    "hardtanh_backward",
-    "hardsigmoid_backward",
-    "hardswish_backward",
-    "tanh_backward",
-    "silu_backward",
-    "elu_backward",
-    "cudnn_batch_norm",
-    "cudnn_batch_norm_backward",
-    "masked_fill.Scalar",
-    "masked_fill.Tensor",
-    "elu",
-    "leaky_relu",
-    "hardtanh",
-    "hardswish",
-    "hardsigmoid",
-    "conj_physical",
-    "is_same_size",
-)
+_DEFAULT_OPERATORS = """
+    detach gelu_backward leaky_relu_backward sigmoid_backward threshold_backward hardtanh_backward
+    hardsigmoid_backward hardswish_backward tanh_backward silu_backward elu_backward cudnn_batch_norm
+    cudnn_batch_norm_backward masked_fill.Scalar masked_fill.Tensor elu leaky_relu hardtanh hardswish hardsigmoid
+    conj_physical is_same_size
+"""
 
 
 def decomposition_table(name: DecompositionName) -> dict[Any, Callable[..., Any]]:
@@ -68,7 +50,7 @@ def decomposition_table(name: DecompositionName) -> dict[Any, Callable[..., Any]
 
 def _default_operators() -> list[Any]:
     found = []
-    for path in _DEFAULT_OPERATORS:
+    for path in _DEFAULT_OPERATORS.split():
         packet, _, overload = path.partition(".")
         operator = getattr(torch.ops.aten, packet, None)  # an operator that this torch lacks cannot be in a graph
         if operator is not None and overload:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from checked_backend._torch.packages import load_compiled_package
+from checked_backend._torch.inductor import load_compiled_package
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.original import eager_function, function_name
 from checked_backend.checking.outcome import Outcome

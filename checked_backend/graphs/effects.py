@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 
 from torch import fx
 
@@ -11,25 +12,7 @@ from checked_backend.graphs.operators import describe_operator
 
 __all__ = ["has_effects", "mode_name", "sets_mode", "writes", "written_by"]
 
-_IN_PLACE = frozenset(
-    [
-        "setitem",
-        "iadd",
-        "iand",
-        "iconcat",
-        "ifloordiv",
-        "ilshift",
-        "imatmul",
-        "imod",
-        "imul",
-        "ior",
-        "ipow",
-        "irshift",
-        "isub",
-        "itruediv",
-        "ixor",
-    ]
-)
+_IN_PLACE = {"setitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
 _MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
 _CALLS = ("call_function", "call_method", "call_module")
 

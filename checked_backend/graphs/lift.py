@@ -7,25 +7,18 @@ and the candidate would both write to them. As inputs, each run gets its own cop
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
+from checked_backend.graphs.effects import writes
 
 __all__ = ["copy_as_dynamo_made_it", "lift_written_attributes"]
 
-_WRITERS = frozenset(
-    {
-        operator.setitem,
-        operator.delitem,
-        *(getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])),
-    }
-)
-_WRITING_METHODS = frozenset({"__setitem__", "__delitem__"})
+_WRITERS = frozenset({"delitem", "__setitem__", "__delitem__"})
 _STATISTICS = ("batch_norm", "instance_norm")
 _PURE_MODULES = ("torch", "math", "_operator", "operator", "builtins")
 
@@ -108,18 +101,13 @@ def _delete(gm: fx.GraphModule, name: str) -> None:
 
 def _may_write(node: fx.Node) -> bool:
     """Whether a node may write to one of its arguments; True if that is unknown."""
+    if writes(node) or node.op == "call_module":
+        return True
     if node.op == "call_method":
-        name = str(node.target)
-        in_place = name.endswith("_") and not name.endswith("__")
-        return in_place or name in _WRITING_METHODS or name.startswith("__i")
-    if node.op != "call_function":
-        return node.op == "call_module"
-    target: Callable[..., Any] | Any = node.target
-    if target in _WRITERS or node.kwargs.get("out") is not None:
+        return node.target in _WRITERS or str(node.target).startswith("__i")
+    if node.op != "call_function" or isinstance(node.target, OpOverload):
+        return False
+    name = str(getattr(node.target, "__name__", ""))
+    if name in _WRITERS or name.endswith("_") or any(word in name for word in _STATISTICS):
         return True
-    if isinstance(target, OpOverload):
-        return bool(target._schema.is_mutable)
-    name = str(getattr(target, "__name__", ""))
-    if name.endswith("_") or any(word in name for word in _STATISTICS):
-        return True
-    return str(getattr(target, "__module__", None) or "torch").partition(".")[0] not in _PURE_MODULES
+    return str(getattr(node.target, "__module__", None) or "torch").partition(".")[0] not in _PURE_MODULES

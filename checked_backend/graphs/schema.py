@@ -22,35 +22,12 @@ __all__ = [
 
 # Namespaces of operators that come with torch. Their kernels are torch's own, and run far below the place where the
 # version counter would see an undeclared write. All other operators are custom ones, and are watched.
-_BUILT_IN = frozenset(
-    {
-        "_c10d_functional",
-        "_c10d_functional_autograd",
-        "_quantized",
-        "aten",
-        "c10d",
-        "c10d_functional",
-        "fsdp",
-        "inductor",
-        "mkl",
-        "mkldnn",
-        "mkldnn_prepacked",
-        "onednn",
-        "onednn_prepacked",
-        "prepacked",
-        "prim",
-        "prims",
-        "profiler",
-        "quantized",
-        "quantized_decomposed",
-        "rngprims",
-        "streams",
-        "symm_mem",
-        "xla",
-    }
-)
-
-
+_BUILT_IN_NAMES = """
+    _c10d_functional _c10d_functional_autograd _quantized aten c10d c10d_functional fsdp inductor mkl mkldnn
+    mkldnn_prepacked onednn onednn_prepacked prepacked prim prims profiler quantized quantized_decomposed rngprims
+    streams symm_mem xla
+"""
+_BUILT_IN = frozenset(_BUILT_IN_NAMES.split())
 # Operators of torch that return their input by design, though their schema gives the result its own memory.
 _RETURN_THEIR_INPUT = frozenset({"wait_tensor"})
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})

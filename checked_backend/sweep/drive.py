@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -74,14 +74,14 @@ class Plan:
     """The cases of a sweep, and the versions they run under.
 
     Attributes:
-        jobs: The cases of this part of the sweep, in order.
+        jobs: The cases of this part of the sweep, in order; ``others`` are those of other parts.
         versions: Versions of the libraries that results depend on.
     """
 
-    jobs: Sequence[SweepJob]
+    jobs: list[SweepJob]
     versions: dict[str, str]
     devices: int
-    others: Sequence[SweepJob] = ()
+    others: list[SweepJob] = field(default_factory=list)
 
 
 def warm_processes(asked: Sweep) -> AbstractContextManager[Warm | None]:
@@ -115,11 +115,13 @@ def plan_sweep(asked: Sweep, warm: Warm | None = None) -> Plan:
     if "cuda" in asked.request.devices and not devices and asked.engine == _LOCAL:
         raise SuiteError("--device cuda: torch finds no CUDA device here")
     asked.selection.refuse_unknown([str(model["name"]) for suite in listed for model in suite.models])
-    jobs = [job for suite in listed for job in planned(suite, asked.request, asked.rules, asked.selection)]
-    all_parts, mine = replace(asked.selection, shard=(1, 1)), {job.case for job in jobs}
-    whole = [job for suite in listed for job in planned(suite, asked.request, asked.rules, all_parts)]
     versions = {name: version for suite in listed for name, version in suite.versions.items()}
-    return Plan(jobs, dict(sorted(versions.items())), devices, [job for job in whole if job.case not in mine])
+    plan = Plan([], dict(sorted(versions.items())), devices, [])
+    for suite in listed:
+        mine, others = asked.selection.split(planned(suite, asked.request, asked.rules, asked.selection))
+        plan.jobs.extend(mine)
+        plan.others.extend(others)
+    return plan
 
 
 def run_sweep(

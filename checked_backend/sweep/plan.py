@@ -64,6 +64,11 @@ class Selection:
         wanted = not self.only or any(matches(name, model) for name in self.only)
         return wanted and not any(matches(name, model) for name in self.exclude)
 
+    def split(self, jobs: Sequence[SweepJob]) -> tuple[Sequence[SweepJob], list[SweepJob]]:
+        """The jobs of this shard, and those of others."""
+        which, many = self.shard
+        return jobs[which - 1 :: many], [job for place, job in enumerate(jobs) if place % many != which - 1]
+
     def refuse_unknown(self, models: Sequence[str]) -> None:
         """Raise if a pattern of ``only`` selects no model of any suite: it is misspelt."""
         for name in self.only:
@@ -175,7 +180,7 @@ def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, 
 
 
 def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[SweepJob]:
-    """The cases of a suite in this shard, in order, each with its settings.
+    """The cases of a suite, of all shards, in order, each with its settings.
 
     Raises:
         SuiteError: No case is left.
@@ -191,8 +196,7 @@ def planned(listed: Listed, request: Request, rules: Rules, selection: Selection
         raise SuiteError(
             f"suite {listed.label}: none of its {len(listed.models)} models is wanted; it has {names}, ..."
         )
-    which, many = selection.shard
-    return jobs[which - 1 :: many]
+    return jobs
 
 
 def _cases(listed: Listed, request: Request, selection: Selection) -> Iterator[tuple[Mapping[str, Any], Case]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -17,12 +17,9 @@ from checked_backend.findings import Kind
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Dtype, Mode, Settings
 
-__all__ = ["SUITES", "TAGS", "Rule", "Rules", "load_rules", "matches"]
+__all__ = ["TAGS", "Rule", "Rules", "load_rules", "matches"]
 
 _Suite = Literal["torchbench", "huggingface", "timm", "python", "dumps"]
-SUITES: tuple[str, ...] = get_args(_Suite)
-"""Kinds of suites."""
-
 TAGS = ("slow", "non_deterministic", "control_flow")
 """Properties of a model that a rule can note and that do not change how the model is run."""
 

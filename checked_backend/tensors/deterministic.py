@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from checked_backend._torch.settings import set_backend_flag
+from checked_backend.tensors.caches import empty_caches
 
 __all__ = ["deterministic"]
 
@@ -38,7 +38,7 @@ def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
     Raises:
         RuntimeError: An operator in the block has no deterministic algorithm.
     """
-    _clean_memory()
+    empty_caches()
     with ExitStack() as stack:
         _keep_generators(stack)
         _keep_settings(stack)
@@ -50,12 +50,6 @@ def deterministic(seed: int = 0, *, warn_only: bool = False) -> Iterator[None]:
         set_backend_flag("cudnn", "benchmark", False)
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
         yield
-
-
-def _clean_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def _keep_generators(stack: ExitStack) -> None:

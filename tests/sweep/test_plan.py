@@ -60,12 +60,13 @@ def test_models_times_ways() -> None:
     ],
 )
 def test_selections(selection: Selection, wanted: list[str]) -> None:
-    assert names(planned(LISTED, Request(), Rules(), selection)) == wanted
+    assert names(selection.split(planned(LISTED, Request(), Rules(), selection))[0]) == wanted
 
 
 def test_shards_are_all_and_share_nothing() -> None:
     request = Request(ways=parse_modes(["inference", "training"], ["float32"]))
-    parts = [planned(LISTED, request, Rules(), Selection(shard=(number, 4))) for number in (1, 2, 3, 4)]
+    jobs = planned(LISTED, request, Rules(), Selection())
+    parts = [Selection(shard=(number, 4)).split(jobs)[0] for number in (1, 2, 3, 4)]
     keys = [job.case.key for part in parts for job in part]
     assert len(keys) == len(set(keys)) == 6
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import metadata
 from types import MappingProxyType
 from typing import Any, cast
+
+import torch
 
 from checked_backend.errors import CheckedBackendError, SuiteError
 from checked_backend.process.job import AnswerFolder
 from checked_backend.sweep.suites.base import Suite, Unsupported
-from checked_backend.sweep.suites.versions import device_count, versions
 
 __all__ = ["list_models", "suite_of"]
 
@@ -59,10 +63,20 @@ def list_models(question: Mapping[str, Any], answers: AnswerFolder) -> None:
             load_compiler = importlib.import_module("checked_backend.checking.target").load_compiler
             importlib.import_module("checked_backend.sweep.examine").refuse_unknown(load_compiler(compiler))
         found = {"models": [asdict(model) for model in models], "fingerprint": suite.fingerprint()}
-        answers.answer(json.dumps({**found, "versions": versions(), "devices": device_count()}))
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        answers.answer(json.dumps({**found, "versions": _versions(), "devices": devices}))
     except ImportError as error:
         answers.answer(json.dumps({"error": f"{spec}: import error: {error}"}))
     except Unsupported as error:
         answers.answer(json.dumps({"error": f"{spec}: unsupported here: {error}"}))
     except CheckedBackendError as error:
         answers.answer(json.dumps({"error": str(error) if isinstance(error, SuiteError) else f"{spec}: {error}"}))
+
+
+def _versions() -> dict[str, str]:
+    """Versions by library name, without libraries that are not installed: results depend on them."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for package in ("checked-backend", "triton", "transformers", "timm", "torchvision"):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
