@@ -78,13 +78,7 @@ def nop(
     """AOT autograd around graphs that run as they are.
 
     Args:
-        gm: The graph from Dynamo.
-        example_inputs: Its inputs.
         options: ``decompositions``, ``partition``, ``dump``, ``report_dir``.
-        mode: Not taken.
-
-    Returns:
-        A callable with the signature of ``gm``.
 
     Raises:
         OptionError: An unknown option, a bad value, or a mode.
@@ -109,11 +103,8 @@ def debug_interpreter(
     operator that AOT autograd drops, because nothing takes its results, is made once alone, on copies.
 
     Args:
-        gm: The graph from Dynamo.
-        example_inputs: Its inputs.
         options: ``on_divergence``, ``layout``, ``checks``, ``graphs``, ``ignore``, ``ignore_ops``, ``nonfinite``, and
             those of `nop`.
-        mode: Not taken.
 
     Returns:
         A callable with the signature of ``gm``; it raises `MetadataError` on a mismatch.
@@ -196,13 +187,7 @@ def graph_dumper(
     ``dump``, else ``report_dir``; NAME is the outermost module's class or the function. See `load_dump`.
 
     Args:
-        gm: The graph from Dynamo.
-        example_inputs: Its inputs.
         options: ``dump``, ``dump_values``, ``report_dir``, and those of `nop`.
-        mode: Not taken.
-
-    Returns:
-        A callable with the signature of ``gm``.
 
     Raises:
         OptionError: An unknown option, a bad value, or a mode.
@@ -224,8 +209,6 @@ def numcheck(
     """Compile each region with the candidate compiler and check every call of it against eager.
 
     Args:
-        gm: The graph from Dynamo.
-        example_inputs: Its inputs.
         options: See ``REFERENCE.md``: ``compiler``, ``compiler_options``, ``on_divergence``, ``gradients``, ...
         mode: Inductor's mode, for example ``"max-autotune"``.
 

@@ -7,8 +7,7 @@ They serve as ``fw_compiler``, ``bw_compiler`` and ``inference_compiler`` of ``t
 from __future__ import annotations
 
 from checked_backend.aot_compilers.checked import checked
-from checked_backend.aot_compilers.dumping import dump_graph
 from checked_backend.aot_compilers.inductor import inductor
-from checked_backend.aot_compilers.plain import draw_graph, interpret, nop, print_graph, torchscript
+from checked_backend.aot_compilers.plain import draw_graph, dump_graph, interpret, nop, print_graph, torchscript
 
 __all__ = ["checked", "draw_graph", "dump_graph", "inductor", "interpret", "nop", "print_graph", "torchscript"]

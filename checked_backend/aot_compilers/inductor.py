@@ -23,11 +23,6 @@ def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **patches: Any) 
 
     Args:
         gm: An ATen graph from AOT autograd. Inductor changes it.
-        example_inputs: Its inputs.
-        patches: Inductor's config patches.
-
-    Returns:
-        A boxed callable.
     """
     kind = graph_kind(gm)
     visible = [] if kind == "backward" else user_outputs(gm)

@@ -10,6 +10,7 @@ import copy
 import itertools
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,37 +23,24 @@ from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.settings import jit_autocast_off
 from checked_backend.aot.boxed import AotCompiler, BoxedCallable, boxed, boxed_module
+from checked_backend.aot_compilers.graph_kind import graph_kind
+from checked_backend.dump import RegionDump
+from checked_backend.dump.region import saved_activations
 from checked_backend.errors import CandidateError, DumpError, DumpWarning
 from checked_backend.report.dot import graph_to_dot, render_svg
 
-__all__ = ["draw_graph", "interpret", "nop", "print_graph", "torchscript"]
+__all__ = ["draw_graph", "dump_graph", "interpret", "nop", "print_graph", "torchscript"]
 
 _DOT_TIMEOUT_S = 120.0  # Graphviz's layout can take hours on a graph of many thousand nodes
 
 
 def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
-    """Run the graph as it is.
-
-    Args:
-        gm: An ATen graph from AOT autograd.
-        example_inputs: Not used.
-
-    Returns:
-        A boxed callable with the graph's own arithmetic.
-    """
+    """Run the graph as it is."""
     return boxed_module(gm)
 
 
 def print_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
-    """Write the graph's readable code to standard output, then run it as it is.
-
-    Args:
-        gm: An ATen graph from AOT autograd.
-        example_inputs: Not used.
-
-    Returns:
-        A boxed callable with the graph's own arithmetic.
-    """
+    """Write the graph's readable code to standard output, then run it as it is."""
     text = gm.print_readable(print_output=False)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return boxed_module(gm)
@@ -91,16 +79,48 @@ def draw_graph(name: str | os.PathLike[str]) -> AotCompiler:
     return draw
 
 
-def interpret(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
-    """Run the graph node by node in `torch.fx.Interpreter` instead of as generated code.
+def dump_graph(folder: str | os.PathLike[str], name: str = "graph", *, values: bool = False) -> AotCompiler:
+    """A compiler that dumps each graph it is given, then runs it as it is.
+
+    Use the same compiler for forward and backward, so that a backward graph gets the index of its forward graph.
 
     Args:
-        gm: An ATen graph from AOT autograd.
-        example_inputs: Not used.
+        folder: The folder of the dumps; a graph becomes ``folder/name/name_{forward|backward|inference}_{index}``.
+        name: The name of the graphs.
+        values: Also save the values of the inputs of the first call.
 
     Returns:
-        A boxed callable with the graph's own arithmetic.
+        The compiler.
+
+    Raises:
+        DumpError: From the compiler, if the folder cannot be made.
     """
+    waiting: list[tuple[frozenset[str], RegionDump]] = []
+    lock = threading.Lock()
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], /) -> BoxedCallable:
+        kind = graph_kind(gm)
+        saved = frozenset(entry["name"] for entry in saved_activations(gm, kind))
+        dump: RegionDump | None = None
+        with lock:
+            if kind == "backward":
+                # the latest forward graph that saves these values, and has no backward graph yet
+                place = next((i for i in reversed(range(len(waiting))) if waiting[i][0] == saved), None)
+                dump = None if place is None else waiting.pop(place)[1]
+            dump = dump or RegionDump.claim(Path(folder), name, values=values)
+            if kind == "forward" and dump is not None:
+                waiting.append((saved, dump))
+        run = nop(gm, example_inputs)
+        if dump is None:
+            return run
+        dump.write(kind, gm)
+        return boxed(dump.watched(kind, run))
+
+    return compile_graph
+
+
+def interpret(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCallable:
+    """Run the graph node by node in `torch.fx.Interpreter` instead of as generated code."""
 
     def run(args: list[Any]) -> Any:
         interpreter = fx.Interpreter(gm)
@@ -115,7 +135,6 @@ def torchscript(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCalla
 
     Args:
         gm: An ATen graph from AOT autograd. TorchScript cannot take symbolic sizes.
-        example_inputs: Not used.
 
     Returns:
         A boxed callable.

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from checked_backend.findings import Metrics
-from checked_backend.numerics.bits import FORMATS, FloatFormat, max_ulp_distance, with_memory
+from checked_backend.numerics.bits import (
+    FORMATS,
+    FloatFormat,
+    flip_sign_bit,
+    max_ulp_distance,
+    unsigned_gap,
+    unsigned_to_float64,
+    with_memory,
+)
 from checked_backend.numerics.chunks import Block, UnsupportedTensorError, pair_layout, require_plain
-from checked_backend.numerics.exact import Classes, count, greatest_integer_gap, read_exactly
 from checked_backend.numerics.fused import FUSED_ROW, FusedLoop, fused_loop
 
 __all__ = ["UnsupportedTensorError", "measure"]
@@ -150,23 +158,23 @@ class _Measurement:
         self._commit_means(rmse, length, reference_rms, length)
         return True
 
-    def _read(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, Classes | None]:
+    def _read(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, _Classes | None]:
         """A block's absolute differences and the reference's magnitudes, and its classes if some are not finite."""
         if self.buffers is None:
             self.buffers = torch.empty(2, self.block_size, dtype=torch.float64, device=self.reference.device)
         shape = block.reference.shape
         gap, size = (buffer[: shape.numel()].view(shape) for buffer in self.buffers)
-        return gap, size, read_exactly(block.reference, block.candidate, gap, size)
+        return gap, size, _read_exactly(block.reference, block.candidate, gap, size)
 
     def _add(self, block: Block) -> None:
         """Add a block in float64, with masks for elements that are not finite."""
         gap, size, classes = self._read(block)
-        differing, peak = count(gap), gap.max().item()
+        differing, peak = _count(gap), gap.max().item()
         floor, top = (limit.item() for limit in torch.aminmax(size))
         self._commit(block, differing, peak, top)
         compared = reference_finite = block.reference.numel()
         if classes is not None:
-            compared, reference_finite = count(classes.compared), count(classes.reference_finite)
+            compared, reference_finite = _count(classes.compared), _count(classes.reference_finite)
             self._commit_classes(block, classes)
         self._commit_means(
             _root_mean(gap, peak, compared), compared, _root_mean(size, top, reference_finite), reference_finite
@@ -201,11 +209,11 @@ class _Measurement:
         self.compared += compared
         self.reference_finite += reference_finite
 
-    def _commit_classes(self, block: Block, classes: Classes) -> None:
+    def _commit_classes(self, block: Block, classes: _Classes) -> None:
         for side in (0, 1):
             self.nans[side] += classes.nans[side]
             self.infs[side] += classes.infs[side]
-        differing, beside = count(classes.differs), count(classes.beside)
+        differing, beside = _count(classes.differs), _count(classes.beside)
         self.nonfinite_mismatched += differing
         self.mismatched += differing + beside
         if self.first_class_difference is None and differing:
@@ -231,7 +239,7 @@ class _Measurement:
             position = int(gap.argmax().item())
             self.max_abs = gap[position].item()
             if block.reference.dtype in (torch.int64, torch.uint64):
-                position = greatest_integer_gap(block.reference, block.candidate)
+                position = _greatest_integer_gap(block.reference, block.candidate)
             position += block.start
         if self.max_rel_block is not None:
             gap, size, _ = self._read(self.max_rel_block)
@@ -292,3 +300,114 @@ def _joint_root_mean(one: float, count: int, other: float, more: int) -> float:
     """The root of the mean square over the numbers of both; 0 if there are none."""
     total = max(1, count + more)
     return math.hypot(one * math.sqrt(count / total), other * math.sqrt(more / total))
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """The classes of the elements of a block that is not all finite.
+
+    Attributes:
+        differs: Elements whose class (finite, NaN, +inf, -inf) differs. A complex element has a class for each part.
+        beside: Complex elements of the same class with an infinite part, whose finite parts differ.
+        compared: Elements that are finite on both sides.
+        reference_finite: Elements that are finite in the reference.
+        nans: Number of NaNs in the reference and in the candidate.
+        infs: Number of infinities in the reference and in the candidate.
+    """
+
+    differs: torch.Tensor
+    beside: torch.Tensor
+    compared: torch.Tensor
+    reference_finite: torch.Tensor
+    nans: tuple[int, int]
+    infs: tuple[int, int]
+
+
+def _read_exactly(
+    reference: torch.Tensor, candidate: torch.Tensor, gap: torch.Tensor, size: torch.Tensor
+) -> _Classes | None:
+    """Fill two float64 buffers with a block's absolute differences and the reference's magnitudes.
+
+    Args:
+        reference: A block of any supported dtype.
+        candidate: The same elements of the candidate.
+        gap: Float64, of the block's shape; receives ``|candidate - reference|``, 0 where either is not finite.
+        size: Float64, of the block's shape; receives ``|reference|``, 0 where it is not finite.
+
+    Returns:
+        The classes if a NaN or an infinity is present on either side, else None.
+    """
+    if reference.dtype in (torch.int64, torch.uint64):
+        size.copy_(reference).abs_()
+        gap.copy_(unsigned_to_float64(_integer_gap(reference, candidate)))
+        return None
+    is_complex = reference.is_complex()
+    if is_complex:  # copies, because the difference is taken in place
+        left, right = (torch.view_as_real(side).to(torch.float64, copy=True) for side in (reference, candidate))
+    else:
+        left, right = size.copy_(reference).unsqueeze(-1), gap.copy_(candidate).unsqueeze(-1)
+    classes = _classes(left, right)
+    right.sub_(left)
+    for parts, magnitude in ((right, gap), (left, size)):
+        if is_complex:
+            torch.hypot(parts[..., 0], parts[..., 1], out=magnitude)
+        else:
+            magnitude.abs_()
+    if classes is not None:
+        gap.masked_fill_(~classes.compared, 0.0)
+        size.masked_fill_(~classes.reference_finite, 0.0)
+    return classes
+
+
+def _greatest_integer_gap(reference: torch.Tensor, candidate: torch.Tensor) -> int:
+    """Position of the greatest difference within a block of int64 or uint64, found without rounding."""
+    return int(flip_sign_bit(_integer_gap(reference, candidate)).reshape(-1).argmax().item())
+
+
+def _integer_gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    if reference.dtype is torch.uint64:
+        reference, candidate = (flip_sign_bit(side.view(torch.int64)) for side in (reference, candidate))
+    return unsigned_gap(reference, candidate)
+
+
+def _classes(reference: torch.Tensor, candidate: torch.Tensor) -> _Classes | None:
+    """Classes of a block's parts: float64, with the parts of an element in the last dimension."""
+    if _all_finite(reference) and _all_finite(candidate):
+        return None
+    reference_class, candidate_class = _class_of(reference), _class_of(candidate)
+    reference_finite = (reference_class == 0).all(-1)
+    candidate_finite = (candidate_class == 0).all(-1)
+    nans = [(side == _NAN).any(-1) for side in (reference_class, candidate_class)]
+    infs = [~finite & ~nan for finite, nan in zip((reference_finite, candidate_finite), nans, strict=True)]
+    differs = (reference_class != candidate_class).any(-1)
+    parts_differ = ((reference != candidate) & (reference_class == 0)).any(-1)
+    return _Classes(
+        differs=differs,
+        beside=infs[0] & ~differs & parts_differ,
+        compared=reference_finite & candidate_finite,
+        reference_finite=reference_finite,
+        nans=(_count(nans[0]), _count(nans[1])),
+        infs=(_count(infs[0]), _count(infs[1])),
+    )
+
+
+_NAN = 2
+
+
+def _class_of(parts: torch.Tensor) -> torch.Tensor:
+    """0 for finite, 1 for +inf, -1 for -inf, 2 for NaN, as int8."""
+    nan = parts.isnan()
+    infinite = parts.isinf()
+    classes = infinite.to(torch.int8)
+    classes.masked_fill_(infinite & (parts < 0), -1)
+    return classes.masked_fill_(nan, _NAN)
+
+
+def _all_finite(parts: torch.Tensor) -> bool:
+    low, high = torch.aminmax(parts)  # both are NaN if any element is
+    return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def _count(mask: torch.Tensor) -> int:
+    """Number of elements that are true."""
+    return int(torch.count_nonzero(mask).item())

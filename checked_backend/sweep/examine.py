@@ -18,7 +18,7 @@ from checked_backend._torch.pytree import tree_leaves
 from checked_backend.checking import check
 from checked_backend.checking.target import load_compiler, parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
-from checked_backend.findings import Finding, Kind, Verdict
+from checked_backend.findings import Finding, Kind, Skip, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.process.job import AnswerFolder
 from checked_backend.regions.compile import resolve_compiler
@@ -26,8 +26,9 @@ from checked_backend.report import Report
 from checked_backend.report.session import Session
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.status import Status
-from checked_backend.sweep.overrides import override
+from checked_backend.subjects import Subject
 from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
+from checked_backend.sweep.rules import matches
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import suite_of
 from checked_backend.sweep.suites.base import Built, Unsupported
@@ -39,6 +40,7 @@ _SEED_OF_CHECK = 6_031_769
 """No seed that a compiler would set: it would not show."""
 
 _LONGEST = 600
+_OF_VALUES = (Kind.PRECISION, Kind.LOGIC)
 _EMPTY = "what it returns has no elements, so nothing was compared: does the batch size leave any?"
 
 
@@ -96,7 +98,7 @@ def examine(
         _seed(_SEED_OF_CHECK)
         session = Session(tell_early)
         with session.entered():
-            report = override(_checked(built, program, case, settings), settings)
+            report = _override(_checked(built, program, case, settings), settings)
         result = _result_of(report, settings)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -246,3 +248,50 @@ def _peak_of_process() -> int | None:
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _override(report: Report, settings: Settings) -> Report:
+    """Remove the findings that rules ignore. The coverage keeps each of them, with the rule's reason."""
+    kept: list[Finding] = []
+    ignored: list[Finding] = []
+    notes: list[str] = []
+    for finding in report.findings:
+        why = _ignored(finding.subject, settings.ignore_outputs) or _noise(finding, settings.noise)
+        if why is None:
+            kept.append(finding)
+        else:
+            ignored.append(finding)
+            notes.append(f"{finding.subject}: a rule takes it out of the verdict: {why}")
+    skipped = tuple(_harmless(skip, settings.ignore_outputs) for skip in report.coverage.skipped)
+    coverage = replace(
+        report.coverage,
+        skipped=skipped,
+        ignored=(*report.coverage.ignored, *ignored),
+        notes=(*report.coverage.notes, *notes),
+    )
+    return replace(report, findings=tuple(kept), coverage=coverage)
+
+
+def _matching(subject: str, names: Mapping[str, object]) -> str | None:
+    bare = Subject.of(subject).text
+    return next((name for name in names if matches(name, bare)), None)
+
+
+def _ignored(subject: str, names: Mapping[str, str]) -> str | None:
+    found = _matching(subject, names)
+    return None if found is None else names[found]
+
+
+def _noise(finding: Finding, limits: Mapping[str, tuple[float, str]]) -> str | None:
+    found = _matching(finding.subject, limits)
+    metrics = finding.metrics
+    if found is None or finding.kind not in _OF_VALUES or metrics is None or metrics.nonfinite_mismatched:
+        return None
+    limit, reason = limits[found]
+    if not metrics.reference_rms or metrics.rmse / metrics.reference_rms > limit:
+        return None
+    return f"{reason} (its relative error {metrics.rmse / metrics.reference_rms:.2g} is within {limit:g})"
+
+
+def _harmless(skip: Skip, names: Mapping[str, str]) -> Skip:
+    return replace(skip, matters=False) if skip.matters and _matching(skip.subject, names) else skip
