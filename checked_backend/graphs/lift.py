@@ -1,22 +1,25 @@
 """Turn the tensors that a Dynamo graph holds as attributes and may write to into inputs.
 
 ``torch.compile(optimizer.step)`` gives such graphs: parameters and the optimizer's state are attributes. The reference
-and the candidate would both write to them. As inputs, each run gets its own copy.
+and the candidate would both write to them. As inputs, each run gets its own copy. The same goes for lists of tensors:
+compiled autograd passes one list to its backward graphs, and a graph may write to the tensors in it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend._torch.dynamo import element_source
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import writes
 
-__all__ = ["copy_as_dynamo_made_it", "lift_written_attributes"]
+__all__ = ["lift_written_attributes", "spread_lists"]
 
 _WRITERS = frozenset({"delitem", "__setitem__", "__delitem__"})
 _STATISTICS = ("batch_norm", "instance_norm")
@@ -40,7 +43,7 @@ def lift_written_attributes(
     if not attributes or not any(_may_write(node) for node in gm.graph.nodes):
         return gm, example_inputs, ()
     held: dict[str, torch.Tensor] = {str(node.target): _held(gm, node) for node in attributes}
-    lifted = copy_as_dynamo_made_it(gm)
+    lifted = _copy_as_dynamo_made_it(gm)
     sources: dict[str, Any] = dict(getattr(gm, "_param_name_to_source", None) or {})
     lifted._param_name_to_source = {name: source for name, source in sources.items() if name not in held}  # type: ignore[assignment]
     added: dict[str, fx.Node] = {}
@@ -59,7 +62,7 @@ def lift_written_attributes(
     return lifted, [*example_inputs, *examples], tuple(held[name] for name in added)
 
 
-def copy_as_dynamo_made_it(gm: fx.GraphModule) -> fx.GraphModule:
+def _copy_as_dynamo_made_it(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph together with the sources of its inputs, which Dynamo stores on it for compilers."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     copied.meta = gm.meta
@@ -111,3 +114,67 @@ def _may_write(node: fx.Node) -> bool:
     if name in _WRITERS or name.endswith("_") or any(word in name for word in _STATISTICS):
         return True
     return str(getattr(node.target, "__module__", None) or "torch").partition(".")[0] not in _PURE_MODULES
+
+
+def spread_lists(
+    gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[fx.GraphModule, Sequence[Any], Callable[[Sequence[Any]], Sequence[Any]] | None]:
+    """Replace a graph's list inputs by one input for each element.
+
+    Args:
+        gm: A Dynamo graph. It is not changed, because Dynamo goes on to use it.
+        example_inputs: As Dynamo gave them.
+
+    Returns:
+        The graph to compile, its example inputs, and a function that turns the arguments that Dynamo passes into the
+        graph's arguments (None if they are the same). A list that the graph uses as a whole stays a list.
+    """
+    given = gm.graph.find_nodes(op="placeholder")
+    places = {
+        place: len(example)
+        for place, (node, example) in enumerate(zip(given, example_inputs, strict=True))
+        if isinstance(example, (list, tuple)) and all(map(_takes_an_element, node.users))
+    }
+    if not places:
+        return gm, example_inputs, None
+    copied = _copy_as_dynamo_made_it(gm)
+    examples: list[Any] = []
+    for place, (node, example) in enumerate(
+        zip(copied.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
+    ):
+        examples += _spread(copied.graph, node, example) if place in places else [example]
+    copied.recompile()
+
+    def spread(args: Sequence[Any]) -> Sequence[Any]:
+        flat: list[Any] = []
+        for place, arg in enumerate(args):
+            flat += arg if place in places else [arg]
+        return flat
+
+    return copied, examples, spread
+
+
+def _takes_an_element(user: fx.Node) -> bool:
+    return user.op == "call_function" and user.target is operator.getitem and isinstance(user.args[1], int)
+
+
+def _spread(graph: fx.Graph, node: fx.Node, example: Sequence[Any]) -> list[Any]:
+    """Replace a placeholder by one for each element, and return an example of each."""
+    takers: dict[int, list[fx.Node]] = {}
+    for user in node.users:
+        takers.setdefault(int(user.args[1]) % len(example), []).append(user)  # type: ignore[arg-type]
+    examples = []
+    last = node
+    for index, value in enumerate(example):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"{node.name}_{index}")
+        if hasattr(node, "_dynamo_source"):
+            last._dynamo_source = element_source(node._dynamo_source, index)
+        users = takers.get(index, [])
+        last.meta = dict(users[0].meta) if users else {"example_value": value}
+        examples.append(last.meta.get("example_value", value))
+        for user in users:
+            user.replace_all_uses_with(last)
+            graph.erase_node(user)
+    graph.erase_node(node)
+    return examples

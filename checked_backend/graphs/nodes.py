@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["graph_fetched", "is_getitem", "outputs_of", "recorded_value"]
+__all__ = ["graph_fetched", "is_getitem", "origin_of", "outputs_of", "recorded_value"]
 
 
 def recorded_value(node: fx.Node) -> Any:
@@ -40,3 +40,22 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
         returned = node.args[0]
         return list(returned) if isinstance(returned, (tuple, list)) else [returned]
     return []
+
+
+def origin_of(node: fx.Node, dynamo: fx.GraphModule) -> fx.Node | None:
+    """The node of Dynamo's graph that a node of an ATen graph was made from; None if that is not known.
+
+    Args:
+        node: Of a forward graph, or of a backward graph, whose nodes remember the forward's.
+        dynamo: Dynamo's graph, or a copy of it.
+    """
+    name = _source_name(node) or _source_name(node, "fwd_source_fn_stack")
+    if name is None:
+        return None
+    found: fx.Node | None = next((one for one in dynamo.graph.nodes if name in (_source_name(one), one.name)), None)
+    return found
+
+
+def _source_name(node: fx.Node, key: str = "source_fn_stack") -> str | None:
+    stack = node.meta.get(key)
+    return str(stack[-1][0]) if stack else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, get_args
 
+import sympy
 import torch
 from torch import fx
 
@@ -15,9 +16,12 @@ from checked_backend._torch.modes import TorchDispatchMode, disable_current_mode
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fake_kernel, higher_order_kernel
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.graphs.schema import effectful, is_custom, operator_name, wrapped_operator
-from checked_backend.metadata.expected import Mismatch
+from checked_backend.metadata.expected import Mismatch, Size, compare, expected_leaves
+from checked_backend.options import MetadataCheck
 
 __all__ = ["attribute", "is_own_fault", "unwrap_call"]
+
+_CHECKS = get_args(MetadataCheck)
 
 
 def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
@@ -109,30 +113,18 @@ def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, 
         operator, args, kwargs = call
         if operator._schema.is_mutable and operator in (target, effectful(target, inputs[0])):
             return None  # it would write to the program's own tensors once more
-        fake = tree_leaves(_fake_result(operator, args, kwargs, cached=cached))
+        fake = expected_leaves(_fake_result(operator, args, kwargs, cached=cached))
         with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
             real = tree_leaves((operator(*args, **kwargs), (args, kwargs)))
     except Exception:
         return None
-    return len(fake) == len(real) and all(map(_same, fake, real))
+    if len(fake) != len(real):
+        return False
+    return not any(compare(want, got, None, _known, _CHECKS) for want, got in zip(fake, real, strict=True))
 
 
-def _same(fake: Any, real: Any) -> bool:
-    if isinstance(fake, (int, float)) and isinstance(real, (int, float)):
-        return fake == real
-    if not isinstance(fake, torch.Tensor) or not isinstance(real, torch.Tensor):
-        return isinstance(fake, torch.Tensor) is isinstance(real, torch.Tensor)
-    if (fake.dtype, fake.device, fake.layout) != (real.dtype, real.device, real.layout):
-        return False
-    if (fake.is_conj(), fake.is_neg()) != (real.is_conj(), real.is_neg()):
-        return False
-    if tuple(map(str, fake.shape)) != tuple(map(str, real.shape)):
-        return False
-    if fake.layout is not torch.strided:
-        return True
-    strides = zip(fake.stride(), real.stride(), real.shape, strict=True)
-    same = real.numel() == 0 or all(size == 1 or int(want) == got for want, got, size in strides)
-    return same and int(fake.storage_offset()) == real.storage_offset()
+def _known(size: Size) -> Any:
+    return None if isinstance(size, sympy.Basic) else size
 
 
 class _Caught(BaseException):

@@ -125,7 +125,12 @@ class MetadataInterpreter:
         """Run the graph on a list of inputs, which is emptied (the boxed convention)."""
         run = GraphRun(self, None)
         if self._watches and "alias" in self.settings.checks:
-            self._note_inputs(args)
+            # for the operators that are watched; each is still freed after its last use
+            self.history.memory.note(
+                (arg, f"the memory of the graph's input {name}, which it is not given")
+                for name, arg in zip(self._inputs, args, strict=False)
+                if isinstance(arg, torch.Tensor)
+            )
         before, self.running.run = self.running.run, run
         try:
             result = run.run(args)
@@ -133,26 +138,15 @@ class MetadataInterpreter:
             raise
         except Exception as error:
             # an operator often fails because of an earlier mismatch, whose message helps more
-            self._report(run, error)
+            try:
+                run.tell()
+            except MetadataError as mismatch:
+                raise mismatch from error
             raise
         finally:
             self.running.run = before
         run.tell()
         return result
-
-    def _note_inputs(self, args: Sequence[Any]) -> None:
-        """Remember the graph's inputs for the operators that are watched. Each is still freed after its last use."""
-        self.history.memory.note(
-            (arg, f"the memory of the graph's input {name}, which it is not given")
-            for name, arg in zip(self._inputs, args, strict=False)
-            if isinstance(arg, torch.Tensor)
-        )
-
-    def _report(self, run: GraphRun, error: Exception) -> None:
-        try:
-            run.tell()
-        except MetadataError as mismatch:
-            raise mismatch from error
 
 
 class _Running(threading.local):

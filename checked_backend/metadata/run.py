@@ -209,10 +209,8 @@ class GraphRun:
 
     def _value_of(self, size: Size) -> Any:
         """The value of a size; None if it is not known."""
-        if not isinstance(size, sympy.Basic):
-            return size
-        value = self._sizes[size] if self._graph.symbols.known(size) else None
-        return None if value is None or value != value else value
+        value = self._sizes.of(size)
+        return None if value != value else value
 
     def _add(
         self,

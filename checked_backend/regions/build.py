@@ -18,8 +18,7 @@ from checked_backend._torch.generated_modules import GeneratedModule, generated_
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.collectives import awaited_inputs, collective_lines, communicates, hands_over
-from checked_backend.graphs.lift import lift_written_attributes
-from checked_backend.graphs.list_inputs import spread_lists
+from checked_backend.graphs.lift import lift_written_attributes, spread_lists
 from checked_backend.numerics.fingerprint import LARGE
 from checked_backend.numerics.fused import begin_compiling
 from checked_backend.options import CheckOptions

@@ -30,8 +30,7 @@ from checked_backend.diagnose.localize.stages import GraphKind, Recorded, Stage
 from checked_backend.diagnose.localize.subgraph import called_name, calls_of, can_be_walked, is_symbolic
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind, NodeError
-from checked_backend.graphs.nodes import outputs_of, recorded_value
-from checked_backend.graphs.origin import origin_of
+from checked_backend.graphs.nodes import origin_of, outputs_of, recorded_value
 from checked_backend.graphs.source_line import module_path, source_line
 from checked_backend.numerics.measure import measure
 from checked_backend.options import CheckOptions

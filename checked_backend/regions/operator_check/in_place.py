@@ -11,7 +11,7 @@ from torch import fx
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.errors import CheckedBackendError
-from checked_backend.graphs.origin import origin_of
+from checked_backend.graphs.nodes import origin_of
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.probe import Exposed, value_of
 from checked_backend.regions.operator_check.recorder import Recording, recorded

@@ -116,32 +116,8 @@ def _planes(config: Any) -> int:
     return _number(config, ("num_channels", "in_channels", "in_chans"), 3)
 
 
-def _pixels(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _planes(config), *_side(config))
-
-
-def _large_pixels(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _planes(config), 64, 64)
-
-
-def _video(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _number(config, "num_frames", _FRAMES), _planes(config), *_side(config))
-
-
-def _pairs(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, 2, _planes(config), *_side(config))
-
-
 def _patch(config: Any) -> int:
     return _number(config, ("temporal_patch_size",), 1) * _planes(config) * _number(config, ("patch_size",), 8) ** 2
-
-
-def _flat_patches(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch * _GRID * _GRID, _patch(config))
-
-
-def _patches(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _GRID * _GRID, _patch(config))
 
 
 def _bins(config: Any) -> int:
@@ -150,26 +126,6 @@ def _bins(config: Any) -> int:
 
 def _frames(config: Any) -> int:
     return 2 * _number(config, "max_source_positions", 32)
-
-
-def _features(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _bins(config), _frames(config))
-
-
-def _features_in_time(config: Any, batch: int) -> torch.Tensor:
-    return _features(config, batch).transpose(1, 2).contiguous()
-
-
-def _spectrogram(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _number(config, "max_length", 64), _bins(config))
-
-
-def _stacked_spectrogram(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, 1, _frames(config), _bins(config))
-
-
-def _hidden(config: Any, batch: int) -> torch.Tensor:
-    return torch.randn(batch, _LENGTH, _number(config, ("hidden_size", "d_model", "embed_dim", "n_embd"), 32))
 
 
 def _history(config: Any) -> int:
@@ -181,15 +137,43 @@ def _times(config: Any) -> int:
     return max(1, _number(config, "num_time_features", 1))
 
 
-def _series(length: Callable[[Any], int]) -> Sequence[Maker]:
-    return (
-        lambda config, batch: torch.randn(batch, length(config)),
-        lambda config, batch: torch.randn(batch, length(config), _number(config, "num_input_channels", 1)),
-    )
-
-
 def _predicted(config: Any) -> int:
     return _number(config, "prediction_length", 8)
+
+
+def _noise(*shape: int | Callable[[Any], int | tuple[int, int]]) -> Maker:
+    """Random numbers in this shape after the batch. A size of the configuration is a function of it."""
+
+    def make(config: Any, batch: int) -> torch.Tensor:
+        sizes = [size if isinstance(size, int) else size(config) for size in shape]
+        return torch.randn(batch, *(part for size in sizes for part in ((size,) if isinstance(size, int) else size)))
+
+    return make
+
+
+def _named(names: Sequence[str] | str, default: int) -> Callable[[Any], int]:
+    return lambda config: _number(config, names, default)
+
+
+_pixels = _noise(_planes, _side)
+_video = _noise(_named("num_frames", _FRAMES), _planes, _side)
+_pairs = _noise(2, _planes, _side)
+_large_pixels = _noise(_planes, 64, 64)
+_patches = _noise(_GRID * _GRID, _patch)
+_features = _noise(_bins, _frames)
+_hidden = _noise(_LENGTH, _named(("hidden_size", "d_model", "embed_dim", "n_embd"), 32))
+
+
+def _features_in_time(config: Any, batch: int) -> torch.Tensor:
+    return _features(config, batch).transpose(1, 2).contiguous()
+
+
+def _flat_patches(config: Any, batch: int) -> torch.Tensor:
+    return torch.randn(batch * _GRID * _GRID, _patch(config))
+
+
+def _series(length: Callable[[Any], int]) -> Sequence[Maker]:
+    return _noise(length), _noise(length, _named("num_input_channels", 1))
 
 
 def _boxes(_config: Any, batch: int) -> torch.Tensor:
@@ -201,9 +185,9 @@ def _grid(_config: Any, batch: int) -> torch.Tensor:
 
 
 _SOUND: Sequence[Maker] = (
-    lambda _config, batch: torch.randn(batch, _SAMPLES),
-    lambda config, batch: torch.randn(batch, _number(config, "audio_channels", 1), _SAMPLES),
-    _spectrogram,
+    _noise(_SAMPLES),
+    _noise(_named("audio_channels", 1), _SAMPLES),
+    _noise(_named("max_length", 64), _bins),
 )
 _MAKERS: Mapping[str, Sequence[Maker]] = MappingProxyType(
     {
@@ -214,7 +198,7 @@ _MAKERS: Mapping[str, Sequence[Maker]] = MappingProxyType(
         "prompt_masks": (_pixels,),
         "pixel_values_videos": (_video,),
         **dict.fromkeys(("input_values", "audio_values"), _SOUND),
-        "input_features": (_features, _features_in_time, _stacked_spectrogram),
+        "input_features": (_features, _features_in_time, _noise(1, _frames, _bins)),
         "spectrogram": (_features_in_time, _features),
         "audio_mel": (_features_in_time, _features),
         "input_features_mask": (lambda config, batch: torch.ones(batch, _frames(config), dtype=torch.long),),
@@ -228,8 +212,8 @@ _MAKERS: Mapping[str, Sequence[Maker]] = MappingProxyType(
         "pixel_attention_mask": (lambda _config, batch: torch.ones(batch, _GRID * _GRID, dtype=torch.long),),
         "past_values": _series(_history),
         "future_values": _series(_predicted),
-        "past_time_features": (lambda config, batch: torch.randn(batch, _history(config), _times(config)),),
-        "future_time_features": (lambda config, batch: torch.randn(batch, _predicted(config), _times(config)),),
+        "past_time_features": (_noise(_history, _times),),
+        "future_time_features": (_noise(_predicted, _times),),
         "past_observed_mask": (lambda config, batch: torch.ones(batch, _history(config)),),
         "past_values_padding": (lambda config, batch: torch.zeros(batch, _history(config), dtype=torch.long),),
     }

@@ -13,7 +13,7 @@ import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.diagnose.localize import search
-from checked_backend.graphs.origin import origin_of
+from checked_backend.graphs.nodes import origin_of
 from tests.support.locate_tools import located
 from tests.support.planted import Fault, planted, scaled
 
