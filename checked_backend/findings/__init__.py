@@ -4,10 +4,9 @@ from checked_backend.findings.coverage import Coverage, RegionInfo, Skip
 from checked_backend.findings.details import DETAILS, FINER
 from checked_backend.findings.evidence import EvidenceKey
 from checked_backend.findings.finding import Finding
-from checked_backend.findings.kernel import Kernel
 from checked_backend.findings.kinds import Kind, Severity, Verdict
 from checked_backend.findings.metrics import Metrics, NoiseScale
-from checked_backend.findings.pictures import Distribution, NodeError, WorstElement
+from checked_backend.findings.pictures import Distribution, Kernel, NodeError, WorstElement
 from checked_backend.findings.values import Number
 
 __all__ = [

@@ -9,10 +9,9 @@ from pydantic import Field
 
 from checked_backend.findings.details import DETAILS
 from checked_backend.findings.evidence import Evidence
-from checked_backend.findings.kernel import Kernel
 from checked_backend.findings.kinds import Kind, Severity
 from checked_backend.findings.metrics import Metrics, NoiseScale
-from checked_backend.findings.pictures import MOST_NODES, Distribution, NodeError
+from checked_backend.findings.pictures import MOST_NODES, Distribution, Kernel, NodeError
 from checked_backend.findings.values import Flag, Many
 from checked_backend.subjects import Subject, SubjectKind
 

@@ -1,18 +1,19 @@
-"""Numbers for pictures of a finding. They are made where the finding is made, and bounded in size."""
+"""Numbers for pictures of a finding, and generated code. They are made where it is made, and bounded in size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from checked_backend.findings.values import Count, Index, Number, Real
 
-__all__ = ["MOST_NODES", "Distribution", "NodeError", "WorstElement"]
+__all__ = ["MOST_CODE", "MOST_NODES", "Distribution", "Kernel", "NodeError", "WorstElement"]
 
 # A file may have a little more than this release writes, for the sake of later ones.
 MOST_NODES = 400
+MOST_CODE = 2**17  # characters
 _MOST_BLOCKS = 64  # in each direction
 _MOST_ELEMENTS = 64
 _MOST_ULPS = 80
@@ -82,3 +83,31 @@ class NodeError:
     own: Real | None = None
     noise: Real | None = None
     source: str = ""
+
+
+def _bounded(code: str) -> str:
+    if len(code) > MOST_CODE:  # pydantic itself counts the characters of valid UTF-8 alone
+        raise ValueError(f"expected at most {MOST_CODE} characters")
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that computes an operator, with its source.
+
+    Attributes:
+        name: Its name in the generated code; or that of the library function that the generated code calls.
+        language: What the source is written in: ``C++``, ``Triton``, ...; ``call`` if it is the call of a library
+            function.
+        code: The source; the beginning of a long one.
+        lines_left_out: How many more lines it has.
+        computes: The nodes of the compiled graph that it computes, the operator among them.
+        others: Further kernels that compute the operator again.
+    """
+
+    name: str
+    language: str
+    code: Annotated[str, AfterValidator(_bounded), WithJsonSchema({"type": "string", "maxLength": MOST_CODE})]
+    lines_left_out: Count = 0
+    computes: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)] = ()
+    others: Annotated[tuple[str, ...], Field(max_length=MOST_NODES)] = ()

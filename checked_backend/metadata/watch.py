@@ -45,9 +45,10 @@ def call_watched(
     operator, given = (target, args) if inner is None else (inner, args[2:])
     named = list(_named(operator, given, kwargs))
     writable = _writable(operator)
-    watch = _Watch(named, writable) if "mutation" in checks else None
+    read_only = [item for item in named if item[0] not in writable and "mutation" in checks]
+    before = [(name, tensor, _form(tensor), fingerprint(tensor)) for name, tensor in read_only]
     result = target(*args, **kwargs)
-    found = [] if watch is None else list(watch.changes())
+    found = list(_changes(before))
     if "alias" in checks:
         found.extend(_not_new(node, target, result, named, memory))
         memory.note(
@@ -88,27 +89,14 @@ def _writable(target: Any) -> set[str]:
     return {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
 
 
-class _Watch:
-    """The state of an operator's read-only tensors before it ran.
-
-    Args:
-        writable: Names of the arguments that it may change; they are not watched.
-    """
-
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], writable: Collection[str]) -> None:
-        read_only = [(name, tensor) for name, tensor in named if name not in writable]
-        self._before = [(name, tensor, _form(tensor), fingerprint(tensor)) for name, tensor in read_only]
-
-    def changes(self) -> Iterator[Mismatch]:
-        """Mismatches for the tensors that have changed."""
-        for name, tensor, form, value in self._before:
-            if _form(tensor) != form:
-                expected = f"argument {name} keeps its shape, strides and memory"
-                yield Mismatch(
-                    "mutation", None, expected, f"it was changed to {tuple(tensor.shape)}, {_form(tensor)[1]}"
-                )
-            elif value is not None and fingerprint(tensor) != value:
-                yield Mismatch("mutation", None, f"argument {name} is not written to", "it was changed in place")
+def _changes(before: Sequence[tuple[str, torch.Tensor, tuple[Any, ...], int | None]]) -> Iterator[Mismatch]:
+    """Mismatches for read-only tensors that have changed, of which the form and the checksum were taken before."""
+    for name, tensor, form, value in before:
+        if _form(tensor) != form:
+            expected = f"argument {name} keeps its shape, strides and memory"
+            yield Mismatch("mutation", None, expected, f"it was changed to {tuple(tensor.shape)}, {_form(tensor)[1]}")
+        elif value is not None and fingerprint(tensor) != value:
+            yield Mismatch("mutation", None, f"argument {name} is not written to", "it was changed in place")
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind, Metrics, Severity
-from checked_backend.findings.kernel import MOST_CODE
+from checked_backend.findings.pictures import MOST_CODE
 from checked_backend.report import Report
 from checked_backend.report.codec import json_schema
 from tests.support.cli_tools import runner
