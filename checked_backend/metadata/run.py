@@ -20,7 +20,7 @@ from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Lea
 from checked_backend.metadata.findings import NodeMismatch, depended_on, to_finding
 from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
-from checked_backend.metadata.steps import Slot, Step, TensorCheck, ValueCheck, filled, producer
+from checked_backend.metadata.steps import Slot, Step, TensorCheck, ValueCheck, producer
 from checked_backend.metadata.symbols import SizeValues
 from checked_backend.metadata.watch import call_watched
 
@@ -85,7 +85,7 @@ class GraphRun:
         for condition, message in self._graph.asserts:
             if not self._sizes[condition]:
                 self._assertion(condition, message)
-        return filled(step.args[0], values.__getitem__)
+        return fx.node.map_arg(step.args[0], values.__getitem__)
 
     def _call(self, step: Step, function: Callable[..., Any]) -> Any:
         values, args, kwargs = self._values, step.args, step.kwargs
@@ -94,7 +94,7 @@ class GraphRun:
             if kwargs:
                 kwargs = {key: values[item] if item.__class__ is fx.Node else item for key, item in kwargs.items()}
         else:
-            args, kwargs = filled((args, kwargs), values.__getitem__)
+            args, kwargs = fx.node.map_arg((args, kwargs), values.__getitem__)
         return self._custom(step, args, kwargs) if step.watched else function(*args, **kwargs)
 
     def _check(self, step: Step, value: Any) -> None:
@@ -271,7 +271,7 @@ class GraphRun:
         """The real arguments of a node, as far as they still exist."""
         if step.node.op != "call_function" or any(item not in self._values for item in step.node.all_input_nodes):
             return None
-        args, kwargs = filled((step.args, step.kwargs), self._values.__getitem__)
+        args, kwargs = fx.node.map_arg((step.args, step.kwargs), self._values.__getitem__)
         return args, kwargs
 
     def tell(self) -> None:

@@ -32,7 +32,6 @@ __all__ = [
     "Step",
     "TensorCheck",
     "ValueCheck",
-    "filled",
     "prepare",
     "producer",
 ]
@@ -256,22 +255,6 @@ def prepare(gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.N
     return _Preparation(gm, settings, subgraphs).run()
 
 
-def filled(value: Any, get: Callable[[fx.Node], Any]) -> Any:
-    """An argument of a node with a value for each node in it."""
-    if isinstance(value, fx.Node):
-        return get(value)
-    if isinstance(value, tuple):
-        items = [filled(item, get) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [filled(item, get) for item in value]
-    if isinstance(value, dict):
-        return {key: filled(item, get) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(filled(value.start, get), filled(value.stop, get), filled(value.step, get))
-    return value
-
-
 class _Preparation:
     def __init__(self, gm: fx.GraphModule, settings: CheckSettings, subgraphs: Mapping[fx.Node, Any]) -> None:
         self.gm = gm
@@ -309,7 +292,7 @@ class _Preparation:
 
     def call(self, step: Step) -> None:
         node, gm = step.node, self.gm
-        step.args, step.kwargs = filled((tuple(node.args), dict(node.kwargs)), lambda item: item)
+        step.args, step.kwargs = node.args, node.kwargs
         parts = (*step.args, *step.kwargs.values())
         step.flat = all(isinstance(part, fx.Node) or not _holds_nodes(part) for part in parts)
         step.function = _function(gm, node, self.subgraphs)
@@ -458,7 +441,7 @@ def _function(gm: fx.GraphModule, node: fx.Node, subgraphs: Mapping[fx.Node, Any
 
 def _holds_nodes(value: Any) -> bool:
     nodes: list[fx.Node] = []
-    filled(value, nodes.append)
+    fx.node.map_arg(value, nodes.append)
     return bool(nodes)
 
 
