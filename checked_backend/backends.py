@@ -28,8 +28,7 @@ with random_untouched():
     from checked_backend.errors import CheckedBackendError, OptionError
     from checked_backend.findings import Finding
     from checked_backend.graphs.graph_name import graph_name
-    from checked_backend.metadata.dropped_call_check import DroppedCallCheck
-    from checked_backend.metadata.dropped_calls import Site, dropped_calls, operators_in
+    from checked_backend.metadata.dropped_calls import DroppedCallCheck, Site, dropped_calls, operators_in
     from checked_backend.metadata.history import History
     from checked_backend.metadata.interpreter import MetadataInterpreter
     from checked_backend.metadata.reporter import MetadataReporter

@@ -8,25 +8,35 @@ real arguments, and the calls get copies of those.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, is_composite
-from checked_backend._torch.tensors import clone_preserve_strides, is_traceable_wrapper_subclass
+from checked_backend._torch.tensors import (
+    clone_preserve_strides,
+    is_functorch_wrapped_tensor,
+    is_traceable_wrapper_subclass,
+)
+from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.effects import sets_mode, writes
 from checked_backend.graphs.nodes import graph_fetched, recorded_value
 from checked_backend.graphs.schema import is_built_in, wrapped_operator
 from checked_backend.graphs.source_line import source_line
+from checked_backend.metadata.interpreter import MetadataInterpreter
+from checked_backend.metadata.reporter import MetadataReporter
 
-__all__ = ["TRANSFORM", "Dropped", "Site", "calls_alone", "dropped_calls", "operators_in"]
+__all__ = ["DroppedCallCheck", "Site", "dropped_calls", "operators_in"]
 
-TRANSFORM = "a transform of torch.func"
+_TRANSFORM = "a transform of torch.func"
 Site = tuple[str, "str | None"]  # an operator, and the user's line that calls it
+_Interpreters = Callable[[fx.GraphModule, Callable[[Sequence[Finding]], None]], MetadataInterpreter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
         if (inside or transformed) and site[0] in names:
             continue  # how often it is called there says nothing
         schema = _overloads(node.target)[0]._schema
-        place = "a graph that a higher-order operator runs" if inside else TRANSFORM if transformed else ""
+        place = "a graph that a higher-order operator runs" if inside else _TRANSFORM if transformed else ""
         found.append(Dropped(node, site[0], place, pointless=not schema.returns and not schema.is_mutable))
     return found
 
@@ -127,7 +137,7 @@ def _site(node: fx.Node) -> Site | None:
     return overloads[0]._schema.name.replace("::", "."), source_line(node)
 
 
-def calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.GraphModule, set[str]]:
+def _calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.GraphModule, set[str]]:
     """The part of Dynamo's graph that makes these calls, each on copies of its arguments.
 
     Args:
@@ -195,3 +205,90 @@ def _copy(value: Any) -> Any:
     if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested:
         return clone_preserve_strides(value.detach())
     return value.detach().clone()
+
+
+class DroppedCallCheck:
+    """Checks the calls of one region that no compiled graph makes. It makes each once, alone, and watches its operator.
+
+    Args:
+        dropped: The calls in it that are missing from the compiled graphs.
+        interpreter: Makes the interpreter that runs and checks a graph.
+        reporter: Receives the findings.
+    """
+
+    def __init__(
+        self, dynamo: fx.GraphModule, dropped: Sequence[Dropped], interpreter: _Interpreters, reporter: MetadataReporter
+    ) -> None:
+        self._lock = threading.Lock()
+        self._reporter = reporter
+        self._ran = False
+        self._found: list[Finding] = []
+        self._calls = [call for call in dropped if not call.inside]
+        self._skips = [_skip(call, f"it lies in {call.inside}") for call in dropped if call.inside]
+        self._interpreter: MetadataInterpreter | None = None
+        self._names: set[str] = set()
+        if self._calls:
+            try:
+                part, self._names = _calls_alone(dynamo, self._calls)
+                self._interpreter = interpreter(part, self._found.extend)
+            except Exception as error:
+                self._fail(str(error))
+
+    def check(self, args: Sequence[Any]) -> None:
+        """Check at the first call. Report the findings and the unchecked calls at every call.
+
+        Args:
+            args: The region's real inputs; they are not changed.
+
+        Raises:
+            MetadataError: With ``on_divergence="raise"``.
+        """
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if any(isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+            return  # another tracer traces the region
+        with self._lock:
+            if not self._ran:
+                self._run(args)
+        if self._calls:
+            self._reporter.count({"calls that compilation dropped": len(self._calls)})
+        for call in self._calls:
+            self._reporter.note(_note(call))
+        for skip in self._skips:
+            self._reporter.skip(skip)
+        self._reporter.report(self._found)
+
+    def _run(self, args: Sequence[Any]) -> None:
+        self._ran = True
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is None:
+            return
+        devices = {arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
+                interpreter(list(args))
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
+        told = [f for f in self._found if f.node in self._names and not f.inherited]
+        self._found = [
+            replace(finding, message=f"{finding.message}\n    compilation dropped this call: nothing takes its results")
+            for finding in told
+        ]
+
+    def _fail(self, why: str) -> None:
+        self._skips += [_skip(call, why) for call in self._calls]
+        self._calls = []
+
+
+def _skip(call: Dropped, why: str) -> Skip:
+    # a transform's rule may rightly have replaced the operator
+    matters = call.inside != _TRANSFORM
+    return Skip(str(call), f"it is in no compiled graph, and it could not be made alone: {why}", matters=matters)
+
+
+def _note(call: Dropped) -> str:
+    text = f"{call} is in no compiled graph, for nothing takes its results; it was made once, alone, on copies"
+    if call.pointless:
+        text += (
+            "; by its schema it does nothing: declare what it writes to, or its effect, or compiled code leaves it out"
+        )
+    return text

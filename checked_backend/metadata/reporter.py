@@ -37,19 +37,6 @@ class MetadataReporter(Reporter):
         """Note that a graph ran which the option ``graphs`` excludes."""
         self.skip(Skip(f"the {kind} graph", "it is not among the option graphs"))
 
-    def dropped(self, checked: int, notes: Sequence[str], skips: Sequence[Skip]) -> None:
-        """Note calls that compilation dropped.
-
-        Args:
-            checked: How many were made alone and checked.
-        """
-        if checked:
-            self.count({"calls that compilation dropped": checked})
-        for note in notes:
-            self.note(note)
-        for skip in skips:
-            self.skip(skip)
-
     def ran(self, kind: str, nodes: int, asserts: int, unchecked: Mapping[str, int]) -> None:
         """Note that a graph ran.
 

@@ -7,14 +7,14 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from checked_backend._torch.pytree import tree_leaves
+from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking import check
 from checked_backend.checking.target import load_compiler, parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
@@ -27,7 +27,6 @@ from checked_backend.report.session import Session
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.status import Status
 from checked_backend.subjects import Subject
-from checked_backend.sweep.prepare import Prepared, prepare, scalar_loss
 from checked_backend.sweep.rules import matches
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import suite_of
@@ -40,6 +39,7 @@ _SEED_OF_CHECK = 6_031_769
 """No seed that a compiler would set: it would not show."""
 
 _LONGEST = 600
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OF_VALUES = (Kind.PRECISION, Kind.LOGIC)
 _EMPTY = "what it returns has no elements, so nothing was compared: does the batch size leave any?"
 
@@ -75,7 +75,7 @@ def examine(
         note(stage)
         _seed(_SEED)
         built = suite_of(spec).build(case, settings)
-        program = prepare(built, case.mode, settings.run_as or case.dtype, case.device)
+        program = _prepare(built, case.mode, settings.run_as or case.dtype, case.device)
         stage = "running the model in eager"
         note(stage)
         empty = _runs_in_eager(program)
@@ -124,7 +124,7 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _runs_in_eager(program: Prepared) -> bool:
+def _runs_in_eager(program: _Prepared) -> bool:
     """Run the program once in eager, on copies: the check must start from the program's unchanged state.
 
     Returns:
@@ -135,13 +135,13 @@ def _runs_in_eager(program: Prepared) -> bool:
     except Exception:  # some models cannot be copied; the check reports that itself
         copied = program
     results = copied.step()
-    if program.training and scalar_loss(results) is None:
+    if program.training and _scalar_loss(results) is None:
         raise Unsupported("nothing of what it returns has gradients, so there is nothing to train")
     tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
-def _checked(built: Built, program: Prepared, case: Case, settings: Settings) -> Report:
+def _checked(built: Built, program: _Prepared, case: Case, settings: Settings) -> Report:
     if built.check is not None:
         return built.check()
     return check(
@@ -295,3 +295,88 @@ def _noise(finding: Finding, limits: Mapping[str, tuple[float, str]]) -> str | N
 
 def _harmless(skip: Skip, names: Mapping[str, str]) -> Skip:
     return replace(skip, matters=False) if skip.matters and _matching(skip.subject, names) else skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A program to run.
+
+    Attributes:
+        function: A function or a module. The module applies autocast itself if the case asks for it.
+        training: Whether a step has a backward pass.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    training: bool
+
+    def step(self) -> object:
+        """Run one step: forward, and in training backward, too. Returns the results of the program."""
+        if not self.training:
+            with torch.no_grad():
+                return self.function(*self.args, **self.kwargs)
+        results = self.function(*self.args, **self.kwargs)
+        loss = _scalar_loss(results)
+        if loss is not None:
+            loss.backward()
+        return results
+
+
+def _scalar_loss(results: object) -> torch.Tensor | None:
+    """A loss that depends on every result that requires grad; None if no result does."""
+    leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if not leaves:
+        return None
+    parts = [(leaf.abs() if leaf.is_complex() else leaf).float().mean() for leaf in leaves]
+    return torch.stack([part.cpu() for part in parts]).sum() if len(parts) > 1 else parts[0]
+
+
+def _prepare(built: Built, mode: str, dtype: str, device: str) -> _Prepared:
+    """Bring a program to a mode, a device, and the case's dtype or the one that a rule replaces it with."""
+    training = mode == "training"
+    if built.ready:
+        return _Prepared(built.function, built.args, built.kwargs, training)
+    module = built.function if isinstance(built.function, torch.nn.Module) else None
+    wanted = _DTYPES.get(dtype)
+    if module is not None:
+        module.train(training)
+        module.to(device)
+        if wanted is not None:
+            module.to(wanted)
+    args, kwargs = tree_map(lambda leaf: _moved(leaf, device, wanted), (tuple(built.args), dict(built.kwargs)))
+    function = built.function
+    if dtype == "amp":
+        function = Autocast(module, device) if module is not None else _under_autocast(built.function, device)
+    return _Prepared(function, args, kwargs, training)
+
+
+def _moved(leaf: object, device: str, dtype: torch.dtype | None) -> object:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    wanted = dtype if leaf.is_floating_point() and dtype is not None else leaf.dtype
+    if leaf.dtype == wanted and leaf.device.type == device:
+        return leaf
+    return leaf.detach().to(device=device, dtype=wanted).requires_grad_(leaf.requires_grad)
+
+
+class Autocast(torch.nn.Module):
+    """A model whose forward pass runs under autocast. Its backward pass does not, as torch recommends."""
+
+    def __init__(self, model: torch.nn.Module, device: str) -> None:
+        super().__init__()
+        self.model = model
+        self._device = device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        with torch.autocast(self._device):
+            return self.model(*args, **kwargs)
+
+
+def _under_autocast(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device):
+            return function(*args, **kwargs)
+
+    return run
