@@ -88,13 +88,14 @@ class GraphRun:
         return fx.node.map_arg(step.args[0], values.__getitem__)
 
     def _call(self, step: Step, function: Callable[..., Any]) -> Any:
-        values, args, kwargs = self._values, step.args, step.kwargs
+        values, kwargs = self._values, step.kwargs
+        args: Sequence[Any] = step.args
         if step.flat:
             args = [values[item] if item.__class__ is fx.Node else item for item in args]
             if kwargs:
                 kwargs = {key: values[item] if item.__class__ is fx.Node else item for key, item in kwargs.items()}
         else:
-            args, kwargs = fx.node.map_arg((args, kwargs), values.__getitem__)
+            args, kwargs = fx.node.map_arg((step.args, kwargs), values.__getitem__)
         return self._custom(step, args, kwargs) if step.watched else function(*args, **kwargs)
 
     def _check(self, step: Step, value: Any) -> None:
@@ -271,8 +272,7 @@ class GraphRun:
         """The real arguments of a node, as far as they still exist."""
         if step.node.op != "call_function" or any(item not in self._values for item in step.node.all_input_nodes):
             return None
-        args, kwargs = fx.node.map_arg((step.args, step.kwargs), self._values.__getitem__)
-        return args, kwargs
+        return fx.node.map_arg((step.args, step.kwargs), self._values.__getitem__)
 
     def tell(self) -> None:
         """Hand on the findings that were not handed on yet."""

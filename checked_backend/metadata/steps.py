@@ -219,8 +219,8 @@ class Step:
     allowed: frozenset[int] = frozenset()
     compared: bool = False
     function: Callable[..., Any] | None = None
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
     flat: bool = True
     watched: bool = False
     count: int | None = None

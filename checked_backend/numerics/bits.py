@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -17,10 +18,12 @@ __all__ = [
     "bit_view",
     "holds_floats",
     "is_floating",
+    "is_on_cpu",
     "max_ulp_distance",
     "memory_of",
     "resolved",
     "same_bits",
+    "slabs",
     "unit_roundoff",
     "unsigned_gap",
     "unsigned_to_float64",
@@ -72,6 +75,7 @@ INTEGERS = (
 )
 """The dtypes of integers that have an arithmetic, and bool."""
 
+_SLAB = 1 << 22  # elements; up to 24 bytes are needed for each
 _BITS_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -90,6 +94,25 @@ def with_memory(tensor: torch.Tensor) -> torch.Tensor:
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """The values in memory as they are read, without history: nothing waits to be conjugated or negated."""
     return with_memory(tensor.detach()).resolve_conj().resolve_neg()
+
+
+def is_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers can be read without waiting for a device."""
+    return tensor.is_cpu
+
+
+def slabs(sizes: Iterable[int]) -> Iterator[list[int]]:
+    """Places of the tensors that a GPU works on at once: a few million elements, or a single tensor."""
+    slab: list[int] = []
+    total = 0
+    for place, size in enumerate(sizes):
+        if slab and total + size > _SLAB:
+            yield slab
+            slab, total = [], 0
+        slab.append(place)
+        total += size
+    if slab:
+        yield slab
 
 
 def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:

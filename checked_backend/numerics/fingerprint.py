@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import torch
 
-from checked_backend.numerics.bits import memory_of, resolved
+from checked_backend.numerics.bits import is_on_cpu, memory_of, resolved, slabs
 from checked_backend.numerics.fused import Checksum, checksum_loop
 
 __all__ = ["LARGE", "fingerprint", "fingerprints"]
@@ -17,9 +17,6 @@ _CHUNK = 1 << 17
 
 LARGE = 1 << 14
 """Elements. Smaller tensors in the processor's memory get a CRC, which costs a twentieth of a few calls of torch."""
-
-_SLAB = 1 << 22
-"""Elements that a GPU works on at once; it needs 24 bytes for each."""
 
 _MIXING = ((16, 2146121005), (15, -2073254261))
 """Shifts and odd factors, as in ``fused.c``: no two numbers become the same."""
@@ -47,17 +44,13 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """Checksum tensors as `fingerprint` does. A GPU is waited for once, however many tensors there are."""
     with torch.no_grad():
         of_all = [_bits(tensor) for tensor in tensors]
-        found = [None if bits is None or not _is_here(bits) else _on_processor(bits) for bits in of_all]
-        elsewhere = {place: bits for place, bits in enumerate(of_all) if bits is not None and not _is_here(bits)}
+        found = [None if bits is None or not is_on_cpu(bits) else _on_processor(bits) for bits in of_all]
+        elsewhere = {place: bits for place, bits in enumerate(of_all) if bits is not None and not is_on_cpu(bits)}
         for device in {bits.device for bits in elsewhere.values()}:
             there = {place: bits for place, bits in elsewhere.items() if bits.device == device}
             for place, total in _on_device(there).items():
                 found[place] = total
     return found
-
-
-def _is_here(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,21 +88,12 @@ def _on_device(of_all: Mapping[int, torch.Tensor]) -> dict[int, int]:
     sums: list[int] = []
     if chunks:
         places = _places(_CHUNK, chunks[0][1].device)
-        sums = torch.cat([_sums(slab, places) for slab in _slabs([chunk for _, chunk in chunks])]).tolist()
+        of_slabs = slabs(chunk.numel() for _, chunk in chunks)
+        sums = torch.cat([_sums([chunks[number][1] for number in slab], places) for slab in of_slabs]).tolist()
     found: dict[int, list[int]] = {place: [] for place in of_all}
     for (place, _), total in zip(chunks, sums, strict=True):
         found[place].append(total & (2**32 - 1))
     return {place: _sum(totals) for place, totals in found.items()}
-
-
-def _slabs(chunks: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    slab: list[torch.Tensor] = []
-    for chunk in chunks:
-        if slab and sum(part.numel() for part in slab) + chunk.numel() > _SLAB:
-            yield slab
-            slab = []
-        slab.append(chunk)
-    yield slab
 
 
 def _sums(slab: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:

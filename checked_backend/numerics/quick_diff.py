@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend._torch.tensors import differences_of, norms_of
-from checked_backend.numerics.bits import FORMATS, with_memory
+from checked_backend.numerics.bits import FORMATS, is_on_cpu, slabs, with_memory
 from checked_backend.numerics.fused import fused_loop
 
 __all__ = ["QuickDiff", "quick_diff", "quick_diffs"]
 
 _LARGE = 1 << 16  # elements; for tensors of this size one compiled loop is faster than a call for each number
 _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay in a processor's cache
-_SLAB = 1 << 22  # elements that a GPU works on at once; it needs up to 12 bytes for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def quick_diffs(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Quic
         reduced: dict[int, tuple[float, float, float]] = {}
         elsewhere: dict[torch.device, dict[int, tuple[torch.Tensor, torch.Tensor]]] = defaultdict(dict)
         for place, both in enumerate(flat):
-            if both is not None and (_is_here(both[0]) or type(both[0]) is not torch.Tensor):
+            if both is not None and (is_on_cpu(both[0]) or type(both[0]) is not torch.Tensor):
                 reduced[place] = _reduce(*both)
             elif both is not None:
                 elsewhere[both[0].device][place] = both
@@ -72,10 +71,6 @@ def _diff(greatest: float, squares: float, reference_squares: float, count: int)
     if not greatest + squares + reference_squares < float("inf"):
         return None
     return QuickDiff(greatest, (squares / count) ** 0.5, (reference_squares / count) ** 0.5)
-
-
-def _is_here(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 def _comparable(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -138,16 +133,10 @@ def _reduce_on_device(
     order: list[int] = []
     norms: list[torch.Tensor] = []
     for dtype in dict.fromkeys(one.dtype for one, _ in pairs.values()):
-        slab: list[int] = []
-        for place, (one, _) in pairs.items():
-            if one.dtype != dtype:
-                continue
-            if slab and sum(pairs[other][0].numel() for other in slab) + one.numel() > _SLAB:
-                norms.append(_norms([pairs[other] for other in slab]))
-                slab = []
-            slab.append(place)
-            order.append(place)
-        norms.append(_norms([pairs[other] for other in slab]))
+        places = [place for place, (one, _) in pairs.items() if one.dtype == dtype]
+        order += places
+        for slab in slabs(pairs[place][0].numel() for place in places):
+            norms.append(_norms([pairs[places[number]] for number in slab]))
     numbers = torch.cat(norms, 1).tolist()
     return {
         place: (greatest, root * root, reference_root * reference_root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from checked_backend.numerics import bits
 from checked_backend.numerics import fingerprint as module
 from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 
@@ -92,10 +93,10 @@ def test_many_on_a_device_have_the_sums_of_each(monkeypatch):
     tensors = [random(dtype, count) for dtype in DTYPES for count in (0, 1, 100, 131_072, 300_001)]
     tensors += [torch.randn(6, 5).t(), torch.randn(()), torch.randn(4, 6)[:, ::2], torch.eye(3).to_sparse()]
     assert fingerprints(tensors) == [fingerprint(tensor) for tensor in tensors]
-    monkeypatch.setattr(module, "_is_here", lambda _tensor: False)
+    monkeypatch.setattr(module, "is_on_cpu", lambda _tensor: False)
     each = [fingerprint(tensor) for tensor in tensors]
     for slab in (1, 200_000, 1 << 22):
-        monkeypatch.setattr(module, "_SLAB", slab)
+        monkeypatch.setattr(bits, "_SLAB", slab)
         assert fingerprints(tensors) == each
     assert fingerprints([]) == []
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from checked_backend.numerics import bits
 from checked_backend.numerics import quick_diff as screen_module
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import quick_diff, quick_diffs
@@ -88,9 +89,9 @@ def test_many_on_a_device_have_the_numbers_of_each(monkeypatch):
     pairs += [(torch.ones(3), torch.ones(3)), (torch.ones(2), torch.tensor([1, torch.nan]))]
     pairs += [(torch.ones(2, dtype=torch.int32),) * 2, (torch.full((2,), torch.inf),) * 2]
     each = [quick_diff(reference=reference, candidate=candidate) for reference, candidate in pairs]
-    monkeypatch.setattr(screen_module, "_is_here", lambda _tensor: False)
+    monkeypatch.setattr(screen_module, "is_on_cpu", lambda _tensor: False)
     for slab in (1, 5000, 1 << 22):
-        monkeypatch.setattr(screen_module, "_SLAB", slab)
+        monkeypatch.setattr(bits, "_SLAB", slab)
         for one, other in zip(each, quick_diffs(pairs), strict=True):
             assert (one is None) == (other is None)
             if one is not None:
