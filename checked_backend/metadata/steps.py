@@ -170,29 +170,13 @@ class ValueCheck:
     """
 
     k: int
-    want: Any
+    want: ExpectedValue
     lessons: Sequence[Lesson]
 
     def learn(self, value: Any, sizes: SizeValues) -> None:
         """Learn a number that depends on data."""
         for lesson in self.lessons:
             sizes.learn(lesson, value if isinstance(value, (int, float)) else UNKNOWN)
-
-    def holds(self, value: Any, sizes: SizeValues) -> bool:
-        """Whether a value is the recorded one."""
-        want = self.want
-        if self.lessons or (isinstance(want, float) and not math.isfinite(want)):
-            return True
-        if isinstance(value, torch.Tensor):
-            return False
-        if want is None or isinstance(want, bool):
-            return value is want
-        if not isinstance(want, sympy.Basic):
-            return bool(value == want)
-        expected = sizes[want]
-        if want.is_integer or isinstance(want, sympy.logic.boolalg.Boolean):
-            return bool(value == expected)
-        return isinstance(value, (int, float)) and math.isclose(value, expected)
 
 
 @dataclass(slots=True)
@@ -317,9 +301,9 @@ class _Preparation:
         for k, leaf in enumerate(leaves):
             if k >= first and isinstance(leaf, ExpectedTensor):
                 step.checks.append(self.tensor(step, k, leaf, carriers.get(k)))
-            elif k >= first and isinstance(leaf, ExpectedValue):
-                known = not isinstance(leaf.value, sympy.Basic) or self.symbols.known(leaf.value)
-                step.checks.append(ValueCheck(k, leaf.value, [] if known else [self.symbols.learn(leaf.value)]))
+            elif k >= first and isinstance(leaf, ExpectedValue) and not _is_nonfinite(leaf.value):
+                known = self.symbols.known(leaf.value)
+                step.checks.append(ValueCheck(k, leaf, [] if known else [self.symbols.learn(leaf.value)]))
 
     def compares(self, node: fx.Node, leaves: Sequence[Leaf]) -> bool:
         """Whether any of the chosen checks applies to a node."""
@@ -437,6 +421,10 @@ def _function(gm: fx.GraphModule, node: fx.Node, subgraphs: Mapping[fx.Node, Any
     if node.op == "call_module":
         return lambda *args, **kwargs: gm.get_submodule(name)(*args, **kwargs)
     return node.target if callable(node.target) else None
+
+
+def _is_nonfinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _holds_nodes(value: Any) -> bool:
