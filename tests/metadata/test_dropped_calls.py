@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +11,9 @@ import torch
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Verdict
-from tests.support.lying_operators import NAME, define, library_of_lies, record, run_alone
+from tests.support.lying_operators import NAME, define, record, run_alone
 
 X = torch.randn(3, 4)
-
-
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    with library_of_lies() as library:
-        yield library
 
 
 def writes(library: Any) -> Any:
@@ -200,13 +194,12 @@ def test_an_ignored_operator_is_ignored_here_too(library: Any) -> None:
     assert not [note for note in report.coverage.notes if "entry" in note]
 
 
-def test_of_a_tensor_that_wraps_others_each_has_its_call() -> None:
+def test_of_a_tensor_that_wraps_others_each_has_its_call(library: Any) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
-    with library_of_lies() as library:
-        pure = define(library, "pure(Tensor x) -> Tensor", lambda x: x + 1, torch.empty_like)
-        pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
-        for program, dropped in ((lambda x: pure(x) * 2, 0), (lambda x: (pure(x), pure(x * 2))[1], 1)):
-            report = record(program, (pair,))
-            told = notes(report) + [skip.subject for skip in report.coverage.skipped if "compiled graph" in skip.reason]
-            assert (report.findings, len(told)) == ((), dropped)
+    pure = define(library, "pure(Tensor x) -> Tensor", lambda x: x + 1, torch.empty_like)
+    pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+    for program, dropped in ((lambda x: pure(x) * 2, 0), (lambda x: (pure(x), pure(x * 2))[1], 1)):
+        report = record(program, (pair,))
+        told = notes(report) + [skip.subject for skip in report.coverage.skipped if "compiled graph" in skip.reason]
+        assert (report.findings, len(told)) == ((), dropped)

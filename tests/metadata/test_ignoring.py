@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +10,10 @@ import torch
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Verdict
-from tests.support.lying_operators import NAME, define, library_of_lies, record
+from tests.support.lying_operators import NAME, define, record
 
 # torch sees some of these lies itself, and only warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
-
-
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    with library_of_lies() as library:
-        yield library
 
 
 def transposed(library: Any, name: str = "lie") -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,17 +17,11 @@ from checked_backend.backends import debug_interpreter
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, Severity, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
-from tests.support.lying_operators import NAME, define, library_of_lies, record
+from tests.support.lying_operators import NAME, define, record
 
 # torch sees some of these lies itself, and only warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
 Program = Callable[..., Any]
-
-
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    with library_of_lies() as library:
-        yield library
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:

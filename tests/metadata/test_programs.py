@@ -23,22 +23,7 @@ from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Kind, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.metadata.symbols import SizeValues
-
-RECORD = {"on_divergence": "record"}
-
-
-def checked(
-    program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None, **options: Any
-) -> cb.Report:
-    """Compile, call with each tuple of arguments, go backward where there is something to go back from."""
-    compiled = torch.compile(program, backend=debug_interpreter, dynamic=dynamic, options={**RECORD, **options})
-    with cb.collect() as session:
-        for args in calls:
-            leaves = torch.utils._pytree.tree_leaves(compiled(*args))
-            free = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-            if free:
-                sum(leaf.float().sum() for leaf in free).backward()  # type: ignore[union-attr]
-    return session.report
+from tests.support.lying_operators import record as checked
 
 
 def pad(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import checked_backend as cb
 from checked_backend import Verdict
 from checked_backend.findings import Finding
 from checked_backend.metadata.script import operator_script
-from tests.support.lying_operators import NAME, define, library_of_lies, record, run_alone
+from tests.support.lying_operators import NAME, define, record, run_alone
 from tests.support.warm_process import WarmPython
 
 DEFINITION = """
@@ -63,12 +62,6 @@ def test_a_mismatch_is_reported_and_its_script_runs(
 
 
 # operators that write to their arguments
-
-
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    with library_of_lies() as library:
-        yield library
 
 
 def mutating(library: Any, lie: str) -> Any:

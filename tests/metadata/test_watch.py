@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 
 from checked_backend.findings import Kind, Verdict
 from checked_backend.metadata.history import KnownStorages
-from tests.support.lying_operators import NAME, define, library_of_lies, record, run_alone
+from tests.support.lying_operators import NAME, define, record, run_alone
 
 pytestmark = [
     # torch sees some of these lies itself, and only warns
@@ -20,12 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 X = torch.randn(3, 4)
-
-
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    with library_of_lies() as library:
-        yield library
 
 
 def local(report: Any) -> list[tuple[str, str, str | None]]:
