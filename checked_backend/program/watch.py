@@ -21,7 +21,7 @@ from checked_backend.program.compile_calls import CompileWatch
 from checked_backend.program.ended import how_it_ended
 from checked_backend.program.folder import Mark, ProcessReport
 from checked_backend.program.shadow import Shadows
-from checked_backend.regions.health import CheckRecord, health_of_run
+from checked_backend.regions.health import HEALTH, CheckRecord
 from checked_backend.report.session import Session, active_sessions
 
 __all__ = ["ProgramWatch"]
@@ -52,7 +52,7 @@ class ProgramWatch(CompileWatch):
         self._session = Session(self._keep)
         self._entered = contextlib.ExitStack()
         self._entered.enter_context(self._session.entered())  # records the checks that the program makes by itself, too
-        health_of_run().add(self._note)
+        HEALTH.add(self._note)
 
     def current(self) -> Session | None:
         """The session of the program if it is not active in this thread, else None."""

@@ -110,7 +110,9 @@ class BackwardCheck:
 
         # The callbacks must not hold the outputs: they hold the nodes whose hooks hold the callbacks.
         def on_backward(passed: BackwardPass) -> Gradients | None:
-            with self.schedule.paid(call.due, self.reporter.compared, backward=True, already=passed.seconds) as meter:
+            with self.schedule.charged(
+                call.due, self.reporter.compared, backward=True, already=passed.seconds
+            ) as meter:
                 return self._checked(call, passed, given, meter)
 
         def on_error(error: Exception, passed: BackwardPass) -> Gradients | None:

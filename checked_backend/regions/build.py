@@ -121,7 +121,7 @@ def build_region(
     schedule = schedule_of(
         options,
         compiling=compiling,
-        building=clock() - began - compiling,
+        building=clock() - began,
         nodes=info.nodes,
         low_precision=variants.low_precision,
     )

@@ -6,28 +6,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from checked_backend.findings import Finding
 from checked_backend.report.file_names import process_rank
 
-__all__ = [
-    "CheckRecord",
-    "CheckSubscription",
-    "Health",
-    "RegionHealth",
-    "health_of_run",
-    "health_used",
-    "on_check",
-]
+__all__ = ["HEALTH", "CheckRecord", "CheckSubscription", "Health", "RegionHealth", "on_check"]
 
 log = logging.getLogger(__name__)
 
-WINDOW = 8
-"""How many of a region's first checks are compared with as many of its latest."""
+FIRST = 8
+"""How many of a region's first checks the latest are compared with."""
 
 DRIFT = 3.0
 """The least growth of the ratio to the noise, from the first checks to the latest, that is reported as a drift."""
@@ -83,34 +74,26 @@ class CheckSubscription(ExitStack):
 class Health:
     """The time that a process's checks have taken, and the callbacks that get their records.
 
-    Args:
-        clock: Gives the time in seconds.
+    Attributes:
+        began: When the first region was built; None before.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
+        self.began: float | None = None
         self._lock = threading.Lock()
         self._callbacks: tuple[Callable[[CheckRecord], object], ...] = ()
         self._telling = threading.local()
-        self._began: float | None = None
         self._spent = 0.0
-
-    def begins(self) -> None:
-        """Note that a region was built."""
-        with self._lock:
-            if self._began is None:
-                self._began = self._clock()
 
     def add(self, callback: Callable[[CheckRecord], object]) -> CheckSubscription:
         """Call something after each check."""
         with self._lock:
             self._callbacks = (*self._callbacks, callback)
         subscription = CheckSubscription()
-        subscription.callback(self.remove, callback)
+        subscription.callback(self._remove, callback)
         return subscription
 
-    def remove(self, callback: Callable[[CheckRecord], object]) -> None:
-        """Call it no more."""
+    def _remove(self, callback: Callable[[CheckRecord], object]) -> None:
         with self._lock:
             self._callbacks = tuple(one for one in self._callbacks if one is not callback)
 
@@ -118,20 +101,17 @@ class Health:
         """Note the time that a check took. Return the share of the time that all checks have taken."""
         with self._lock:
             self._spent += seconds
-            passed = 0.0 if self._began is None else self._clock() - self._began
-            return min(1.0, self._spent / passed) if passed > 0 else 1.0
+            passed = time.perf_counter() - (self.began or 0.0)
+            return min(1.0, self._spent / passed)
 
     def tell(self, record: CheckRecord) -> list[str]:
-        """Call all callbacks. An exception of one of them ends nothing.
+        """Call all callbacks, and return the exceptions that they raised, in words.
 
         A callback may call a compiled program. Of its checks nobody is told, or the callback would call itself.
-
-        Returns:
-            The exceptions, in words.
         """
+        failed: list[str] = []
         if getattr(self._telling, "now", False):
-            return []
-        failed = []
+            return failed
         self._telling.now = True
         try:
             for callback in self._callbacks:
@@ -145,23 +125,8 @@ class Health:
         return failed
 
 
-# The process is one run, and callbacks are asked for once, wherever regions are built.
-_health: ContextVar[Health] = ContextVar("checked_backend_health", default=Health())  # noqa: B039
-
-
-def health_of_run() -> Health:
-    """The health of this process."""
-    return _health.get()
-
-
-@contextmanager
-def health_used(health: Health) -> Iterator[None]:
-    """Let regions that are built in a block tell another health than the process's."""
-    token = _health.set(health)
-    try:
-        yield
-    finally:
-        _health.reset(token)
+HEALTH = Health()
+"""That of this process, which is one run: callbacks are asked for once, wherever regions are built."""
 
 
 def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
@@ -177,7 +142,26 @@ def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
     Returns:
         A handle: ``handle.remove()`` ends it; it also works in a ``with`` statement.
     """
-    return _health.get().add(callback)
+    return HEALTH.add(callback)
+
+
+class _Drift:
+    """How many times the ratio to the noise has grown, from the mean of the first checks to that of the latest."""
+
+    def __init__(self) -> None:
+        self._checks = 0
+        self._first = self._latest = 0.0
+
+    def add(self, ratio: float) -> float | None:
+        """Note a check. None where the ratio did not grow, or not by much."""
+        self._checks += 1
+        if self._checks <= FIRST:
+            self._first += ratio / FIRST
+            self._latest = self._first
+            return None
+        self._latest += (ratio - self._latest) / (FIRST / 2)  # one call with other data is no drift
+        grown = self._latest / max(self._first, NOTICEABLE / DRIFT)
+        return grown if grown >= DRIFT else None
 
 
 class RegionHealth:
@@ -193,10 +177,10 @@ class RegionHealth:
         self._region = region
         self._note = note
         self._health = health
-        self._ratios: dict[bool, list[float]] = {False: [], True: []}
-        self._told = False
-        self._lock = threading.Lock()
-        health.begins()
+        self._drifts = (_Drift(), _Drift())
+        self._drift_noted = False
+        if health.began is None:
+            health.began = time.perf_counter()
 
     def checked(
         self,
@@ -216,42 +200,24 @@ class RegionHealth:
             seconds: The time that the check took.
             backward: Whether gradients were checked.
         """
-        known = ratios or {}
-        subject = max(known, key=known.__getitem__, default="")
+        subject, ratio = max((ratios or {}).items(), key=lambda item: item[1], default=("", None))
         # those about layout alone fail no check
         failing = sum(finding.fails and not finding.is_layout for finding in findings)
-        drift = None if failing else self._drift(known.get(subject), backward)
-        if drift is not None and not self._told:
-            self._told = True
-            told = (
+        known = ratio is not None and math.isfinite(ratio) and not failing
+        drift = self._drifts[backward].add(ratio) if known else None
+        if drift is not None and not self._drift_noted:
+            self._drift_noted = True
+            note = (
                 f"drift: over the calls up to {call}, the greatest difference grew to {drift:.2g} times what it was, "
                 f"measured in its noise; it is now that of {subject}. No finding yet; it is what precedes one where an "
                 "error grows with the weights"
             )
-            self._note(told)
-            log.warning("checked_backend: %s: %s", self._region, told)
+            self._note(note)
+            log.warning("checked_backend: %s: %s", self._region, note)
         share = self._health.spent(seconds)
         record = CheckRecord(
-            self._region, call, backward, known.get(subject), subject, failing, seconds, share, drift, process_rank()
+            self._region, call, backward, ratio, subject, failing, seconds, share, drift, process_rank()
         )
-        told = "no noise known" if record.ratio is None else f"{record.ratio:.3g} times the noise in {subject}"
-        said = f"{failing} findings" if failing else "agrees with eager"
-        what = "gradients of call" if backward else "call"
-        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, told, seconds)
+        log.debug("%s", record)
         for failed in self._health.tell(record):
             self._note(f"a callback of on_check raised: {failed}")
-
-    def _drift(self, ratio: float | None, backward: bool) -> float | None:
-        """How much the ratio grew from the first checks to the latest; None if it did not, or not by much."""
-        with self._lock:
-            ratios = self._ratios[backward]
-            if ratio is None or not math.isfinite(ratio):
-                return None
-            ratios[:] = [*ratios[:WINDOW], *ratios[WINDOW:][1 - WINDOW :], ratio]
-            first, latest = sorted(ratios[:WINDOW]), sorted(ratios[WINDOW:])
-        if len(latest) < WINDOW:
-            return None
-        before, now = first[WINDOW // 2], latest[WINDOW // 2]
-        # one call with other data is no drift: nearly all of the latest must be beyond all of the first
-        grew = latest[1] > first[-1] and now >= NOTICEABLE and now >= DRIFT * before
-        return now / max(before, NOTICEABLE / DRIFT) if grew else None

@@ -36,14 +36,14 @@ from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager_run import eager_instead, run_eager
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
-from checked_backend.regions.health import Health, RegionHealth, health_of_run
+from checked_backend.regions.health import HEALTH, Health, RegionHealth
 from checked_backend.regions.inputs import Effects, find_effects
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.observers import OBSERVERS, Observer, confirmed
-from checked_backend.regions.passed_by import PassedBy
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import ReturnedTensors
 from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.unchecked_calls import UncheckedCalls
 from checked_backend.regions.unobserved import is_traced, is_unobserved
 from checked_backend.regions.unsupported import MachineLimits
 
@@ -101,7 +101,7 @@ class CheckedRegion:
         self._answer = RegionAnswer(self._reporter, investigate)
         self._earlier = ReturnedTensors(info, self._reporter)
         self._limits = MachineLimits(needed, inductor=options.compiler == "inductor")
-        self._health = RegionHealth(info.name, self._reporter.note, Health() if silent else health_of_run())
+        self._health = RegionHealth(info.name, self._reporter.note, Health() if silent else HEALTH)
         self._backward = BackwardCheck(
             schedule,
             self._reporter,
@@ -117,29 +117,29 @@ class CheckedRegion:
         self._known: tuple[Effects, Subjects] | None = None
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
-        self._passed_by = PassedBy(schedule, self._earlier, self._reporter)
+        self._unchecked_calls = UncheckedCalls(schedule, self._earlier, self._reporter)
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
-        if not self._answer.stopped and self._passed_by.quiet():
+        if not self._answer.stopped and self._unchecked_calls.skip():
             self._earlier.calls += 1
             return self._unchecked(*args)
-        if is_unobserved() or self._passed_by.captured() or (not self._earlier.calls and is_traced(args)):
+        if is_unobserved() or self._unchecked_calls.captured() or (not self._earlier.calls and is_traced(args)):
             return (self._reference if self._answer.stopped or self._candidate.missing else self._candidate)(*args)
         self._earlier.calls += 1
         if self._unsupported is not None:
-            self._passed_by.count()
+            self._unchecked_calls.count()
             self._reporter.report([self._unsupported])
             return self._reference(*args)
         due = None if self._answer.stopped else self._schedule.due()
         if due is None and self._earlier.calls == 1 and (self._candidate.missing or self._left_compiling):
             due = Due()  # findings of compiling are reported at once
         if due is not None and self._memory.due():
-            with self._schedule.paid(due, self._reporter.compared) as meter:
+            with self._schedule.charged(due, self._reporter.compared) as meter:
                 return self._checked_call(args, due, meter)
         if self._answer.stopped or self._candidate.missing:
             return self._reference(*args)
-        self._passed_by.count()
+        self._unchecked_calls.count()
         if self._schedule.limited and due is None:
             self._reporter.calls_unearned()
         return self._schedule.unchecked(self._unchecked, args)
@@ -341,7 +341,7 @@ class CheckedRegion:
         if short is not None:
             if self._candidate.missing:
                 self._unsupported = short  # for good: other calls may find more memory, but no compiler
-                self._passed_by.look_at_all = True
+                self._unchecked_calls.look_at_all = True
             self._answer.to([short, *left], cause=error)
             return self._eager_instead(args, call, error)
         if isinstance(reference, Exception):

@@ -21,7 +21,7 @@ from tiny_region import seconds_per_call
 from torch import nn
 
 import checked_backend as cb
-from checked_backend.regions.budget import Budgets, budgets_used
+from checked_backend.regions import budget
 
 Step = Callable[[], None]
 
@@ -94,9 +94,9 @@ def measure(
 ) -> tuple[float, float, str]:
     """The share that was paid, the ratio of times less one, and how many calls of each region were checked."""
     clock = OwnTime(now)
-    budgets = Budgets(clock)
+    budget._run = budgets = budget.Budgets(clock)
     torch.compiler.reset()
-    with budgets_used(budgets), cb.collect() as session:
+    with cb.collect() as session:
         plain, watched = trained(regions, compiler), trained(regions, compiler, budget=share)
         plain()
         watched()

@@ -7,8 +7,9 @@ import itertools
 import json
 import logging
 import runpy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +17,13 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.regions.health import Health, RegionHealth, health_used
+from checked_backend.regions.health import Health, RegionHealth
 from tests.support.region_tools import checked, gathered
 
 
 @pytest.fixture(autouse=True)
-def health() -> Iterator[Health]:
+def fresh() -> None:
     torch._dynamo.reset()
-    own = Health()
-    with health_used(own):
-        yield own
 
 
 def growing(rate: float) -> Callable[..., Any]:
@@ -146,15 +144,16 @@ def test_what_a_callback_raises_ends_nothing_and_is_told(caplog: pytest.LogCaptu
     assert "no disk" in caplog.text
 
 
-def test_the_share_is_that_of_all_regions_since_the_first() -> None:
-    now = [0.0]
-    health = Health(lambda: now[0])
+def test_the_share_is_that_of_all_regions_since_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("checked_backend.regions.health.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    health = Health()
     records: list[cb.CheckRecord] = []
     health.add(records.append)
     one, other = (RegionHealth(name, lambda _note: None, health) for name in ("one", "other"))
-    now[0] = 10.0
+    now[0] = 110.0
     one.checked(1, {"output[0]": 0.5, "output[1]": 0.25}, (), 1.0)
-    now[0] = 20.0
+    now[0] = 120.0
     other.checked(1, {}, (), 1.0)
     assert [(record.share, record.ratio, record.subject) for record in records] == [
         (0.1, 0.5, "output[0]"),

@@ -61,7 +61,7 @@ def test_a_call_that_a_cuda_graph_captures_is_not_checked_and_the_coverage_says_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capturing, reasons = [True], "a CUDA graph captured them"
-    monkeypatch.setattr("checked_backend.regions.passed_by.is_capturing", lambda: capturing[0])
+    monkeypatch.setattr("checked_backend.regions.unchecked_calls.is_capturing", lambda: capturing[0])
     program = torch.compile(lambda x: x * 2, backend=cb.numcheck, options={"compiler": "aot_eager"})
     x = torch.ones(3)
     with cb.collect() as session:
@@ -87,7 +87,7 @@ def test_captured_calls_are_told_also_between_those_that_are_checked(
     with cb.collect() as session:
         for _ in range(4):
             program(x)
-        monkeypatch.setattr("checked_backend.regions.passed_by.is_capturing", lambda: True)
+        monkeypatch.setattr("checked_backend.regions.unchecked_calls.is_capturing", lambda: True)
         program(x)
         assert calls(session) == [(5, 1)]
         (skip,) = [skip for skip in session.report.coverage.skipped if "a CUDA graph captured" in skip.reason]

@@ -12,15 +12,10 @@ from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
 from checked_backend.tensors.streams import is_capturing
 
-__all__ = ["PassedBy"]
-
-_DEAR = (
-    "its calls, or those of other regions, are so short that leaving them unchecked takes more than half of the time "
-    "that option budget allows; checks get the other half, so that the run takes longer than asked"
-)
+__all__ = ["UncheckedCalls"]
 
 
-class PassedBy:
+class UncheckedCalls:
     """Counts them.
 
     A program's own kernels leave nothing of this package in the processor's caches, so that each function that is
@@ -44,14 +39,13 @@ class PassedBy:
         self._sessions: Sequence[Session] | None = None
         self._holders: Sequence[Results] = ()
         self._calls: PassedCalls | None = None
-        self._told: PassedCalls | None = None
 
-    def quiet(self) -> bool:
+    def skip(self) -> bool:
         """Count a call if it is surely one of these, without a further look at it."""
         calls = self._calls
         if calls is None or self.look_at_all or active_sessions() is not self._sessions or is_unobserved():
             return False
-        if is_capturing() or not self._schedule.quiet():
+        if is_capturing() or not self._schedule.skip():
             return False
         for holder in self._holders:
             holder.unchecked = True
@@ -76,8 +70,5 @@ class PassedBy:
             self._calls = calls = self._reporter.passing()
             self._holders = self._earlier.holders()
             self._sessions = active_sessions()
-        if self._schedule.dear and self._told is not calls:
-            self._told = calls
-            self._reporter.note(_DEAR)
         self._earlier.unchecked()
         calls.count += 1
