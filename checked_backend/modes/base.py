@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -15,9 +15,26 @@ from checked_backend._torch.operators import HigherOrderOperator, OpOverload, hi
 from checked_backend._torch.tensors import is_wrapper_type
 from checked_backend.graphs.operators import Operator, OperatorKind, describe_operator
 
-__all__ = ["OperatorMode"]
+__all__ = ["PLAIN", "OperatorMode", "tensors_in", "written_tensors"]
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The types of tensors that are no subclass."""
 
 _REFUSING_MODES = ("cond", "scan", "map_impl", "associative_scan", "invoke_subgraph", "strict_mode")
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value, also in lists and tuples in it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def written_tensors(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operator writes to."""
+    return list(tensors_in([args[at] if 0 <= at < len(args) else kwargs.get(name) for at, name in operator.mutated]))
 
 
 class OperatorMode(TorchDispatchMode):

@@ -7,7 +7,7 @@ rounding is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, OperatorKind
-from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.base import OperatorMode, tensors_in, written_tensors
 from checked_backend.numerics.bits import is_floating
 
 __all__ = ["CHOOSING", "ChoiceTape", "RecordChoices", "ReplayChoices"]
@@ -39,33 +39,18 @@ class _Choice:
     values: tuple[torch.Tensor, ...]
 
 
-class ChoiceTape:
+class ChoiceTape(list[_Choice]):
     """The choices of a program, in order. They can be replayed in any number of runs."""
-
-    def __init__(self) -> None:
-        self._choices: list[_Choice] = []
-
-    def __len__(self) -> int:
-        return len(self._choices)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
 
 
 def _chosen(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[torch.Tensor]:
     """The tensors, among those that a call wrote to or returned, that are choices made by floating-point values."""
     if operator.draws or operator.kind is OperatorKind.UNINITIALISED:
         return []
-    if not any(map(is_floating, _tensors([*args, *kwargs.values()]))):
+    if not any(map(is_floating, tensors_in([*args, *kwargs.values()]))):
         return []
-    written = [args[at] if 0 <= at < len(args) else kwargs.get(name) for at, name in operator.mutated]
     found: list[torch.Tensor] = []
-    for tensor in _tensors([*written, result]):
+    for tensor in tensors_in([*written_tensors(operator, args, kwargs), result]):
         if tensor.layout is torch.strided and not any(tensor is other for other in found):
             found.append(tensor)
     if operator.base.startswith(_WHOLE) or kwargs.get("rounding_mode") is not None:
@@ -93,7 +78,7 @@ class RecordChoices(OperatorMode):
         if chosen:
             with DisableTorchDispatch():
                 values = tuple(tensor.detach().clone() for tensor in chosen)
-            self._tape._choices.append(_Choice(operator.name, values))
+            self._tape.append(_Choice(operator.name, values))
         return result
 
 
@@ -135,7 +120,7 @@ class ReplayChoices(OperatorMode):
     def _next(self, operator: Operator, chosen: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
         if self._position >= len(self._tape):
             return None
-        choice = self._tape._choices[self._position]
+        choice = self._tape[self._position]
         self._position += 1
         if choice.op != operator.name or len(choice.values) != len(chosen):
             return None

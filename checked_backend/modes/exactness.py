@@ -10,6 +10,7 @@ import torch
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, argument
+from checked_backend.modes.base import PLAIN
 
 __all__ = ["adds_integers", "counts", "unrounded"]
 
@@ -34,7 +35,6 @@ _ADDING = frozenset({
 })  # fmt: skip
 _AVERAGES = ("mean",)
 _COUNTING = frozenset({"histc", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "bincount"})
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LOOKED_AT = 32
 """The number of elements that are tested first. In most tensors they show that not all elements are integers."""
 
@@ -80,7 +80,7 @@ def unrounded(
     if not cast and (operator.mutated or "out" in kwargs or operator.base not in _CORRECTLY_ROUNDED):
         return None
     source = args[1] if operator.base == "copy" else args[0]
-    if not isinstance(result, torch.Tensor) or type(result) not in _PLAIN or result.layout is not torch.strided:
+    if not isinstance(result, torch.Tensor) or type(result) not in PLAIN or result.layout is not torch.strided:
         return None
     if result.dtype not in _LOW_HALF or (cast and result.shape != source.shape):
         return None
@@ -121,7 +121,7 @@ def _is_integer(value: Any) -> bool:
         return value.is_integer()
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return not isinstance(value, complex)
-    if type(value) not in _PLAIN or value.layout is not torch.strided or value.dtype not in _LOW_HALF:
+    if type(value) not in PLAIN or value.layout is not torch.strided or value.dtype not in _LOW_HALF:
         return False
     with DisableTorchDispatch():
         first = value.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from checked_backend.graphs.operators import (
     accumulation_length,
     argument,
 )
-from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.base import PLAIN, OperatorMode, tensors_in, written_tensors
 from checked_backend.modes.exactness import adds_integers, counts, unrounded
 from checked_backend.modes.noise_source import NoiseSource
 from checked_backend.modes.random_tape import draws_by_values
@@ -71,26 +71,16 @@ _FIRST_ONLY = frozenset({
 # passes would be a factor of e to the power of 60.
 _NOT_ROUNDED = ("logsumexp", "attn_bias", "bias")
 _HALF = frozenset({torch.float16, torch.bfloat16})
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_plain(value: object) -> bool:
     """Whether a value is an ordinary floating tensor: no subclass, not fake, not sparse."""
     return (
-        type(value) in _PLAIN
+        type(value) in PLAIN
         and isinstance(value, torch.Tensor)
         and (value.dtype.is_floating_point or value.dtype.is_complex)
         and value.device.type != "meta"
     )
-
-
-def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _tensors(item, found)
-    return found
 
 
 def _as_float32(value: Any) -> Any:
@@ -104,30 +94,26 @@ def _combines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(value.is_complex() for value in args if isinstance(value, torch.Tensor))
 
 
-class _Poison:
-    """Overwrites the uninitialised memory that an operator returned."""
-
-    def __init__(self, noise: NoiseSource) -> None:
-        self._noise = noise
-
-    def run(self, func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the operator; return its result with junk in it."""
-        resized = args[0] if operator.mutated and args and isinstance(args[0], torch.Tensor) else None
-        if operator.mutated and resized is None:  # an out= variant
-            resized = kwargs.get("out")
-        before = 0 if resized is None else resized.untyped_storage().nbytes() // resized.element_size()
-        result = func(*args, **kwargs)
-        if type(result) not in _PLAIN or result.device.type == "meta" or result.layout != torch.strided:
-            return result
-        with DisableTorchDispatch():
-            target = result.detach()
-            if resized is not None:
-                # Only the memory that the storage gained is uninitialised.
-                after = result.untyped_storage().nbytes() // result.element_size()
-                target = target.as_strided((max(0, after - before),), (1,), before)
-            if not result.is_quantized:
-                self._noise.fill_(target)
+def _poisoned(
+    noise: NoiseSource, func: OpOverload, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run an operator that leaves memory uninitialised; return its result with junk in it."""
+    resized = args[0] if operator.mutated and args and isinstance(args[0], torch.Tensor) else None
+    if operator.mutated and resized is None:  # an out= variant
+        resized = kwargs.get("out")
+    before = 0 if resized is None else resized.untyped_storage().nbytes() // resized.element_size()
+    result = func(*args, **kwargs)
+    if type(result) not in PLAIN or result.device.type == "meta" or result.layout != torch.strided:
         return result
+    with DisableTorchDispatch():
+        target = result.detach()
+        if resized is not None:
+            # Only the memory that the storage gained is uninitialised.
+            after = result.untyped_storage().nbytes() // result.element_size()
+            target = target.as_strided((max(0, after - before),), (1,), before)
+        if not result.is_quantized:
+            noise.fill_(target)
+    return result
 
 
 class PoisonMode(OperatorMode):
@@ -141,12 +127,12 @@ class PoisonMode(OperatorMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._poison = _Poison(NoiseSource(seed))
+        self._noise = NoiseSource(seed)
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, and fill the memory that it left uninitialised."""
         if operator.kind is OperatorKind.UNINITIALISED:
-            return self._poison.run(func, operator, args, kwargs)
+            return _poisoned(self._noise, func, operator, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -183,7 +169,6 @@ class MonteCarloMode(OperatorMode):
         self.correlated = correlated
         self.unperturbed: set[str] = set()
         self._noise = NoiseSource(seed)
-        self._poison = _Poison(self._noise)
 
     def opaque(self, name: str) -> None:
         """Take note of a higher-order operator whose inside cannot be perturbed."""
@@ -204,7 +189,7 @@ class MonteCarloMode(OperatorMode):
         if kind is OperatorKind.ACCUMULATING:
             return self._accumulating(func, operator, args, kwargs)
         if kind is OperatorKind.UNINITIALISED:
-            return self._poison.run(func, operator, args, kwargs)
+            return _poisoned(self._noise, func, operator, args, kwargs)
         if kind is OperatorKind.COMBINING or (kind is OperatorKind.POINTWISE and _combines(args, kwargs)):
             return self._combining(func, operator, args, kwargs)
         result = func(*args, **kwargs)
@@ -250,18 +235,13 @@ class MonteCarloMode(OperatorMode):
 
     def _combining(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Perturb the terms of a sum of products too: kernels round them to float32 or better."""
-        low = next((value.dtype for value in _tensors(args, []) if value.dtype in _HALF), None)
+        low = next((value.dtype for value in tensors_in(args) if value.dtype in _HALF), None)
         if low is not None and not operator.mutated and "out" not in kwargs:
             with DisableTorchDispatch():
                 args = tuple([self._noisy_copy(_as_float32(value), 1.0) for value in args])
             result = func(*args, **kwargs).to(low)
         else:
-            keep = {position for position, _ in operator.mutated}
-            with DisableTorchDispatch():
-                noisy = [
-                    value if position in keep else self._noisy_copy(value, 1.0) for position, value in enumerate(args)
-                ]
-            result = func(*noisy, **kwargs)
+            result = func(*self._noisy_copies(args, 1.0, {position for position, _ in operator.mutated}), **kwargs)
         self._perturb_results(operator, args, kwargs, result, 0.0)
         return result
 
@@ -277,17 +257,17 @@ class MonteCarloMode(OperatorMode):
         keep.update(operator.positions.get(name, -1) for name in UNMARKED_STATISTICS)
         if "attention" in operator.base:
             keep.update(operator.positions.get(name, -1) for name in _NOT_ROUNDED)
-        with DisableTorchDispatch():
-            noisy = [
-                value if position in keep or value is None else self._noisy_copy(value, scale)
-                for position, value in enumerate(args)
-            ]
+        noisy = self._noisy_copies(args, scale, keep)
         try:
             result = func(*noisy, **kwargs)
         except RuntimeError:  # its noisy input is out of its range (a probability above 1)
             result = func(*args, **kwargs)
         self._perturb_results(operator, args, kwargs, result, terms)
         return result
+
+    def _noisy_copies(self, args: Sequence[Any], scale: float, keep: Collection[int]) -> list[Any]:
+        with DisableTorchDispatch():
+            return [value if place in keep else self._noisy_copy(value, scale) for place, value in enumerate(args)]
 
     def _noisy_copy(self, value: Any, scale: float) -> Any:
         """A copy of an input with noise of the accumulation's unit roundoff, where its dtype can represent that."""
@@ -307,13 +287,10 @@ class MonteCarloMode(OperatorMode):
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, terms: float
     ) -> None:
         """Perturb the tensors that an operator returned or mutated, in place."""
-        mutated: list[torch.Tensor] = []
-        for position, name in operator.mutated:
-            _tensors(args[position] if 0 <= position < len(args) else kwargs.get(name), mutated)
+        mutated = written_tensors(operator, args, kwargs)
         if operator.base in UPDATING and argument(operator, args, kwargs, "training"):
-            for name in UNMARKED_STATISTICS:
-                _tensors(argument(operator, args, kwargs, name), mutated)
-        returned = [result] if type(result) is torch.Tensor else _tensors(result, [])
+            mutated += tensors_in([argument(operator, args, kwargs, name) for name in UNMARKED_STATISTICS])
+        returned = list(tensors_in(result))
         returned = returned[:1] if operator.base in _FIRST_ONLY else returned
         with DisableTorchDispatch():
             for target in mutated:
@@ -322,13 +299,13 @@ class MonteCarloMode(OperatorMode):
                 if any(target is other for other in mutated):
                     continue
                 # Some operators return their input if they have nothing to do, which their schema does not declare.
-                if any(type(value) in _PLAIN and is_alias_of(target, value) for value in args):
+                if any(type(value) in PLAIN and is_alias_of(target, value) for value in args):
                     continue  # nothing was rounded
                 self._perturb(operator, target, terms)
 
     def _perturb(self, operator: Operator, target: torch.Tensor, terms: float) -> None:
         if not _is_plain(target):
-            if type(target) not in _PLAIN:
+            if type(target) not in PLAIN:
                 self.unperturbed.add(operator.name)
             return
         own = unit_roundoff(target.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import torch
 
@@ -112,43 +113,29 @@ class NoiseSource:
             pool, scale = self._pool(tensor.device, dtype, "uniform"), amplitude
         # Clamped: infinity gets a finite increment, and the greatest values (masks) one that rounds away.
         limit = torch.finfo(dtype).max / 8
-        flat = _flat_view(tensor)
-        if flat is None:
-            noise = self._slice(pool, count).view(tensor.shape)
-            _scale(tensor, noise, scale, limit)
-            return True
-        size = pool.numel() // 2
-        for start in range(0, count, size):
-            part = flat if count <= size else flat[start : start + size]
-            _scale(part, self._slice(pool, part.numel()), scale, limit)
+        for part, noise in self._pieces(tensor, pool):
+            _scale(part, noise, scale, limit)
         return True
 
-    def fill_(self, tensor: torch.Tensor) -> bool:
-        """Overwrite a tensor with junk: floats in [-100, 100], integers from 0, booleans.
-
-        Args:
-            tensor: Changed in place.
-
-        Returns:
-            Whether it was filled.
-        """
+    def fill_(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor with junk: floats in [-100, 100], integers from 0, booleans."""
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
         # expanded memory may be written to once only
         tensor = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
-        count = tensor.numel()
-        if count == 0:
-            return True
-        pool = self._pool(tensor.device, tensor.dtype, "junk")
-        flat = _flat_view(tensor)
+        if tensor.numel():
+            for part, junk in self._pieces(tensor, self._pool(tensor.device, tensor.dtype, "junk")):
+                part.copy_(junk)
+
+    def _pieces(self, tensor: torch.Tensor, pool: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Parts of a tensor, together all of it, each with as many values of a pool."""
+        flat, count, size = _flat_view(tensor), tensor.numel(), pool.numel() // 2
         if flat is None:
-            tensor.copy_(self._slice(pool, count).view(tensor.shape))
-            return True
-        size = pool.numel() // 2
+            yield tensor, self._slice(pool, count).view(tensor.shape)
+            return
         for start in range(0, count, size):
             part = flat if count <= size else flat[start : start + size]
-            part.copy_(self._slice(pool, part.numel()))
-        return True
+            yield part, self._slice(pool, part.numel())
 
     def _slice(self, pool: torch.Tensor, count: int) -> torch.Tensor:
         size = pool.numel() // 2

@@ -12,7 +12,7 @@ from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload
 from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.operators import Operator, argument
-from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.base import OperatorMode, written_tensors
 from checked_backend.modes.hidden_dropout import HiddenDropout
 
 __all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom", "draws_by_values"]
@@ -57,29 +57,23 @@ class _Outcome:
     by_values: bool = False
 
 
-class RandomTape:
+class RandomTape(list[_Outcome]):
     """The outcomes of a program's random operators, in order. They can be replayed any number of times."""
-
-    def __init__(self) -> None:
-        self._outcomes: list[_Outcome] = []
 
     @property
     def empty(self) -> bool:
         """Whether the recorded program drew nothing."""
-        return not self._outcomes
+        return not self
 
     @property
     def by_values(self) -> tuple[str, ...]:
         """Names of the operators whose draws depend on floating-point values, so that rounding flips some draws."""
-        return tuple(outcome.op for outcome in self._outcomes if outcome.by_values)
+        return tuple(outcome.op for outcome in self if outcome.by_values)
 
     @property
     def ops(self) -> tuple[str, ...]:
         """Names of the operators that drew, in order."""
-        return tuple(outcome.op for outcome in self._outcomes)
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
+        return tuple(outcome.op for outcome in self)
 
 
 def draws_by_values(operator: Operator) -> bool:
@@ -119,11 +113,6 @@ def _shape_of(value: Any) -> object:
     return value if type(value) is int else None
 
 
-def _mutated(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    found = (args[at] if 0 <= at < len(args) else kwargs.get(name) for at, name in operator.mutated)
-    return [value for value in found if isinstance(value, torch.Tensor)]
-
-
 class RecordRandom(OperatorMode):
     """Run a program as it is, and record the outcomes of its random operators on a tape.
 
@@ -149,18 +138,18 @@ class RecordRandom(OperatorMode):
         if _hidden_probability(operator, args, kwargs) is not None:
             with DisableTorchDispatch():
                 dropout = HiddenDropout.before(func, operator, args, kwargs)
-            self._tape._outcomes.append(_Outcome(operator.name, shape, hidden=True, dropout=dropout))
+            self._tape.append(_Outcome(operator.name, shape, hidden=True, dropout=dropout))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         with DisableTorchDispatch():
-            self._tape._outcomes.append(self._outcome(operator, args, kwargs, result, shape))
+            self._tape.append(self._outcome(operator, args, kwargs, result, shape))
         return result
 
     @staticmethod
     def _outcome(
         operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, shape: _Shape
     ) -> _Outcome:
-        mutated = _mutated(operator, args, kwargs)
+        mutated = written_tensors(operator, args, kwargs)
         returned = result if isinstance(result, (list, tuple)) else (result,)
         results = [item for item in returned if isinstance(item, torch.Tensor)]
         results = [item for item in results if not any(item is other for other in mutated)]
@@ -227,7 +216,7 @@ class ReplayRandom(OperatorMode):
                 f"{operator.name} draws after the end of the tape, which has {len(self._tape)} outcomes. "
                 f"Replay the program that was recorded, with one tape for all its calls."
             )
-        outcome = self._tape._outcomes[self.position]
+        outcome = self._tape[self.position]
         translated = _translated(operator, args, outcome)
         if translated is not None:
             self.position += 1
@@ -269,7 +258,7 @@ class ReplayRandom(OperatorMode):
 
     @staticmethod
     def _replay(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: _Outcome) -> Any:
-        mutated = _mutated(operator, args, kwargs)
+        mutated = written_tensors(operator, args, kwargs)
         for target, value in zip(mutated, outcome.mutated, strict=True):
             if target.shape != value.shape:
                 target.resize_(value.shape)  # an out= variant

@@ -40,8 +40,8 @@ from checked_backend._torch.dynamo import (
     outside_of_graphs,
 )
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
-from checked_backend.modes.collective_tape import CollectiveTape, RecordCollectives
 from checked_backend.numerics.bits import resolved, same_bits
+from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
 from checked_backend.regions.backward_sites import find_sites
 from checked_backend.regions.execution import Cotangents
 from checked_backend.regions.gradient_gate import Edge

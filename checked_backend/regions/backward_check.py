@@ -13,8 +13,8 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
 from checked_backend.findings import Finding, Skip
-from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.random_state import random_untouched
+from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.answer import RegionAnswer
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.budget import Meter, Schedule
@@ -226,7 +226,7 @@ class BackwardCheck:
                 self.memory.not_compared("eager's backward pass", eager, backward=True)
             return None
         unfinished = call.exchanges is not None and (
-            call.exchanges.unfinished or isinstance(eager, CollectiveReplayError)
+            call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
         )
         alike = isinstance(eager, Exception) and (same_exception(eager, error) or same_message(eager, error))
         if isinstance(eager, Exception) and (alike or not unfinished):

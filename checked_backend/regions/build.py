@@ -17,11 +17,11 @@ from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
-from checked_backend.graphs.collectives import awaited_inputs, collective_lines, communicates, hands_over
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
 from checked_backend.numerics.fingerprint import LARGE
 from checked_backend.numerics.fused import begin_compiling
 from checked_backend.options import CheckOptions
+from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
 from checked_backend.regions.answer import Investigate
 from checked_backend.regions.budget import clock_of_run, schedule_of
 from checked_backend.regions.call import Call

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.budget import Due, Meter
-from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import AutogradGraph, Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.other_threads import FinalRngStates

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from checked_backend._torch.autograd import autograd_sequence_number
-from checked_backend.modes.collective_tape import CollectiveReplayError
+from checked_backend.ranks.exchanges import Exchanges
+from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call import Call
 from checked_backend.regions.control_runs import RegionControlRuns
-from checked_backend.regions.exchanges import Exchanges
 from checked_backend.regions.execution import Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import GraphInfo

@@ -13,6 +13,7 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.ranks.exchanges import Agreement, under_way
 from checked_backend.regions.backward import BackwardPass, was_written_to
 from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
@@ -31,7 +32,6 @@ from checked_backend.regions.eager_gradients import (
     eager_gradients,
     outputs_again,
 )
-from checked_backend.regions.exchanges import Agreement, under_way
 from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure

@@ -20,8 +20,8 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.modes.zeros import OneZero
+from checked_backend.ranks.exchanges import replaying
 from checked_backend.regions.call import Call
-from checked_backend.regions.exchanges import replaying
 from checked_backend.regions.execution import Cotangents, execute
 from checked_backend.regions.fixed_choices import FixedChoices
 from checked_backend.regions.float64_twin import default_dtype

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.ranks.exchanges import replaying
 from checked_backend.regions.backward import BackwardPass
 from checked_backend.regions.call import Call
-from checked_backend.regions.exchanges import replaying
 from checked_backend.regions.execution import execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.torch_state import RngState

@@ -8,7 +8,6 @@ from typing import Any
 
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
-from checked_backend.modes.collective_tape import CollectiveReplayError
 from checked_backend.regions.call import Call
 from checked_backend.regions.execution import Execution, execute
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -17,7 +16,10 @@ from checked_backend.tensors.streams import wait_for_devices
 
 __all__ = ["NOT_CONTINUED", "eager_instead", "run_eager"]
 
-NOT_CONTINUED = "eager could not go on with the exchanges of the pass in which the compiled program raised"
+NOT_CONTINUED = (
+    "eager did not go on with the exchanges of the pass in which the compiled program raised: nothing may be exchanged "
+    "twice"
+)
 
 
 def run_eager(
@@ -81,15 +83,12 @@ def eager_instead(
         reference: The region in eager.
         args: The user's inputs.
         note: Notes a remark that changes no verdict.
-        error: The exception of the candidate. It is raised if eager cannot go on with the exchanges.
+        error: The exception of the candidate. It is raised if the candidate has begun to exchange tensors.
     """
     call.inputs.undo(args)
     call.rng.restore()
-    try:
-        with nullcontext() if call.exchanges is None else call.exchanges.for_the_user():
-            return reference(*args)
-    except CollectiveReplayError as other:
-        if error is None:
-            raise
-        note(f"{NOT_CONTINUED}: {other}")
-        raise error from None
+    if error is not None and call.exchanges is not None and call.exchanges.begun:
+        note(NOT_CONTINUED)
+        raise error
+    with nullcontext() if call.exchanges is None else call.exchanges.for_the_user():
+        return reference(*args)

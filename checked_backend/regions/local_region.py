@@ -15,11 +15,11 @@ from torch import fx
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding
-from checked_backend.graphs.cut_collectives import cut_collectives, with_sent_aliases
 from checked_backend.graphs.nodes import outputs_of
+from checked_backend.ranks.cut import cut_collectives, with_sent_aliases
+from checked_backend.ranks.exchanges import Exchanges, replaying
 from checked_backend.regions.call import Call
 from checked_backend.regions.compile import copy_graph, eager_graph
-from checked_backend.regions.exchanges import Exchanges, replaying
 from checked_backend.regions.execution import Cotangents, Subjects, execute
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.torch_state import RngState, TorchState

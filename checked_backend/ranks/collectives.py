@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
@@ -51,16 +51,15 @@ class Role(Enum):
 
 def role_of(func: OpOverload, operator: Operator) -> Role:
     """The part that an operator plays in a program of several ranks."""
-    home = func.namespace
-    if home not in _FUNCTIONAL and home not in _OPAQUE:
+    return _role(func.namespace, operator.base)
+
+
+def _role(home: str, base: str) -> Role:
+    if home not in _FUNCTIONAL | _OPAQUE or base in _HARMLESS:
         return Role.NONE
-    if operator.base in _HARMLESS:
-        return Role.NONE
-    if operator.base in ("wait_tensor", "wait_tensors"):
+    if base in ("wait_tensor", "wait_tensors"):
         return Role.WAIT
-    if home in _OPAQUE or _family(operator.base) not in _TERMS:
-        return Role.OPAQUE
-    return Role.COLLECTIVE
+    return Role.OPAQUE if home in _OPAQUE or _family(base) not in _TERMS else Role.COLLECTIVE
 
 
 _TERMS = MappingProxyType(
@@ -199,47 +198,40 @@ def node_role(node: fx.Node) -> NodeRole | None:
     """Read a node that `exchanges_anything`; None where it calls no operator of torch's collectives."""
     if node.op != "call_function" or _home(node.target) not in _FUNCTIONAL | _OPAQUE:
         return None
-    base = str(getattr(node.target, "__name__", "")).partition(".")[0]
-    if base in _HARMLESS:
-        return NodeRole(Role.NONE)
-    if base == "wait_tensor":
-        return NodeRole(Role.WAIT)
-    family = _family(base)
-    if _home(node.target) in _OPAQUE or family not in _TERMS:
-        return NodeRole(Role.OPAQUE)
-    return NodeRole(Role.COLLECTIVE, family, base.endswith(("_", "_out")))
+    base = _base(node)
+    role = _role(_home(node.target), base)
+    return NodeRole(role, _family(base), base.endswith(("_", "_out"))) if role is Role.COLLECTIVE else NodeRole(role)
+
+
+def _base(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", "")).partition(".")[0]
 
 
 def collective_lines(gm: fx.GraphModule) -> dict[str, list[str]]:
     """The source lines of a Dynamo graph's collectives, in order, by family."""
     lines: dict[str, list[str]] = {}
-    for node, family in _named(gm):
-        lines.setdefault(family, []).append(source_line(node) or "")
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and exchanges_anything(node) and (family := _family(_base(node))) in _TERMS:
+            lines.setdefault(family, []).append(source_line(node) or "")
     return lines
 
 
-def _named(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, str]]:
-    for node in gm.graph.nodes:
-        name = str(getattr(node.target, "__name__", "")).partition(".")[0]
-        if node.op == "call_function" and exchanges_anything(node) and (family := _family(name)) in _TERMS:
-            yield node, family
+def _has_role(node: fx.Node, role: Role) -> bool:
+    known = node_role(node)
+    return known is not None and known.role is role
 
 
 def awaited_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
     """The inputs that a Dynamo graph waits for: the program has begun an exchange that writes to them."""
+    waits = [node for node in gm.graph.nodes if _has_role(node, Role.WAIT)]
     inputs = gm.graph.find_nodes(op="placeholder")
-    awaited = set()
-    for node in gm.graph.nodes:
-        if exchanges_anything(node) and (known := node_role(node)) is not None and known.role is Role.WAIT:
-            awaited.update(node.all_input_nodes)
-    return tuple(place for place, node in enumerate(inputs) if node in awaited)
+    return tuple(place for place, node in enumerate(inputs) if any(node in wait.all_input_nodes for wait in waits))
 
 
 def hands_over(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph begins an exchange for whose result it does not wait: the program does, later."""
-    for node in gm.graph.nodes:
-        if exchanges_anything(node) and (known := node_role(node)) is not None and known.role is Role.COLLECTIVE:
-            users = [user for one in (node, *node.users) for user in one.users]
-            if not any((role := node_role(user)) is not None and role.role is Role.WAIT for user in users):
-                return True
-    return False
+    return any(
+        not any(_has_role(user, Role.WAIT) for one in (node, *node.users) for user in one.users)
+        for node in gm.graph.nodes
+        if _has_role(node, Role.COLLECTIVE)
+    )

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import fx
 
-from checked_backend.graphs.collectives import collective_lines, communicates
+from checked_backend.ranks.collectives import collective_lines, communicates
 
 
 def traced(function: Callable[..., Any]) -> fx.GraphModule:

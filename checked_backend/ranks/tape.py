@@ -21,10 +21,10 @@ from checked_backend._torch.modes import DisableTorchDispatch, TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.tensors import storage_identity
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
-from checked_backend.graphs.collectives import Collective, Role, describe_collective, role_of
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
-from checked_backend.modes.exchange import Exchange, alike, nearest
+from checked_backend.ranks.collectives import Collective, Role, describe_collective, role_of
+from checked_backend.ranks.matching import Exchange, alike, nearest
 
 __all__ = ["CollectiveReplayError", "CollectiveTape", "RecordCollectives", "ReplayCollectives"]
 
@@ -197,9 +197,8 @@ class ReplayCollectives(OperatorMode):
         tape: As given.
         sent: The tensors that the run would have sent, by the exchange on the tape, in order.
         missing: Exchanges that are not on the tape.
-        guessed: Exchanges on the tape that were matched by their place alone.
+        matched_by_order: Exchanges on the tape that were matched by their place alone.
         repeated: Whether the run made an exchange a second time.
-        wants: Whether the run made an exchange after all recorded ones.
 
     Raises:
         CollectiveReplayError: From the program.
@@ -222,9 +221,8 @@ class ReplayCollectives(OperatorMode):
         self._counts = Counter[str]()
         self.sent: dict[Exchange, torch.Tensor] = {}
         self.missing: list[Exchange] = []
-        self.guessed: set[Exchange] = set()
+        self.matched_by_order: set[Exchange] = set()
         self.repeated = False
-        self.wants = False
 
     @property
     def unused(self) -> Sequence[Exchange]:
@@ -235,7 +233,7 @@ class ReplayCollectives(OperatorMode):
     @property
     def doubtful(self) -> bool:
         """Whether a result was not received, or may belong to another exchange."""
-        return bool(self.missing or (self.guessed and self.unused))
+        return bool(self.missing or (self.matched_by_order and self.unused))
 
     @property
     def in_step(self) -> bool:
@@ -275,7 +273,6 @@ class ReplayCollectives(OperatorMode):
         tensor = collective.inputs[place].detach()
         own = Exchange(collective.family, collective.terms, tuple(tensor.shape), tensor.dtype, None)
         own.sent = tensor if collective.sends_here() else None
-        self.wants = self.wants or not self._unused
         exchange = self._find(own)
         if exchange is None:
             if not self._pairs:
@@ -303,7 +300,7 @@ class ReplayCollectives(OperatorMode):
         if found is None:
             found = next(iter(left), None)  # no tensor is near, so this one is wrong or noisy: only the order is left
             if found is not None:
-                self.guessed.add(found)
+                self.matched_by_order.add(found)
         if found is None and not self._pairs:
             found = next(iter(known), None)
         if found is not None and found in self._unused:

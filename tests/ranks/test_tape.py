@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from checked_backend.modes.collective_tape import (
+from checked_backend.ranks.matching import indistinguishable
+from checked_backend.ranks.tape import (
     CollectiveReplayError,
     CollectiveTape,
     RecordCollectives,
     ReplayCollectives,
 )
-from checked_backend.modes.exchange import mistakable
 
 
 @pytest.fixture(autouse=True)
@@ -182,20 +182,11 @@ def test_what_cannot_be_seen_from_outside_is_told_and_never_issued_again() -> No
         program()
 
 
-def test_an_exchange_after_all_that_are_recorded_is_wanted() -> None:
-    tape, _ = recorded(lambda: reduced(TWO) * 1)
-    for second, wanted in ((TWO, False), (ONE, True)):
-        run = ReplayCollectives(tape, pairs=True)
-        with run:
-            reduced(TWO) * (reduced(second) if wanted else 1)
-        assert run.wants is wanted
-
-
 def test_exchanges_that_send_the_same_and_receive_otherwise_are_mistakable() -> None:
     tape, _ = recorded(lambda: reduced(ONE) * reduced(ONE) * reduced(TWO) * reduced(ONE, "max"))
-    assert not mistakable(tape.exchanges)
+    assert not indistinguishable(tape.exchanges)
     tape.exchanges[1].received = TWO
-    assert mistakable(tape.exchanges) == [tape.exchanges[:2]]
+    assert indistinguishable(tape.exchanges) == [tape.exchanges[:2]]
 
 
 def test_a_collective_that_fails_is_noted() -> None:

@@ -13,8 +13,8 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from checked_backend.graphs.collectives import communicates
-from checked_backend.graphs.cut_collectives import CutGraph, cut_collectives, with_sent_aliases
+from checked_backend.ranks.collectives import communicates
+from checked_backend.ranks.cut import CutGraph, cut_collectives, with_sent_aliases
 from checked_backend.regions.compile import copy_graph
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Exchange", "alike", "mistakable", "near", "nearest"]
+__all__ = ["Exchange", "alike", "indistinguishable", "near", "nearest"]
 
 NEAR = 0.05
 """Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
@@ -75,7 +75,7 @@ def nearest(own: Exchange, others: Sequence[Exchange]) -> Exchange | None:
     return next((one for distance, one in near_ones if distance <= 10 * least), None)
 
 
-def mistakable(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
+def indistinguishable(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """The exchanges that send the same and receive something else each, so that their order alone tells which is which.
 
     Returns:

@@ -12,13 +12,12 @@ import torch
 from checked_backend._torch.tensors import storage_identity
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.modes.collective_tape import (
-    CollectiveReplayError,
+from checked_backend.ranks.matching import Exchange, indistinguishable
+from checked_backend.ranks.tape import (
     CollectiveTape,
     RecordCollectives,
     ReplayCollectives,
 )
-from checked_backend.modes.exchange import Exchange, mistakable
 from checked_backend.verdict.decisions import TensorPair
 
 __all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying", "under_way"]
@@ -158,21 +157,18 @@ class Exchanges:
         return self._paired is not None and self._paired.doubtful
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the last paired run of the reference made more exchanges than the candidate, which raised."""
-        return self._paired is not None and (self._paired.doubtful or self._paired.wants)
+    def backward_begun(self) -> bool:
+        """Whether the candidate exchanged something in its backward pass, or eager would have."""
+        return self.doubtful or bool(self._backward.exchanges or self._backward.opaque)
 
     def for_the_user(self) -> AbstractContextManager[Any]:
         """A run of eager for the user: with the other ranks if nothing was exchanged yet, else with what they sent.
 
         Raises:
-            CollectiveReplayError: The candidate made a part of eager's exchanges.
             Exception: A collective that is under way failed.
         """
         if not self.begun:
             return nullcontext()
-        if self.unfinished:
-            raise CollectiveReplayError("it had made a part of them, and nothing may be exchanged twice")
         self._forward.arrive()
         return ReplayCollectives(self._forward)
 
@@ -205,7 +201,7 @@ class Exchanges:
         if run.missing or left:
             self._unpaired(found, run.missing, left, opaque=bool(tape.opaque))
         for exchange, tensor in run.sent.items():
-            if exchange.sent is None or (run.doubtful and exchange in run.guessed):
+            if exchange.sent is None or (run.doubtful and exchange in run.matched_by_order):
                 continue
             subject = f"sent[{exchange.name}]"
             if exchange.sent.dtype != tensor.dtype:
@@ -221,7 +217,7 @@ class Exchanges:
         ranks tell whether it is wrong.
         """
         doubted = [finding for finding in findings if finding.kind in _OF_VALUES]
-        if not doubted or not (mistakable(self._forward.exchanges) or mistakable(self._backward.exchanges)):
+        if not doubted or not any(indistinguishable(tape.exchanges) for tape in (self._forward, self._backward)):
             return findings, ()
         why = (
             f"{doubted[0].message}; but this rank sent the same in several exchanges and received something else in "
