@@ -99,7 +99,7 @@ class DumpWarning(UserWarning):
 
 
 class FuzzError(CheckedBackendError):
-    """A program, a database or an option of ``fuzz`` that cannot be used."""
+    """A program, a folder or an option of ``fuzz`` that cannot be used."""
 
 
 class SuiteError(CheckedBackendError):

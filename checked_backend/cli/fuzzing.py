@@ -1,4 +1,4 @@
-"""The verbs ``fuzz`` and ``selftest``, and the part of ``report`` that shows a database of fuzz."""
+"""The verbs ``fuzz`` and ``selftest``, and the part of ``report`` that shows a fuzz."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from checked_backend.process.interrupt import terminable
 from checked_backend.report.write import write_whole
 
 if TYPE_CHECKING:
-    from checked_backend.fuzz.database import Corpus
+    from checked_backend.fuzz.corpus import Corpus
     from checked_backend.fuzz.report import Summary
 
 __all__ = ["Pages", "fuzz", "report_fuzz", "selftest"]
@@ -62,8 +62,8 @@ def fuzz(
     compiler_option: Annotated[
         Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
     ] = None,
-    db: Annotated[Path, typer.Option(metavar="FILE", help="Corpus and results; a run goes on where it ended.")] = Path(
-        "checked_backend_fuzz.db"
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Keeps results; a run goes on where it ended.")] = Path(
+        "checked_backend_fuzz"
     ),
     time: Annotated[str, typer.Option(metavar="TIME", help="How long: 90s, 10m, 2h.")] = "10m",
     programs: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many programs.")] = None,
@@ -93,7 +93,7 @@ def fuzz(
         bool, typer.Option("--localize/--no-localize", help="Find the operator of each new group, and reduce it.")
     ] = True,
     against: Annotated[
-        list[Path] | None, typer.Option(metavar="DB", help="What is in there is known; may be repeated.")
+        list[Path] | None, typer.Option(metavar="DIR", help="What is in there is known; may be repeated.")
     ] = None,
     repros: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each group's script and issue text there.")
@@ -104,7 +104,7 @@ def fuzz(
 ) -> Verdict:
     """Check a compiler with random programs: confirmed, reduced, and grouped, so that one bug is one row.
 
-    The exit code is 1 if a group is new: not in a database of --against. `checked-backend report DB` shows it again.
+    The exit code is 1 if a group is new: in no folder of --against. `checked-backend report DIR` shows it again.
     """
     _later("torch")
     tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
@@ -133,10 +133,10 @@ def fuzz(
         localize=localize and not compiler.startswith("planted:"),
         scripts=not compiler.startswith("planted:"),
         place=job.JobResources(memory_of(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
-        folder=db.with_name(f"{db.stem}_repros"),
+        folder=out.with_name(f"{out.name}_repros"),
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    with _later("checked_backend.fuzz.database").Corpus(db, write=True) as corpus:
+    with _later("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with _later("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
             watch = drive.Listener(progress.found, progress.tell)
@@ -144,7 +144,7 @@ def fuzz(
             console.print(progress.line(), soft_wrap=True)
         if ended.waiting:
             console.print(
-                f"{ended.waiting} failures wait to be confirmed: run again with the same --db", soft_wrap=True
+                f"{ended.waiting} failures wait to be confirmed: run again with the same --out", soft_wrap=True
             )
         if ended.left_out:
             console.print(tasks.left_out_words(ended.left_out), soft_wrap=True)
@@ -152,13 +152,13 @@ def fuzz(
 
 
 def report_fuzz(path: Path, pages: Pages) -> Verdict:
-    """Show a database of fuzz.
+    """Show a fuzz.
 
     Args:
-        path: The database.
+        path: Its folder.
         pages: The files to write.
     """
-    with _later("checked_backend.fuzz.database").Corpus(path) as corpus:
+    with _later("checked_backend.fuzz.corpus").Corpus(path) as corpus:
         return _shown(corpus, set(), pages)
 
 
@@ -204,7 +204,7 @@ def _write_repros(summary: Summary, folder: Path) -> None:
 def _known(paths: list[Path] | tuple[()]) -> set[str]:
     found: set[str] = set()
     for path in paths:
-        with _later("checked_backend.fuzz.database").Corpus(path) as corpus:
+        with _later("checked_backend.fuzz.corpus").Corpus(path) as corpus:
             found |= corpus.signatures()
     return found
 

@@ -13,7 +13,6 @@ from checked_backend.cli.printing import STDOUT, Verbose, complain, print_report
 from checked_backend.cli.sweeping import report_sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
-from checked_backend.fuzz.sqlite_file import FUZZ, is_database
 from checked_backend.report.certificate import render_certificate
 from checked_backend.report.codec import dumps, json_schema
 from checked_backend.report.write import read_reports, write_whole
@@ -25,9 +24,7 @@ __all__ = ["report"]
 def report(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="DB_OR_DIR", help="A report file, a folder of reports or of a sweep, or a database of fuzz."
-        ),
+        typer.Argument(metavar="FILE_OR_DIR", help="A report file, or a folder of reports, of a sweep or of a fuzz."),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
     json_file: Annotated[
@@ -52,16 +49,16 @@ def report(
     if path is None and json_file not in (None, STDOUT):
         path, json_file = Path(str(json_file)), STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
-        raise typer.BadParameter("name a report file, or a folder of reports", param_hint="DB_OR_DIR")
-    is_sweep = RunFolder.is_one(path, "sweep")
-    if model_explorer and (is_sweep or is_database(path, FUZZ)):
+        raise typer.BadParameter("name a report file, or a folder of reports", param_hint="FILE_OR_DIR")
+    is_sweep, is_fuzz = RunFolder.is_one(path, "sweep"), RunFolder.is_one(path, "fuzz")
+    if model_explorer and (is_sweep or is_fuzz):
         raise typer.BadParameter("this has no graphs; name a folder of reports", param_hint="--model-explorer")
     if is_sweep:
         _refuse_certificate("sweep", certificate=certificate)
         return report_sweep(path, since, html=html, json_file=json_file, junit=junit)
     if since is not None:
         raise typer.BadParameter("only the folder of a sweep has that", param_hint="--since")
-    if is_database(path, FUZZ):
+    if is_fuzz:
         _refuse_certificate("fuzz", certificate=certificate)
         return report_fuzz(path, Pages(html, json_file, junit))
     found = read_reports(path)

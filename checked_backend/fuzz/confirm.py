@@ -102,7 +102,7 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
 
     def tell(smallest: FuzzProgram, came: ProgramResult, **script: Any) -> None:
         text = encode_program(smallest)
-        answers.answer(json.dumps({"program": text, "result": json.loads(came.to_json()), **script}))
+        answers.answer(json.dumps({"program": text, "result": came.to_json(), **script}))
 
     tell(program, first)
     if not first.kind:

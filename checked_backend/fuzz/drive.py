@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checked_backend.fuzz.database import UNSETTLED, Corpus, Entry
+from checked_backend.fuzz.corpus import UNSETTLED, Corpus, Entry
 from checked_backend.fuzz.results import Group, ProgramResult, documented, may_be, signature_of
 from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOptions, GenerateTask, RunningProcesses, Task
 from checked_backend.runs.status import Status
@@ -149,8 +149,8 @@ class _Run:
     def _next_check(self) -> Task | None:
         if self.to_check:
             return self.to_check.pop(0)
-        busy = {entry.number for t in self._running.values() if isinstance(t, CheckTask) for entry in t.entries}
-        waiting = [entry for entry in self.corpus.waiting() if entry.number not in busy]
+        busy = {entry.name for t in self._running.values() if isinstance(t, CheckTask) for entry in t.entries}
+        waiting = [entry for entry in self.corpus.waiting() if entry.name not in busy]
         generating = any(isinstance(task, GenerateTask) for task in self._running.values())
         count = self._to_generate(len(waiting))
         if count and not generating:
@@ -173,7 +173,7 @@ class _Run:
         if isinstance(task, GenerateTask):
             made, left_out = result
             self.left_out += left_out
-            self.corpus.add_programs(self.asked.seed, made)
+            self.corpus.add_programs(made)
         elif isinstance(task, CheckTask):
             self._take_checked(task, *result)
         else:
@@ -181,16 +181,13 @@ class _Run:
 
     def _take_checked(self, task: CheckTask, found: dict[int, Any], again: list[CheckTask]) -> None:
         self.to_check.extend(again)
-        for one in again:
-            if one.death is not None:  # until it is checked alone, and also if that never comes
-                self.corpus.add_result(one.entries[0].number, _beside(one.death))
+        # until it is checked alone, and also if that never comes
+        unsettled = {one.entries[0].name: _beside(one.death) for one in again if one.death is not None}
+        self.corpus.add_results({**unsettled, **{task.entries[place].name: one for place, one in found.items()}})
+        self.checked += len(found)
         for place, examined in found.items():
-            entry = task.entries[place]
-            self.corpus.add_result(entry.number, examined)
-            self.checked += 1
             if examined.status in _FAILED and examined.kind:
-                self._sort(ConfirmTask.of_entry(entry, examined))
-
+                self._sort(ConfirmTask.of_entry(task.entries[place], examined))
         if task.death is not None and found:
             self._settle(task.entries[0], task.death, found[0])
 
@@ -199,14 +196,13 @@ class _Run:
         death.left -= 1
         death.explained = death.explained or alone.status in _FAILED
         if not death.left and not death.explained and death.result.kind:
-            self.corpus.add_result(entry.number, death.result)
+            self.corpus.add_results({entry.name: death.result})
             self._sort(ConfirmTask.of_entry(entry, death.result))
 
     def _sort(self, task: ConfirmTask) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""
         if task.entry is not None and documented(task.result) is not None:
-            group = signature_of(task.program, task.result)
-            self.corpus.assign(task.entry.number, self.corpus.put(group).number)
+            self.corpus.put(signature_of(task.program, task.result), task.entry)
         elif not self._known(task):
             self.to_confirm.append(task)
             self.to_confirm.sort(key=lambda one: one.program.size)
@@ -219,26 +215,22 @@ class _Run:
         group = next((g for g in known if may_be(g, program, task.result)), None)
         if group is None:
             return False
-        self.corpus.assign(task.entry.number, group.number)
-        self.corpus.met_again(group)
+        self.corpus.assign(task.entry, group.signature)
         return True
 
     def _take_confirmed(self, task: ConfirmTask, group: Group | None) -> None:
         if group is None:
             if task.entry is not None:
-                self.corpus.assign(task.entry.number, 0)
+                self.corpus.assign(task.entry, "")
             elif task.group is not None:
-                self.corpus.put(replace(task.group, localized=True))  # in vain: it did not fail this time
+                self.corpus.put(replace(task.group, localized=True), was=task.group.signature)  # it did not fail now
             return
         known = {one.signature for one in self.corpus.groups()}
-        kept = self.corpus.put(group)
-        if task.entry is not None:
-            self.corpus.assign(task.entry.number, kept.number)
-        if kept.signature not in known:
-            if self.asked.localize and _has_an_operator_to_find(kept) and task.group is None:
+        kept = self.corpus.put(group, task.entry, "" if task.group is None else task.group.signature)
+        if kept.signature not in known and task.group is None:
+            if self.asked.localize and _has_an_operator_to_find(kept):
                 self._to_localize.append(kept)
-            if task.group is None:
-                self.watch.found(kept)
+            self.watch.found(kept)
 
 
 def _beside(death: Death) -> ProgramResult:

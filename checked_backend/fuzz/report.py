@@ -1,4 +1,4 @@
-"""What a database of fuzz says, as text, JSON, JUnit XML, one HTML page and issues to paste; and how a run is going."""
+"""What a fuzz found, as text, JSON, JUnit XML, one HTML page and issues to paste; and how a run is going."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from rich.text import Text
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
-from checked_backend.fuzz.database import UNSETTLED, Corpus, Totals
+from checked_backend.fuzz.corpus import UNSETTLED, Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
-from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.results import Group
 from checked_backend.fuzz.text import describe, describe_inputs, render_function
 from checked_backend.report import Report
@@ -84,13 +83,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A database of fuzz.
+    """A fuzz.
 
     Attributes:
         groups: The groups, those met most first.
         waiting: How many failures are not confirmed yet.
         gone: The failures that did not show again in a fresh process, each with what it was.
         undecided: The programs without a verdict, each with the reason.
+        damaged: Files in its folder that are no records, and why.
     """
 
     settings: Mapping[str, str]
@@ -99,6 +99,7 @@ class Summary:
     waiting: int
     gone: Sequence[tuple[str, str]]
     undecided: Sequence[tuple[str, str]]
+    damaged: Sequence[str] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -110,11 +111,11 @@ class Summary:
     @property
     def doubts(self) -> list[str]:
         """The reasons why the compiler cannot pass."""
-        doubts = []
+        doubts = list(self.damaged)
         if not self.totals.checked:
             doubts.append("no program was checked")
         if self.waiting:
-            doubts.append(f"{self.waiting} failures are not confirmed yet: run again with the same --db")
+            doubts.append(f"{self.waiting} failures are not confirmed yet: run again with the same --out")
         gone = len(self.gone) + sum(shown.standing == "unconfirmed" for shown in self.groups)
         if gone:
             doubts.append(
@@ -153,14 +154,15 @@ class Summary:
 
 
 def summarize(corpus: Corpus, known: set[str]) -> Summary:
-    """Read a database."""
+    """Summarize a corpus."""
     return Summary(
-        corpus.settings(),
+        corpus.settings,
         corpus.totals(),
         tuple(Shown(group, standing(group, known)) for group in corpus.groups()),
         len(corpus.failures()),
         tuple(corpus.unconfirmed()),
         tuple(corpus.inconclusive()),
+        tuple(corpus.damaged),
     )
 
 
@@ -268,12 +270,12 @@ def _as_data(shown: Shown) -> Mapping[str, Any]:
         "status": group.result.status.value,
         "source": render_function(group.program),
         "inputs": describe_inputs(group.program),
-        "program": json.loads(encode_program(group.program)),
+        "program": json.loads(group.text),
     }
 
 
 def render_junit(summary: Summary) -> str:
-    """Return a database as JUnit XML: a test case for the run, and one for each group.
+    """Return a fuzz as JUnit XML: a test case for the run, and one for each group.
 
     A new group is a ``failure``. Known, documented and unconfirmed groups are ``skipped``: they fail no run. The run is
     an ``error`` if there are doubts: no program was checked, failures wait to be confirmed.
@@ -326,7 +328,7 @@ class _Section:
 
 
 def render_html(summary: Summary) -> str:
-    """Return a database as one HTML page: a table of groups, then each with program, findings, script and issue text.
+    """Return a fuzz as one HTML page: a table of groups, then each with program, findings, script and issue text.
 
     Nothing is loaded from elsewhere, nothing in it runs, and every text is escaped.
     """

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.known import plain
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
+from checked_backend.fuzz.source import function_of
+from checked_backend.runs.case import decode, encode
 from checked_backend.runs.status import Status
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["DEATHS", "DOCUMENTED", "Difference", "Group", "ProgramResult", "documented", "may_be", "signature_of"]
+__all__ = [
+    "DEATHS",
+    "DOCUMENTED",
+    "Difference",
+    "Group",
+    "ProgramResult",
+    "callable_program",
+    "documented",
+    "may_be",
+    "signature_of",
+]
 
 ANY = "any operator"
 """The operator of a difference that is made at the edge of a compiled program, and of a documented one."""
@@ -38,6 +52,32 @@ _AT_THE_EDGE = (
 """By the finer kind, how what eager has begins, and what the compiled program has."""
 
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def callable_program(text: str) -> FuzzProgram:
+    """A program that has a source.
+
+    Raises:
+        FuzzError: It is none: a call has too few arguments, or others than it takes.
+    """
+    program = decode_program(text)
+    try:
+        function_of([program])
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise FuzzError(f"a program: {type(error).__name__}: {error}") from None
+    return program
+
+
+def _checked_program(text: str) -> str:
+    try:
+        callable_program(text)
+    except FuzzError as error:
+        raise ValueError(str(error)) from None  # which says where it is in the file
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
     """The result for one program.
@@ -51,6 +91,8 @@ class ProgramResult:
         report: The report as JSON, of what did not pass.
         program: The program that fails, where that is several as one; empty if it is the one that was asked for.
     """
+
+    __pydantic_config__ = _STRICT
 
     status: Status
     message: str = ""
@@ -69,28 +111,15 @@ class ProgramResult:
 
     def to_json(self) -> str:
         """As JSON text."""
-        return json.dumps(asdict(self))
+        return encode(self)
 
     @classmethod
-    def from_json(cls, raw: Any) -> ProgramResult:
-        """Read what `to_json` wrote, as text or already parsed.
-
-        Raises:
-            FuzzError: It is no such thing.
-        """
-        try:
-            raw = json.loads(raw) if isinstance(raw, str) else raw
-            given = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-            read = cls(**{**given, "status": Status.of(given["status"], "a result of fuzz")})
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise FuzzError(f"a result of fuzz: {type(error).__name__}: {error}") from None
-        for name, field_ in cls.__dataclass_fields__.items():
-            kinds = (int, float) if name == "seconds" else (Status if name == "status" else type(field_.default),)
-            if not isinstance(getattr(read, name), kinds):
-                raise FuzzError(f"a result of fuzz: {name} got {getattr(read, name)!r:.80}, of a wrong type")
-        return read
+    def from_json(cls, text: str) -> ProgramResult:
+        """Read what `to_json` wrote, as `checked_backend.runs.case.decode` does."""
+        return decode(_RESULT, text, "a result of fuzz")
 
 
+_RESULT = TypeAdapter(ProgramResult)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -160,22 +189,30 @@ class Group:
     Attributes:
         detail: The finer kind; of a crash also the exception.
         op: The operator at fault, or the operations of the smallest program in order.
+        text: The smallest program as JSON.
         met: How many programs failed so.
-        number: Its number in a database; 0 if it is in none.
+        number: Its number in a corpus; 0 if it is in none.
     """
+
+    __pydantic_config__ = _STRICT
 
     kind: str
     detail: str
     stage: str
     op: str
-    program: FuzzProgram
+    text: Annotated[str, AfterValidator(_checked_program)]
     result: ProgramResult
     confirmed: bool = False
-    met: int = 1
+    met: int = 0
     script: str = ""
     script_shows: bool = False
     localized: bool = False
     number: int = 0
+
+    @property
+    def program(self) -> FuzzProgram:
+        """The smallest program."""
+        return callable_program(self.text)
 
     @property
     def signature(self) -> str:
@@ -193,9 +230,8 @@ class Group:
         return documented(self.result)
 
     def joined(self, other: Group) -> Group:
-        """Both as one: the smaller program, and how often both were met."""
-        first, second = (self, other) if _rank(self) <= _rank(other) else (other, self)
-        return replace(first, met=first.met + second.met, number=self.number)
+        """Both as one, with the smaller program."""
+        return self if _rank(self) <= _rank(other) else replace(other, number=self.number)
 
 
 def _rank(group: Group) -> tuple[bool, bool, tuple[int, ...]]:
@@ -242,7 +278,7 @@ def signature_of(program: FuzzProgram, result: ProgramResult) -> Group:
         op = ANY
     if documented(result) is not None:
         op, stage = ANY, ""  # who knows of one of these knows of all
-    return Group(result.kind, detail, stage, op, program, result, localized=bool(result.op))
+    return Group(result.kind, detail, stage, op, encode_program(program), result, localized=bool(result.op))
 
 
 def may_be(group: Group, program: FuzzProgram, result: ProgramResult) -> bool:

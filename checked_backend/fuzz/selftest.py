@@ -12,7 +12,7 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
-from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.corpus import Entry
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
@@ -208,7 +208,7 @@ def _lethal(name: str, place: JobResources) -> Tried:
     """Try a fault that ends or stops its process."""
     asked = FuzzOptions(compiler=f"planted:{name}", timeout=_HANG_SECONDS, place=place)
     began = time.monotonic()
-    entry = Entry(0, name, encode_program(_SMALLEST), "00")
+    entry = Entry(0, 0, encode_program(_SMALLEST), "00")
     found, _ = CheckTask([entry], 1).run(asked, RunningProcesses())
     result = found.get(0)
     caught = result is not None and result.detail == _LETHAL[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.corpus import Entry
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, signature_of
@@ -103,15 +103,15 @@ class GenerateTask:
     start: int
     count: int
 
-    def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[dict[str, Any], Counter[str]]:
-        """The programs by number, each with what it covers; and why how many others were left out.
+    def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[list[Entry], Counter[str]]:
+        """The programs, and why how many others were left out.
 
         What ends its process is left out as well, and a new process goes on with the number after it.
 
         Raises:
             FuzzError: They could not be generated.
         """
-        made: dict[str, Any] = {}
+        made: list[Entry] = []
         left_out: Counter[str] = Counter()
         start, end = self.start, self.start + self.count
         for _ in range(_DEATHS + 1):
@@ -121,7 +121,7 @@ class GenerateTask:
             raw = _parsed(answer)
             if "refused" in raw:
                 raise FuzzError(str(raw["refused"]))
-            made |= raw.get("programs", {})
+            made += [Entry(asked.seed, n, text, alike, tuple(c)) for n, text, alike, c in raw.get("programs", ())]
             left_out.update(raw.get("left_out", {}))
             stage, _, number = answer.stage.rpartition(" ")
             if stage != GENERATING or not number.isdecimal():
@@ -198,7 +198,7 @@ class CheckTask:
         }
         seconds = asked.timeout * max(1, -(-len(self.entries) // self.batch))
         answer = _run(question, seconds, asked, running)
-        found = {int(place): ProgramResult.from_json(raw) for place, raw in _parsed(answer).items()}
+        found = {int(place): ProgramResult.from_json(text) for place, text in _parsed(answer).items()}
         missing = [place for place in range(len(self.entries)) if place not in found]
         in_time = answer.exit == 0 and answer.stage == OUT_OF_TIME
         if not missing or running.stopped or in_time:
@@ -275,7 +275,7 @@ class ConfirmTask:
     @classmethod
     def of_group(cls, group: Group) -> ConfirmTask:
         """Look for the operator of a group."""
-        return cls(encode_program(group.program), group.result, group=group)
+        return cls(group.text, group.result, group=group)
 
     def run(self, asked: FuzzOptions, running: RunningProcesses) -> Group | None:
         """The group that the failure makes; None if it did not show again."""
@@ -319,7 +319,7 @@ class ConfirmTask:
         if self.group.script_shows and not made.script_shows:
             made = replace(made, script=self.group.script, script_shows=True)
         op = made.op if result.op else self.group.op
-        return replace(made, met=self.group.met, number=self.group.number, localized=True, op=op)
+        return replace(made, localized=True, op=op)
 
 
 Task = GenerateTask | CheckTask | ConfirmTask

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
     except FuzzError as error:
         answers.answer(json.dumps({"refused": str(error)}))
         return
-    made: dict[int, Any] = {}
+    made: list[tuple[int, str, str, Sequence[str]]] = []
     left_out: Counter[str] = Counter()
     for number in range(question["start"], question["start"] + question["count"]):
         answers.note(f"{GENERATING} {number}")
@@ -83,7 +83,7 @@ def _generate(question: _Question, answers: AnswerFolder) -> None:
         except CheckedBackendError as error:  # a program of torchfuzz that none of ours can be
             left_out[str(error)] += 1
             continue
-        made[number] = {"program": encode(program), "covers": make.covered(program), "alike": alike(program)}
+        made.append((number, encode(program), alike(program), make.covered(program)))
         answers.answer(json.dumps({"programs": made, "left_out": left_out}))  # a later one may end this process
     answers.answer(json.dumps({"programs": made, "left_out": left_out}))
     answers.note("done")
@@ -116,7 +116,7 @@ def _check(question: _Question, answers: AnswerFolder) -> None:
             answers.note(f"{words} {places[0]} {places[-1]}")
 
         for place, came in examining.examine([programs[p] for p in places], compiler, question["options"], note):
-            found[places[place]] = json.loads(came.to_json())
+            found[places[place]] = came.to_json()
             answers.answer(json.dumps(found))
 
 

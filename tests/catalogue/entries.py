@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from checked_backend.findings import Kind
-from checked_backend.fuzz import database
+from checked_backend.fuzz import corpus
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 from checked_backend.fuzz.results import ProgramResult
@@ -68,7 +68,7 @@ def look(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ProgramResult]]:
     place = JobResources(default_memory())
     for compiler in COMPILERS:
         chosen = [(number, entry) for number, entry in enumerate(entries) if entry.compiler == compiler]
-        rows = [database.Entry(number, entry.name, json.dumps(entry.program), "") for number, entry in chosen]
+        rows = [corpus.Entry(0, number, json.dumps(entry.program), "") for number, entry in chosen]
         waiting = [CheckTask(rows, 1)] if rows else []
         while waiting:
             task = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""The verbs ``fuzz`` and ``selftest``, and ``report`` with a database of fuzz."""
+"""The verbs ``fuzz`` and ``selftest``, and ``report`` with the folder of a fuzz."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checked_backend.cli import fuzzing
-from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.corpus import Corpus
 from checked_backend.fuzz.drive import FuzzEnd
 from checked_backend.fuzz.planted import CONTROL, FAULTS
 from checked_backend.fuzz.selftest import Tried
@@ -49,15 +49,15 @@ def test_programs_of_torchfuzz_are_checked_grouped_and_kept(run: Run, tmp_path: 
     checkout = write_checkout(
         tmp_path / "pytorch", "torch.exp(var)", "torch.ops.aten.neg(var)", "torch.add(var, arg_1)"
     )
-    db = tmp_path / "f.db"
-    words = ["fuzz", "--generator", f"torchfuzz:{checkout}", "--compiler", "planted:refuses", "--db", db, "--static"]
+    db = tmp_path / "f"
+    words = ["fuzz", "--generator", f"torchfuzz:{checkout}", "--compiler", "planted:refuses", "--out", db, "--static"]
     code, out, err = run(*words, "--programs", "4", "--time", "10m", "--ops", "add")
     assert code == 1, err
     assert out.startswith("FAIL: planted:refuses")
     assert "= torch.add(" in out
     assert "of the generator's programs were left out: " in err
     assert "neg, which no program may call" in err
-    code, _, err = run("fuzz", "--compiler", "planted:refuses", "--db", db, "--programs", "1")
+    code, _, err = run("fuzz", "--compiler", "planted:refuses", "--out", db, "--programs", "1")
     assert code == 3
     assert "was begun with generator 'torchfuzz:" in err
 
@@ -67,15 +67,14 @@ def _with_results(path: Path) -> Path:
         corpus.settle({"compiler": "inductor", "torch": "2.13.0"})
         filled(corpus, [program_of("torch.exp"), program_of("torch.neg")])
         first, second = corpus.waiting()
-        corpus.add_result(first.number, PASS)
-        corpus.add_result(second.number, failing())
-        corpus.assign(second.number, corpus.put(group_of("torch.neg")).number)
+        corpus.add_results({first.name: PASS, second.name: failing()})
+        corpus.put(group_of("torch.neg"), second)
         corpus.put(group_of("torch.abs", **STRIDES))
     return path
 
 
 def test_report_shows_groups_with_their_programs(run: Run, tmp_path: Path) -> None:
-    db = _with_results(tmp_path / "f.db")
+    db = _with_results(tmp_path / "f")
     code, out, _ = run("report", db)
     assert code == 1
     assert out.splitlines()[0] == "FAIL: inductor on torch 2.13.0: groups: 1 new, 1 documented"
@@ -89,8 +88,8 @@ def test_report_shows_groups_with_their_programs(run: Run, tmp_path: Path) -> No
     assert groups[0]["program"]["calls"][0][0] == "torch.neg"
 
 
-def test_report_writes_pages_of_a_database_of_fuzz(run: Run, tmp_path: Path) -> None:
-    db = _with_results(tmp_path / "f.db")
+def test_report_writes_pages_of_a_fuzz(run: Run, tmp_path: Path) -> None:
+    db = _with_results(tmp_path / "f")
     names = {form: tmp_path / f"f.{form}" for form in ("html", "junit", "json")}
     words = [word for form, path in names.items() for word in (f"--{form}", path)]
     code, out, _ = run("report", db, *words)
@@ -101,8 +100,8 @@ def test_report_writes_pages_of_a_database_of_fuzz(run: Run, tmp_path: Path) -> 
     assert json.loads(names["json"].read_text())["verdict"] == "fail"
 
 
-def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path) -> None:
-    db = _with_results(tmp_path / "f.db")
+def test_report_refuses_what_a_fuzz_has_not(run: Run, tmp_path: Path) -> None:
+    db = _with_results(tmp_path / "f")
     code, _, err = run("report", db, "--run", "1")
     assert code == 3
     assert "--run" in err
@@ -120,7 +119,7 @@ def test_report_refuses_what_a_database_of_fuzz_has_not(run: Run, tmp_path: Path
         (("--dtype", "float8"), "--dtype got 'float8'; expected float32"),
         (("--time", "soon"), "--time got 'soon'; expected a number of seconds, or 90s, 10m, 2h"),
         (("--seed", str(10**20)), f"--seed got {10**20}; expected a whole number from -2**63 to 2**63 - 1"),
-        (("--against", "missing.db"), "no such database"),
+        (("--against", "missing"), "not the folder of a fuzz"),
         (("--generator", "torchfuzz:nowhere"), "no torchfuzz in it"),
         (("--generator", "other"), "expected own, or torchfuzz:DIR"),
         (("--generator", "torchfuzz:nowhere", "--dtype", "float32"), "torchfuzz chooses its own dtypes"),
@@ -146,7 +145,7 @@ def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(module, "run_fuzz", run_fuzz)
     checkout = write_checkout(tmp_path / "pytorch", "var")
-    words = ["--generator", f"torchfuzz:{checkout}", "--db", tmp_path / "f.db", "--seed", "3", "--ops", "add"]
+    words = ["--generator", f"torchfuzz:{checkout}", "--out", tmp_path / "f", "--seed", "3", "--ops", "add"]
     code, _, err = run("fuzz", *words, "--html", tmp_path / "f.html")
     assert code == 2
     assert "3 of the generator's programs were left out: streams (3)" in err
@@ -155,18 +154,18 @@ def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch
     assert "INCONCLUSIVE" in (tmp_path / "f.html").read_text()
 
 
-def test_what_another_database_has_is_known(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_folder_has_is_known(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_fuzz(_asked: Any, corpus: Corpus, **_more: Any) -> FuzzEnd:
         filled(corpus, [program_of("torch.neg")])
         (program,) = corpus.waiting()
-        corpus.add_result(program.number, failing())
-        corpus.assign(program.number, corpus.put(group_of("torch.neg")).number)
+        corpus.add_results({program.name: failing()})
+        corpus.put(group_of("torch.neg"), program)
         return FuzzEnd(1, 0.0, 0, Counter())
 
     monkeypatch.setattr(fuzzing._later("checked_backend.fuzz.drive"), "run_fuzz", run_fuzz)
-    code, out, _ = run("fuzz", "--db", tmp_path / "new.db")
+    code, out, _ = run("fuzz", "--out", tmp_path / "new")
     assert (code, "neg (new: " in out) == (1, True), out
-    code, out, _ = run("fuzz", "--db", tmp_path / "f.db", "--against", _with_results(tmp_path / "known.db"))
+    code, out, _ = run("fuzz", "--out", tmp_path / "f", "--against", _with_results(tmp_path / "known"))
     assert (code, "neg (known" in out) == (0, True), out
 
 

@@ -13,7 +13,7 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.fuzz import drive
-from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.corpus import Corpus, Entry
 from checked_backend.fuzz.drive import FuzzEnd, Listener, run_fuzz
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.report import summarize
@@ -47,7 +47,7 @@ class World:
         if len(self.generated) == self.ends_with:
             raise FuzzError("enough")
         texts = [encode_program(program) for program in MADE]
-        made = {str(task.start + n): {"program": text, "covers": [], "alike": "00"} for n, text in enumerate(texts)}
+        made = [Entry(0, task.start + n, text, "00") for n, text in enumerate(texts)]
         return made, Counter({"no words for it": 2})
 
     def check(self, task: CheckTask) -> Any:
@@ -74,7 +74,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Iterator[Corpus]:
-    with Corpus(tmp_path / "f.db", write=True) as made:
+    with Corpus(tmp_path / "f", write=True) as made:
+        made.settle({"compiler": "inductor"})
         yield made
 
 
@@ -174,10 +175,10 @@ def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Cor
     with Corpus(corpus.path) as other:
         assert not other.failures()
     first = corpus.waiting()[-1]
-    corpus.add_result(first.number, failing())
+    corpus.add_results({first.name: failing()})
     ended = run_fuzz(FuzzOptions(), corpus, seconds=-1.0, watch=Listener())
     assert ended.checked == 0
-    assert [entry.number for entry, _ in corpus.failures()] == [first.number]
+    assert [entry.name for entry, _ in corpus.failures()] == [first.name]
 
 
 def test_an_error_of_a_task_ends_the_run(world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,14 +208,15 @@ def test_what_ends_a_process_only_together_is_confirmed_as_one_program(
     monkeypatch.setattr(ConfirmTask, "run", lambda self, *_: confirmed.append(self.text))
     if alone == "never":
         monkeypatch.setattr(drive._Run, "_next_check", _once(drive._Run._next_check))
-    with Corpus(tmp_path / "f.db", write=True) as corpus:
+    with Corpus(tmp_path / "f", write=True) as corpus:
+        corpus.settle({"compiler": "inductor"})
         run_fuzz(FuzzOptions(localize=False), corpus, seconds=None, programs=4, watch=Listener())
         summary = summarize(corpus, set())
     assert (died.program in confirmed) == (alone == "pass")
     assert summary.verdict is Verdict.INCONCLUSIVE
     if alone == "never":
         assert any("were in a process that ended, and not checked alone" in doubt for doubt in summary.doubts)
-        with Corpus(tmp_path / "f.db", write=True) as corpus:  # the next run checks them again
+        with Corpus(tmp_path / "f", write=True) as corpus:  # the next run checks them again
             assert not corpus.waiting()
             corpus.check_unsettled_again()
             assert len(corpus.waiting()) == 4

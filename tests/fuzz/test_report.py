@@ -1,4 +1,4 @@
-"""A database of fuzz as text, JSON, JUnit XML, HTML and issues, also with texts of strangers."""
+"""A fuzz as text, JSON, JUnit XML, HTML and issues, also with texts of strangers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, Verdict
-from checked_backend.fuzz.database import Corpus, Totals
+from checked_backend.fuzz.corpus import Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.report import (
     Shown,
@@ -41,13 +41,11 @@ def _corpus(path: Path) -> Corpus:
     corpus.settle(SETTINGS)
     filled(corpus, [program_of("torch.exp"), program_of("torch.neg"), program_of("torch.abs")])
     first, second, third = corpus.waiting()
-    corpus.add_result(first.number, PASS)
-    corpus.add_result(second.number, failing())
-    corpus.add_result(third.number, failing(status="inconclusive"))
+    corpus.add_results({first.name: PASS, second.name: failing(), third.name: failing(status="inconclusive")})
     report = Report([LOUD], Coverage()).to_json()
     evil = failing(actual=EVIL, expected=EVIL, report=report)
     bug = replace(group_of("torch.neg"), result=replace(evil, message=EVIL), script=f"print('''{EVIL}''')\n```\n")
-    corpus.assign(second.number, corpus.put(bug).number)
+    corpus.put(bug, second)
     corpus.put(replace(group_of("torch.neg"), op=EVIL, stage=EVIL))
     corpus.put(group_of("torch.exp", confirmed=False))
     corpus.put(group_of("torch.abs", **STRIDES))
@@ -56,7 +54,7 @@ def _corpus(path: Path) -> Corpus:
 
 @pytest.fixture
 def summary(tmp_path: Path) -> Summary:
-    with _corpus(tmp_path / "f.db") as corpus:
+    with _corpus(tmp_path / "f") as corpus:
         return summarize(corpus, {group_of("torch.neg").signature})
 
 

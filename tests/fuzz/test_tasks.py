@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import replace
 from typing import Any
@@ -11,18 +10,18 @@ import pytest
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import tasks
-from checked_backend.fuzz.database import Entry
+from checked_backend.fuzz.corpus import Entry
 from checked_backend.fuzz.program import decode_program, encode_program
 from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, GenerateTask, RunningProcesses, Stopped
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
 
-ENTRIES = [Entry(place, f"p{place}", encode_program(program_of("torch.neg")), "00") for place in range(4)]
+ENTRIES = [Entry(0, place, encode_program(program_of("torch.neg")), "00") for place in range(4)]
 
 
 def _raw(examined: Any) -> Any:
-    return json.loads(examined.to_json())
+    return examined.to_json()
 
 
 def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd, count: int = 4) -> tuple[dict[int, Any], list[CheckTask]]:
@@ -120,7 +119,7 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
     found = ConfirmTask.of_group(known).run(FuzzOptions(), RunningProcesses())
     assert found is not None
-    assert (found.op, found.localized, found.met) == ("exp", True, 1)
+    assert (found.op, found.localized) == ("exp", True)
 
 
 def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +142,12 @@ def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.Mon
 def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     told = (
-        answer({"programs": {"8": "eight"}, "left_out": {"odd": 1}}, "generating program 10", -signal.SIGSEGV),
-        answer({"programs": {"11": "eleven"}, "left_out": {"odd": 2}}, "done"),
+        answer({"programs": [[8, "eight", "", []]], "left_out": {"odd": 1}}, "generating program 10", -signal.SIGSEGV),
+        answer({"programs": [[11, "eleven", "", []]], "left_out": {"odd": 2}}, "done"),
     )
     monkeypatch.setattr(tasks, "_run", answering(*told, asked=asked))
     made, left_out = GenerateTask(8, 5).run(FuzzOptions(), RunningProcesses())
-    assert made == {"8": "eight", "11": "eleven"}
+    assert made == [Entry(0, 8, "eight", ""), Entry(0, 11, "eleven", "")]
     assert left_out == {"odd": 3, "making it was killed by SIGSEGV": 1}
     assert [(one["start"], one["count"]) for one in asked] == [(8, 5), (11, 2)]
 

@@ -135,16 +135,16 @@ def _sweep(_files: Files) -> Outputs:
 def _fuzz(_files: Files) -> Outputs:
     shutil.copy(_HERE / "models.py", ".")
     words = "--programs 2 --longest 2 --ops add --static --inference --no-localize --time 1h --timeout 600"
-    ran = cli("fuzz", "--compiler", "models.py:refusing", "--db", "fuzz.db", "--repros", "repros", *words.split())
+    ran = cli("fuzz", "--compiler", "models.py:refusing", "--out", "fuzzed", "--repros", "repros", *words.split())
     lines = [line for line in ran.err.splitlines() if " a second, " not in line]  # how often it says so depends on time
     yield "run.txt", ran._replace(err="\n".join([*lines, *ran.err.splitlines()[-1:], ""])).text
     for path in sorted(Path().glob("repros/*")):
         yield f"{path.name}.txt", path.read_text(encoding="utf-8")
-    yield from _pages("fuzz", "fuzz.db", "html", "json", "junit")
+    yield from _pages("fuzz", "fuzzed", "html", "json", "junit")
 
 
 def _pages(kind: str, source: str, *forms: str) -> Outputs:
-    """What ``report`` makes of a database or a folder. Pages may break words anywhere: masks could not find them."""
+    """What ``report`` makes of a folder. Pages may break words anywhere: masks could not find them."""
     paths = {form: Path(f"{kind}.{form}") for form in forms}
     words = [word for form, path in paths.items() for word in (f"--{form}", path.name)]
     yield "report.txt", cli("report", source, *words).text

@@ -1,13 +1,14 @@
-"""Programs, results and databases of fuzz, made without a check."""
+"""Programs, results and folders of fuzz, made without a check."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from checked_backend.fuzz.database import Corpus
+from checked_backend.fuzz.corpus import Corpus, Entry
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.process.job import JobEnd
@@ -42,17 +43,16 @@ def failing(kind: str = "logic", detail: str = "", status: str = "fail", **more:
 
 def group_of(*ops: str, confirmed: bool = True, **more: Any) -> Group:
     """A group of a program that calls these."""
-    made = signature_of(program_of(*ops), failing(**more))
-    return Group(made.kind, made.detail, made.stage, made.op, made.program, made.result, confirmed)
+    return replace(signature_of(program_of(*ops), failing(**more)), confirmed=confirmed)
 
 
 def filled(corpus: Corpus, programs: Sequence[FuzzProgram]) -> None:
     """Put programs into a corpus."""
-    made = {
-        str(place): {"program": encode_program(one), "covers": [f"{op} float32" for op in one.ops], "alike": "00"}
+    made = [
+        Entry(0, place, encode_program(one), "00", tuple(f"{op} float32" for op in one.ops))
         for place, one in enumerate(programs)
-    }
-    corpus.add_programs(0, made)
+    ]
+    corpus.add_programs(made)
 
 
 def answer(raw: Mapping[Any, Any] | None, stage: str = "", status: int = 0, overdue: float | None = None) -> JobEnd:
