@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from checked_backend.errors import CheckedBackendError
@@ -24,8 +25,7 @@ from checked_backend.fuzz.results import Group
 from checked_backend.fuzz.text import describe, describe_inputs, render_function
 from checked_backend.report import Report
 from checked_backend.report.clean import clean
-from checked_backend.report.junit import xml_text
-from checked_backend.report.progress import LiveView
+from checked_backend.report.junit import junit_text, new_case, new_problem, xml_text
 from checked_backend.report.view import ReportView, view
 from checked_backend.runs.progress import duration
 
@@ -281,38 +281,19 @@ def render_junit(summary: Summary) -> str:
     an ``error`` if there are doubts: no program was checked, failures wait to be confirmed.
     """
     suite = ElementTree.Element("testsuite", name="checked_backend fuzz")
-    run = ElementTree.SubElement(suite, "testcase", classname="checked_backend.fuzz", name="programs")
-    text = xml_text("\n".join([summary.title, summary.counts, *summary.doubts]))
+    run = new_case(suite, "programs", "checked_backend.fuzz")
+    text = "\n".join([summary.title, summary.counts, *summary.doubts])
     if summary.doubts:
-        why = xml_text(summary.doubts[0])
-        ElementTree.SubElement(run, "error", type=Verdict.INCONCLUSIVE.value, message=why).text = text
+        new_problem(run, "error", Verdict.INCONCLUSIVE.value, summary.doubts[0], text)
     else:
-        ElementTree.SubElement(run, "system-out").text = text
-    counted = {"failure": 0, "skipped": 0}
+        ElementTree.SubElement(run, "system-out").text = xml_text(text)
     for shown in summary.groups:
-        counted[_add(suite, shown, summary)] += 1
-    suite.attrib.update(
-        tests=str(1 + len(summary.groups)),
-        failures=str(counted["failure"]),
-        errors=str(int(bool(summary.doubts))),
-        skipped=str(counted["skipped"]),
-    )
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _add(suite: ElementTree.Element, shown: Shown, summary: Summary) -> str:
-    tag = "failure" if shown.standing == "new" else "skipped"
-    name = xml_text(shown.group.signature)
-    case = ElementTree.SubElement(suite, "testcase", classname="checked_backend.fuzz.groups", name=name)
-    message = (
-        shown.group.result.message if tag == "failure" else f"{shown.standing}: {shown.why} {shown.source}".strip()
-    )
-    problem = ElementTree.SubElement(case, tag, type=shown.standing, message=xml_text(message))
-    problem.text = xml_text(render_issue(shown.group, summary.settings))
-    return tag
+        group, is_new = shown.group, shown.standing == "new"
+        message = group.result.message if is_new else f"{shown.standing}: {shown.why} {shown.source}".strip()
+        case = new_case(suite, group.signature, "checked_backend.fuzz.groups")
+        issue = render_issue(group, summary.settings)
+        new_problem(case, "failure" if is_new else "skipped", shown.standing, message, issue)
+    return junit_text(suite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,15 +353,14 @@ def _view(text: str) -> ReportView | None:
         return None
 
 
-class Progress(LiveView):
+class Progress(Live):
     """Tells of new groups, and now and then how many programs, operations and groups there are."""
 
     def __init__(
         self, corpus: Corpus, console: Console, known: set[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(console)
+        super().__init__(console=console, refresh_per_second=2, transient=True)
         self._corpus = corpus
-        self._console = console
         self._known = known
         self._clock = clock
         self._begun = self._told = clock()
@@ -391,16 +371,16 @@ class Progress(LiveView):
         word = standing(group, self._known)
         style = "bold red" if word == "new" else "dim"
         line = Text.assemble((f"{word:<11}", style), clean(f"{group.signature}: {group.result.message}"[:200]))
-        self._console.print(line, soft_wrap=True, highlight=False)
+        self.console.print(line, soft_wrap=True, highlight=False)
 
     def tell(self) -> None:
         """Show the counts."""
         now = self._clock()
-        if self.is_shown:
+        if self.console.is_terminal:
             self.update(Text(self.line()))
         elif now - self._told > _EVERY:
             self._told = now
-            self._console.print(self.line(), soft_wrap=True, highlight=False)
+            self.console.print(self.line(), soft_wrap=True, highlight=False)
 
     def line(self) -> str:
         """The counts in one line."""

@@ -14,7 +14,7 @@ from checked_backend.report.clean import clean
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["render_junit", "xml_text"]
+__all__ = ["junit_text", "new_case", "new_problem", "render_junit", "xml_text"]
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -26,36 +26,38 @@ def render_junit(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] =
     count ``skipped`` as success and neither is a pass.
     """
     verdicts = [report.verdict for report in reports]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="checked_backend",
-        tests=str(len(reports) + len(broken)),
-        failures=str(verdicts.count(Verdict.FAIL)),
-        errors=str(verdicts.count(Verdict.INCONCLUSIVE) + len(broken)),
-        skipped="0",
-    )
+    suite = ElementTree.Element("testsuite", name="checked_backend")
     for number, (report, verdict) in enumerate(zip(reports, verdicts, strict=True), 1):
-        case = _case(suite, report.title or (report.path.name if report.path else f"report {number}"))
+        case = new_case(suite, report.title or (report.path.name if report.path else f"report {number}"))
         text = report.to_text(verbose=True)
         if verdict is Verdict.PASS:
             ElementTree.SubElement(case, "system-out").text = xml_text(text)
         else:
-            _problem(case, "failure" if verdict is Verdict.FAIL else "error", verdict.value, text)
+            new_problem(case, "failure" if verdict is Verdict.FAIL else "error", verdict.value, text=text)
     for path, reason in broken:
-        _problem(_case(suite, str(path)), "error", "unreadable", reason)
+        new_problem(new_case(suite, str(path)), "error", "unreadable", text=reason)
+    return junit_text(suite)
+
+
+def junit_text(suite: ElementTree.Element) -> str:
+    """A suite as the text of a file, with the numbers of its cases."""
+    counts = (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    suite.attrib.update({name: str(sum(1 for _ in suite.iter(tag))) for name, tag in counts})
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname="checked_backend", name=xml_text(name))
+def new_case(suite: ElementTree.Element, name: str, group: str = "checked_backend", **more: str) -> ElementTree.Element:
+    """Add a test case."""
+    return ElementTree.SubElement(suite, "testcase", {"classname": xml_text(group), "name": xml_text(name), **more})
 
 
-def _problem(case: ElementTree.Element, tag: str, kind: str, text: str) -> None:
-    text = xml_text(text)
-    ElementTree.SubElement(case, tag, type=kind, message=text.partition("\n")[0]).text = text
+def new_problem(case: ElementTree.Element, tag: str, kind: str, message: str = "", text: str = "") -> None:
+    """Say why a case did not pass: a message of one line, which is the text's first if none is given, and a text."""
+    message, text = xml_text(message or text.partition("\n")[0]), xml_text(text or message)
+    ElementTree.SubElement(case, tag, type=kind, message=message).text = text
 
 
 def xml_text(text: str) -> str:

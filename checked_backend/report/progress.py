@@ -6,18 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
-
-from rich.console import Console, RenderableType
-from rich.live import Live
+from typing import TextIO
 
 from checked_backend.report.clean import first_line
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["LiveView", "Progress"]
+__all__ = ["Progress"]
 
 _WIDTH = 110
 _USUAL_WIDTH = 79
@@ -102,36 +95,3 @@ class Progress:
             self._stream.flush()
         except (AttributeError, OSError, ValueError):
             return
-
-
-class LiveView:
-    """Is shown while it is entered, and leaves nothing behind. Lines that are printed meanwhile appear above it.
-
-    Args:
-        console: Where to show it.
-        show: Gives the view each time that it is drawn; None if it is only changed by `update`.
-    """
-
-    def __init__(self, console: Console, show: Callable[[], RenderableType] | None = None) -> None:
-        self._live = Live(get_renderable=show, console=console, refresh_per_second=2, transient=True)
-
-    def __enter__(self) -> Self:
-        if self.is_shown:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.is_shown:
-            self._live.stop()
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether there is a terminal."""
-        return self._live.console.is_terminal
-
-    def update(self, view: RenderableType) -> None:
-        """Show something else from now on."""
-        if self.is_shown:
-            self._live.update(view)

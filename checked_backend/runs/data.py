@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from checked_backend.findings import Verdict
-from checked_backend.report.junit import xml_text
+from checked_backend.report.junit import junit_text, new_case, new_problem
 from checked_backend.runs.status import Status
 from checked_backend.runs.summary import CaseSummary, Comparison, Summary
 
@@ -71,32 +71,18 @@ def render_junit(summary: Summary) -> str:
     """
     suite = ElementTree.Element("testsuite", name="checked_backend sweep")
     for case in summary.cases:
-        entry = _entry(suite, case.case.suite, str(case.case), f"{case.result.seconds:.3f}")
+        entry = new_case(suite, str(case.case), case.case.suite, time=f"{case.result.seconds:.3f}")
         if tag := _tag(case):
             expected = case.result.expected and f"expected: {case.result.expected}"
             message = "; ".join(part for part in (case.result.message or case.status.means, expected) if part)
             text = "\n".join(part for part in (message, case.result.log) if part)
-            _problem(entry, tag, case.status.value, message, text)
+            new_problem(entry, tag, case.status.value, message, text)
     for waiting in summary.waiting:
-        entry = _entry(suite, waiting.suite, str(waiting), "0")
-        _problem(entry, "error", "waiting", "it has no result yet")
+        entry = new_case(suite, str(waiting), waiting.suite, time="0")
+        new_problem(entry, "error", "waiting", "it has no result yet")
     for why in summary.damaged:
-        _problem(_entry(suite, "damaged", why, "0"), "error", "damaged", why)
-    counts = (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-    suite.attrib.update({name: str(sum(1 for _ in suite.iter(tag))) for name, tag in counts})
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _entry(suite: ElementTree.Element, group: str, name: str, seconds: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname=xml_text(group), name=xml_text(name), time=seconds)
-
-
-def _problem(entry: ElementTree.Element, tag: str, kind: str, message: str, text: str = "") -> None:
-    problem = ElementTree.SubElement(entry, tag, type=kind, message=xml_text(message))
-    problem.text = xml_text(text or message)
+        new_problem(new_case(suite, why, "damaged", time="0"), "error", "damaged", why)
+    return junit_text(suite)
 
 
 def _tag(case: CaseSummary) -> str:
