@@ -10,6 +10,7 @@ import ast
 import inspect
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import torch
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
+from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.pytree import tree_leaves, tree_map_only
 
 __all__ = [
+    "CALLS",
     "CHANGED_INPUTS",
     "COUNTED_WRITES",
     "FAKE_KERNEL",
@@ -38,6 +41,7 @@ __all__ = [
 
 Run = Callable[..., Any]
 Make = Callable[[], list[Any]]
+Others = Make | None
 Arguments = Iterator[tuple[str, bool, list[torch.Tensor]]]
 
 
@@ -313,6 +317,110 @@ def finite(value: torch.Tensor) -> bool:
     return not value.is_floating_point() or bool(value.float().isfinite().all())
 
 
+class RoundedOtherwise(TorchDispatchMode):
+    """Each operator's result is moved by a rounding, up or down."""
+
+    def __init__(self, seed: int) -> None:
+        TorchDispatchMode.__init__(self)
+        self.signs = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operator(*args, **(kwargs or {}))
+        is_view = any(r.alias_info and not r.alias_info.is_write for r in operator._schema.returns)
+        for part in made if isinstance(made, (tuple, list)) else [made]:
+            if not is_view and isinstance(part, torch.Tensor) and (part.is_floating_point() or part.is_complex()):
+                sign = 2 * torch.randint(0, 2, part.shape, generator=self.signs) - 1
+                part.mul_(1 + torch.finfo(part.dtype).eps * sign.to(part.dtype))
+        return made
+
+
+def outcome(run: Run, inputs: Sequence[Any], gradients: bool) -> list[Any]:
+    """What one call returns, what it leaves in its inputs, and their gradients; or what it raises."""
+    torch.manual_seed(0)
+    try:
+        with torch.set_grad_enabled(gradients):
+            results = run(*inputs)
+        if gradients:
+            loss = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+            torch.manual_seed(0)
+            torch.autograd.backward(loss, [torch.randn_like(r) for r in loss])
+        return [*results, *inputs, *(x.grad for x in inputs)]
+    except Exception as error:
+        return [error]
+
+
+def outcomes(run: Run, make_inputs: Make, make_others: Others, gradients: bool) -> list[Any]:
+    """The same of one call; or, with other inputs, of three: on each, and on the others in the memory of the first."""
+    inputs = make_inputs()
+    now = outcome(run, inputs, gradients)
+    if make_others is None:
+        return now
+    then = [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in now]
+    others = make_others()
+    for given in others, inputs:
+        if given is inputs:
+            for old, new in zip(inputs, make_others(), strict=True):
+                if (old.shape, old.stride()) == (new.shape, new.stride()):
+                    old.untyped_storage().copy_(new.untyped_storage())
+        values = outcome(run, given, gradients)
+        then += [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in values]
+        now += values
+    return then + now  # what a later call writes over shows
+
+
+def is_rounding(number: int, a: torch.Tensor, b: torch.Tensor, again: Callable[[], list[Any]]) -> bool:
+    """Whether eager's own value moves as far by other roundings."""
+    if not (a.is_floating_point() or a.is_complex()) or (a.shape, a.stride()) != (b.shape, b.stride()):
+        return False
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    value, spread = a.detach().to(wide), torch.zeros(a.shape, dtype=torch.float64)
+    for seed in range(4):
+        with RoundedOtherwise(seed):
+            others = again()
+        if number >= len(others) or not isinstance(others[number], torch.Tensor) or others[number].shape != a.shape:
+            return False
+        spread = torch.maximum(spread, (others[number].detach().to(wide) - value).abs().nan_to_num(0.0))
+    off = (b.detach().to(wide) - value).abs()
+    return bool(((off <= 8 * spread) | (value == b) | (value.isnan() & b.isnan())).all())
+
+
+def shared_memory(values: Sequence[Any]) -> list[tuple[int, int]]:
+    tensors = [(i, a.untyped_storage().data_ptr()) for i, a in enumerate(values) if isinstance(a, torch.Tensor)]
+    return [(i, j) for i, a in tensors for j, b in tensors if j < i and a == b != 0]
+
+
+def calls_differ(program: Run, compiled: Run, gradients: bool, make_inputs: Make, make_others: Others = None) -> bool:
+    """Whether one call, or three with other inputs, end otherwise than in eager, by more than rounding."""
+    eager, actual = (outcomes(run, make_inputs, make_others, gradients) for run in (program, compiled))
+    wrong = 0
+    for number, (a, b) in enumerate(zip(eager, actual, strict=False)):  # an exception ends one side
+        if isinstance(a, Exception) or isinstance(b, Exception):
+            wrong += not (isinstance(a, Exception) and isinstance(b, Exception))
+            for side, value in (("eager", a), ("compiled", b)):
+                raised = traceback.format_exception(value) if isinstance(value, Exception) else ["no exception"]
+                print(f"{side}: {''.join(raised)}")
+            break
+        if not isinstance(a, torch.Tensor):
+            continue
+        rough = a.dtype in (torch.float16, torch.bfloat16)
+        exact = not (a.is_floating_point() or a.is_complex())
+        try:
+            torch.testing.assert_close(
+                b, a, rtol=0 if exact else 2e-2 if rough else 1e-4, atol=0, equal_nan=True, check_stride=True
+            )
+        except AssertionError as error:
+            if is_rounding(number, a, b, lambda: outcomes(program, make_inputs, make_others, gradients)):
+                continue
+            wrong += 1
+            print(f"value {number}: {error}\neager\n{a}\ncompiled\n{b}")
+    shared = [shared_memory(side) for side in (eager, actual)]
+    if shared[0] != shared[1]:
+        wrong += 1
+        print("values that share memory: eager", shared[0], "compiled", shared[1])
+    return wrong > 0
+
+
+CALLS = (RoundedOtherwise, outcome, outcomes, is_rounding, shared_memory, calls_differ)
 RELATIONS = (memory_of, relations_differ)
 CHANGED_INPUTS = (changed, which_inputs_change_differs)
 COUNTED_WRITES = (changed, counted_writes_differ)

@@ -21,6 +21,7 @@ __all__ = [
     "each_element_once",
     "form_of",
     "is_literal",
+    "literal",
     "ramp",
     "seeded",
     "write_value",
@@ -258,12 +259,18 @@ def seeded(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
+def literal(values: torch.Tensor) -> str:
+    """Code of a contiguous tensor with each of its values."""
+    # torch.tensor gives such numbers this dtype
+    natural = values.dtype in (torch.float32, torch.int64, torch.bool) if values.numel() else False
+    dtype = "" if natural else f", dtype={values.dtype}"
+    return f"torch.tensor({_nested(values.tolist(), values.dtype)}{dtype})"
+
+
 def _literal(values: torch.Tensor) -> Form:
-    numbers = _nested(values.tolist(), values.dtype)
-    natural = values.dtype in (torch.float32, torch.int64, torch.bool)  # torch.tensor gives such numbers this dtype
-    text = f"torch.tensor({numbers}{'' if natural else f', dtype={values.dtype}'})"
     distinct = len(set(map(str, values.reshape(-1).tolist())))
-    return Form((2 if not values.dim() else 30) + len(numbers) + distinct, text)
+    numbers = len(_nested(values.tolist(), values.dtype))
+    return Form((2 if not values.dim() else 30) + numbers + distinct, literal(values))
 
 
 def _nested(value: object, dtype: torch.dtype) -> str:
