@@ -93,10 +93,10 @@ def replay_apart(
         return exit_code(lambda: work(board, died))
 
     ended = confined(partial(child, None), limits)
-    if ended.status not in _STATUSES and ended.stage == _COMPILED and ended.overdue is None:
-        ended = confined(partial(child, ended.status), limits)
-    if ended.status in _STATUSES:
-        return ended.status
+    if ended.exit not in _STATUSES and ended.stage == _COMPILED and ended.overdue is None:
+        ended = confined(partial(child, ended.exit), limits)
+    if ended.exit in _STATUSES:
+        return ended.exit
     advice = ". Give it more with --timeout" if ended.overdue is not None and ended.overdue >= limits.seconds else ""
     raise CheckedBackendError(f"{dump}: the process {ended.words} while {ended.stage}{advice}")
 

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Literal, TextIO
 
-__all__ = ["Ended", "Limits", "Noticeboard", "can_confine", "confined", "default_memory", "die_with", "limit_memory"]
+__all__ = ["JobEnd", "Limits", "Noticeboard", "can_confine", "confined", "default_memory", "die_with", "limit_memory"]
 
 _PR_SET_PDEATHSIG = 1
+_NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA out of memory")
 
 
 def die_with(parent: int) -> None:
@@ -47,29 +48,48 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child ended.
+class JobEnd:
+    """How a child process ended.
 
     Attributes:
-        status: Its exit status, negative if a signal killed it.
-        stage: What the child was doing, as it noted itself.
-        overdue: The seconds it had for that stage, if it was killed for exceeding them.
+        answer: What a job answered last; empty if it died before, or if the child is no job.
+        stage: What it was doing, as it noted itself.
+        exit: The exit status, negative if a signal killed it.
+        log: The end of what it printed.
+        seconds: How long it ran.
+        overdue: The seconds it had, or its stage, if it was killed for exceeding them.
+        starved: Whether the system killed processes for lack of memory meanwhile.
     """
 
-    status: int
+    answer: str
     stage: str
-    overdue: float | None
+    exit: int
+    log: str = ""
+    seconds: float = 0.0
+    overdue: float | None = None
+    starved: bool = False
+
+    @property
+    def kind(self) -> Literal["done", "hang", "memory", "signal", "exit"]:
+        """How it ended."""
+        if self.answer and self.exit == 0:
+            return "done"
+        if self.overdue is not None:
+            return "hang"
+        if self.starved if -self.exit == signal.SIGKILL else any(words in self.log for words in _NO_MEMORY):
+            return "memory"
+        return "signal" if self.exit < 0 else "exit"
 
     @property
     def words(self) -> str:
-        """How the child died, as the end of a sentence that begins with "the process"."""
+        """How it died, as the end of a sentence that begins with "the process"."""
         if self.overdue is not None:
             return f"had not ended after {self.overdue:g} s"
-        if self.status >= 0:
-            return f"exited with status {self.status}"
-        if -self.status == signal.SIGKILL:
+        if self.exit >= 0:
+            return f"exited with status {self.exit}"
+        if -self.exit == signal.SIGKILL:
             return "was killed by SIGKILL (out of memory?)"
-        return f"was killed by {signal.Signals(-self.status).name}"
+        return f"was killed by {signal.Signals(-self.exit).name}"
 
 
 class Noticeboard:
@@ -111,7 +131,7 @@ def default_memory() -> int | None:
     return there * 4 // 5
 
 
-def confined(work: Callable[[Noticeboard], int], limits: Limits) -> Ended:
+def confined(work: Callable[[Noticeboard], int], limits: Limits) -> JobEnd:
     """Do work in a child process, with limits. This process prints the child's output.
 
     SIGINT and SIGTERM are passed on to the child. The child leads a process group of its own, which is killed whole at
@@ -186,7 +206,7 @@ def limit_memory(memory: int | None) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _awaited(child: int, board: Noticeboard) -> Ended:
+def _awaited(child: int, board: Noticeboard) -> JobEnd:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
@@ -210,7 +230,7 @@ def _awaited(child: int, board: Noticeboard) -> Ended:
         _kill_group(child)  # processes that the child started must not outlive it
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-    return Ended(os.waitstatus_to_exitcode(status), board.read()[2], overdue)
+    return JobEnd("", board.read()[2], os.waitstatus_to_exitcode(status), overdue=overdue)
 
 
 def _kill_group(child: int) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
-from checked_backend.process.child import Ended, die_with, limit_memory
+from checked_backend.process.child import JobEnd, die_with, limit_memory
 
 __all__ = ["IMPORTING", "AnswerFolder", "Job", "JobEnd", "JobResources", "Warm", "environment_of", "run"]
 
@@ -32,7 +32,6 @@ IMPORTING = "importing torch"
 _JOB, _ANSWER, _STAGE, _LOG = "job.json", "result.json", "stage", "log"
 _LOG_BYTES = 16 * 2**10
 _MAX_ANSWER = 64 * 2**20
-_NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA out of memory")
 _LONGEST_PAUSE = 0.05
 
 
@@ -66,45 +65,6 @@ class Job:
     work: str
     question: Mapping[str, Any]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """The answer of a job, and how its process ended.
-
-    Attributes:
-        answer: What the work answered last; empty if it died before.
-        stage: What it was doing, as it noted itself.
-        exit: The exit status, negative if a signal killed it.
-        log: The end of what it printed.
-        seconds: How long it ran.
-        overdue: The seconds it had, if it was killed for exceeding them.
-        starved: Whether the system killed processes for lack of memory meanwhile.
-    """
-
-    answer: str
-    stage: str
-    exit: int
-    log: str = ""
-    seconds: float = 0.0
-    overdue: float | None = None
-    starved: bool = False
-
-    @property
-    def kind(self) -> Literal["done", "hang", "memory", "signal", "exit"]:
-        """How it ended."""
-        if self.answer and self.exit == 0:
-            return "done"
-        if self.overdue is not None:
-            return "hang"
-        if self.starved if -self.exit == signal.SIGKILL else any(words in self.log for words in _NO_MEMORY):
-            return "memory"
-        return "signal" if self.exit < 0 else "exit"
-
-    @property
-    def words(self) -> str:
-        """How it died, as the end of a sentence that begins with "the process"."""
-        return Ended(self.exit, self.stage, self.overdue).words
 
 
 class AnswerFolder:

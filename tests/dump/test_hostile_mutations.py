@@ -148,7 +148,7 @@ def test_a_changed_dump_is_used_or_refused_and_kills_nobody(
             for _ in range(chance.randint(1, 3)):
                 edit(dump / file, lambda document, done=done, chance=chance: done.append(mutate(document, chance)))
         ended = confined(lambda board, changed=changed: use(changed, board), Limits(60, 4 << 30))
-        assert ended.status == USED, ended
+        assert ended.exit == USED, ended
         refused += int(ended.stage)
         for dump in changed:
             shutil.rmtree(dump)

@@ -31,7 +31,7 @@ def work(board):
     return 5
 
 ended = confined(work, Limits({limits}))
-print("child ended with", ended.status, ended.overdue, ended.stage, flush=True)
+print("child ended with", ended.exit, ended.overdue, ended.stage, flush=True)
 """
     return [sys.executable, "-c", text]
 
@@ -89,7 +89,7 @@ def test_a_stage_may_have_less_time() -> None:
         return 0
 
     ended = confined(work, LIMITS)
-    assert (ended.status, ended.stage, ended.overdue) == (-9, "a stage", 0.2)
+    assert (ended.exit, ended.stage, ended.overdue) == (-9, "a stage", 0.2)
     assert ended.words == "had not ended after 0.2 s"
 
 
@@ -103,7 +103,7 @@ def test_memory_has_a_limit() -> None:
 @pytest.mark.process
 def test_a_process_that_is_limited_itself_can_confine() -> None:
     limited = "\n    import resource\n    resource.setrlimit(resource.RLIMIT_DATA, (2**32, 2**32))\n    "
-    nested = "e = confined(lambda _: 5, Limits(60, 2**40))\n    return e.status"
+    nested = "e = confined(lambda _: 5, Limits(60, 2**40))\n    return e.exit"
     done = subprocess.run(program(limited + nested, "60, None"), capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1:] == ["child ended with 5 None working"]
 
@@ -116,7 +116,7 @@ def test_a_child_of_a_process_that_collects_output_is_collected_too(capsys: pyte
         return 3
 
     ended = confined(work, LIMITS)
-    assert ended.status == 3
+    assert ended.exit == 3
     assert capsys.readouterr() == ("out\n", "err\n")
 
 
@@ -125,4 +125,4 @@ def test_an_exception_does_not_come_back_into_the_parents_code() -> None:
     def work(_board: Noticeboard) -> int:
         raise RuntimeError("oops")
 
-    assert confined(work, LIMITS).status == 70
+    assert confined(work, LIMITS).exit == 70
