@@ -14,7 +14,8 @@ from typing import Any
 
 from checked_backend.fuzz.corpus import UNSETTLED, Corpus, Entry
 from checked_backend.fuzz.results import Group, ProgramResult, documented, may_be, signature_of
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOptions, GenerateTask, RunningProcesses, Task
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOptions, GenerateTask, Task
+from checked_backend.process.job import RunningProcesses
 from checked_backend.runs.status import Status
 
 __all__ = ["FuzzEnd", "Listener", "run_fuzz"]

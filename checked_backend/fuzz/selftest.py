@@ -18,9 +18,9 @@ from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.fuzz.tasks import CheckTask, FuzzOptions, RunningProcesses
+from checked_backend.fuzz.tasks import CheckTask, FuzzOptions
 from checked_backend.fuzz.worker import WORK
-from checked_backend.process.job import Job, JobResources, run
+from checked_backend.process.job import Job, JobResources, RunningProcesses, run
 from checked_backend.runs.status import Status
 
 __all__ = ["PLAIN", "Tried", "render_json", "render_text", "run_selftest", "try_faults"]

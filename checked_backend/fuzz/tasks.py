@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, signature_of
 from checked_backend.fuzz.worker import CONFIRMING, GENERATING, OUT_OF_TIME, WORK
-from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, run
+from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, RunningProcesses, run
 from checked_backend.runs.status import Status
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "Death",
     "FuzzOptions",
     "GenerateTask",
-    "RunningProcesses",
     "Stopped",
     "Task",
     "left_out_words",
@@ -73,27 +70,6 @@ class FuzzOptions:
 
 class Stopped(Exception):
     """Raised for a task that was ended from here: it has no result."""
-
-
-class RunningProcesses:
-    """The processes that run, so that they can be ended."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self._alive: set[int] = set()
-
-    def started(self, pid: int) -> None:
-        """Note a process, which leads a process group."""
-        self._alive.add(pid)
-        if self.stopped:
-            self.stop()
-
-    def stop(self) -> None:
-        """End all of them."""
-        self.stopped = True
-        for pid in list(self._alive):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +302,8 @@ Task = GenerateTask | CheckTask | ConfirmTask
 
 
 def _run(question: Mapping[str, Any], seconds: float, asked: FuzzOptions, running: RunningProcesses) -> JobEnd:
-    return run(Job(WORK, question, seconds), asked.place, "fresh", running.started)
+    with running.one() as started:
+        return run(Job(WORK, question, seconds), asked.place, "fresh", started)
 
 
 def _parsed(answer: JobEnd) -> dict[str, Any]:

@@ -17,14 +17,24 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
 from checked_backend.process.child import JobEnd, die_with, limit_memory
 
-__all__ = ["IMPORTING", "AnswerFolder", "Job", "JobEnd", "JobResources", "Warm", "environment_of", "run"]
+__all__ = [
+    "IMPORTING",
+    "AnswerFolder",
+    "Job",
+    "JobEnd",
+    "JobResources",
+    "RunningProcesses",
+    "Warm",
+    "environment_of",
+    "run",
+]
 
 IMPORTING = "importing torch"
 """The first stage of a job. It says nothing of the work."""
@@ -89,6 +99,41 @@ class AnswerFolder:
         temporary = self.path / f".{name}"
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(temporary, self.path / name)
+
+
+class RunningProcesses:
+    """The processes of jobs that run at the same time, so that all can be ended.
+
+    Attributes:
+        stopped: Whether they were.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._alive: set[int] = set()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """Gives what is to be called with the id of each process of a job. At the end of the block they have ended."""
+        mine: set[int] = set()
+
+        def started(pid: int) -> None:
+            mine.add(pid)
+            self._alive.add(pid)
+            if self.stopped:
+                self.stop()
+
+        try:
+            yield started
+        finally:
+            self._alive -= mine
+
+    def stop(self) -> None:
+        """End all of them."""
+        self.stopped = True
+        for pid in list(self._alive):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 class Warm(Protocol):

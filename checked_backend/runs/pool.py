@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import queue
-import signal
 import socket
-import threading
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from checked_backend.errors import SuiteError
-from checked_backend.process.job import JobResources
+from checked_backend.process.job import JobResources, RunningProcesses
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.status import Status
 
@@ -72,50 +69,27 @@ class LocalPool(Generic[_Job]):
 
     def run(self, jobs: Sequence[_Job], begun: Callable[[Case], None]) -> Done[_Job]:
         """See `Pool`."""
-        alive: set[int] = set()
-        stopped = threading.Event()
-
-        def started(pid: int) -> None:
-            alive.add(pid)
-            if stopped.is_set():
-                _kill(pid)
-
+        running = RunningProcesses()
         with ThreadPoolExecutor(self._jobs) as threads:
-            done = {threads.submit(self._run_one, job, begun, started, alive.discard): job for job in jobs}
+            done = {threads.submit(self._run_one, job, begun, running): job for job in jobs}
             try:
                 for future in as_completed(done):
                     yield done[future], future.result()
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
-                stopped.set()
-                for pid in list(alive):
-                    _kill(pid)
+                running.stop()
 
-    def _run_one(
-        self, job: _Job, begun: Callable[[Case], None], started: Callable[[int], None], ended: Callable[[int], None]
-    ) -> CaseResult:
+    def _run_one(self, job: _Job, begun: Callable[[Case], None], running: RunningProcesses) -> CaseResult:
         resources = self._free.get()
         begun(job.case)
-        pids: list[int] = []
-
-        def noted(pid: int) -> None:
-            pids.append(pid)
-            started(pid)
-
         try:
-            return self._runner(job, resources, noted)
+            with running.one() as started:
+                return self._runner(job, resources, started)
         except Exception as error:  # an exception in one job must not stop the others
             words = f"the engine failed: {type(error).__name__}: {error}"
             return CaseResult(Status.LOST, words, log=traceback.format_exc())
         finally:
-            for pid in pids:
-                ended(pid)
             self._free.put(resources)
-
-
-def _kill(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 class RayPool(Generic[_Job]):

@@ -12,8 +12,8 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz import tasks
 from checked_backend.fuzz.corpus import Entry
 from checked_backend.fuzz.program import decode_program, encode_program
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, GenerateTask, RunningProcesses, Stopped
-from checked_backend.process.job import IMPORTING, JobEnd, JobResources
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, GenerateTask, Stopped
+from checked_backend.process.job import IMPORTING, JobEnd, JobResources, RunningProcesses
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
 
