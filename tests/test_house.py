@@ -31,7 +31,6 @@ IMPORT_BY_NAME = {
     "cli/verbs.py": "--help is quick without torch",
     "fuzz/examine.py": "planted faults are loaded where they are asked for",
     "fuzz/generate/torchfuzz.py": "PyTorch's torchfuzz is in a checkout",
-    "fuzz/worker.py": "only what is asked for is loaded",
     "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
     "process/job.py": "memory and threads are limited before torch is loaded",
     "process/warm.py": "who starts it says what to import before a fork; the libraries of suites are optional",

@@ -23,11 +23,11 @@ from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_pro
 from checked_backend.fuzz.results import DEATHS, ProgramResult
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
-from checked_backend.fuzz.worker import CONFIRMING
+from checked_backend.fuzz.worker import CONFIRMING, begin
 from checked_backend.process.job import AnswerFolder
 from checked_backend.process.worker import Death, run_in_worker
 
-__all__ = ["confirm", "death_of", "shows"]
+__all__ = ["answer", "confirm", "death_of", "shows"]
 
 _CALLS = 3
 
@@ -83,6 +83,12 @@ class _Candidate:
     def patience(self) -> float:
         """Seconds after which a program hangs."""
         return min(ISOLATED_SECONDS, self.timeout)
+
+
+def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
+    """Do `confirm` in a process of its own."""
+    begin(question["reports"] if question["localize"] else answers.path / "reports")  # other reports are in the answer
+    confirm(question, answers)
 
 
 def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:

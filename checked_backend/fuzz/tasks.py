@@ -15,7 +15,7 @@ from checked_backend.fuzz.corpus import Entry
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, signature_of
-from checked_backend.fuzz.worker import CONFIRMING, GENERATING, OUT_OF_TIME, WORK
+from checked_backend.fuzz.worker import CONFIRMING, GENERATING, OUT_OF_TIME
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, RunningProcesses, run
 from checked_backend.runs.status import Status
 
@@ -117,7 +117,7 @@ class GenerateTask:
 
     def _question(self, asked: FuzzOptions, start: int, end: int) -> dict[str, Any]:
         return {
-            "ask": "generate",
+            "work": "checked_backend.fuzz.worker:generate",
             "seed": asked.seed,
             "start": start,
             "count": end - start,
@@ -165,7 +165,7 @@ class CheckTask:
     def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[dict[int, ProgramResult], list[CheckTask]]:
         """The results by place, and the tasks to repeat because a process died before it answered."""
         question = {
-            "ask": "check",
+            "work": "checked_backend.fuzz.worker:check",
             "programs": [entry.text for entry in self.entries],
             "compiler": asked.compiler,
             "options": dict(asked.options),
@@ -258,7 +258,7 @@ class ConfirmTask:
         died = self.result.status in (Status.CRASH, Status.HANG) or self.result.detail in DEATHS
         localize = self.group is not None
         question = {
-            "ask": "confirm",
+            "work": "checked_backend.fuzz.confirm:answer",
             "program": self.text,
             "compiler": asked.compiler,
             "options": dict(asked.options),
@@ -303,7 +303,7 @@ Task = GenerateTask | CheckTask | ConfirmTask
 
 def _run(question: Mapping[str, Any], seconds: float, asked: FuzzOptions, running: RunningProcesses) -> JobEnd:
     with running.one() as started:
-        return run(Job(WORK, question, seconds), asked.place, "fresh", started)
+        return run(Job(question["work"], question, seconds), asked.place, "fresh", started)
 
 
 def _parsed(answer: JobEnd) -> dict[str, Any]:
