@@ -203,8 +203,9 @@ class RegionHealth:
         subject, ratio = max((ratios or {}).items(), key=lambda item: item[1], default=("", None))
         # those about layout alone fail no check
         failing = sum(finding.fails and not finding.is_layout for finding in findings)
-        known = ratio is not None and math.isfinite(ratio) and not failing
-        drift = self._drifts[backward].add(ratio) if known else None
+        drift = None
+        if ratio is not None and math.isfinite(ratio) and not failing:
+            drift = self._drifts[backward].add(ratio)
         if drift is not None and not self._drift_noted:
             self._drift_noted = True
             note = (
