@@ -170,13 +170,15 @@ def max_ulp_distance(reference: torch.Tensor, candidate: torch.Tensor, float_for
     Args:
         reference: Bit patterns as ``float_format.bits``, finite numbers only.
     """
-    if float_format.signed:
-        # patterns in the order of the numbers: those of negative numbers grow with the magnitude
-        sign = torch.iinfo(float_format.bits).min
-        ordered = [torch.where(side < 0, sign - side, side) for side in (reference, candidate)]
-    else:
-        ordered = [side.to(torch.int16) for side in (reference, candidate)]
-    return max_unsigned(unsigned_gap(*ordered))
+    if not float_format.signed:
+        return max_unsigned(unsigned_gap(reference.to(torch.int16), candidate.to(torch.int16)))
+    sign = torch.iinfo(float_format.bits).min
+    low, high = torch.aminmax(candidate - reference)
+    distance = max(-int(low.item()), int(high.item()))
+    if distance < -sign - float_format.largest:  # as long as this is so, no two numbers have opposite signs
+        return distance
+    # patterns in the order of the numbers: those of negative numbers grow with the magnitude
+    return max_unsigned(unsigned_gap(*(torch.where(side < 0, sign - side, side) for side in (reference, candidate))))
 
 
 def is_floating(value: object) -> TypeGuard[torch.Tensor]:
