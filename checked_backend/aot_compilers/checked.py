@@ -23,15 +23,8 @@ from checked_backend.regions.build import build_region
 
 __all__ = ["checked"]
 
-_BY_NAME: Mapping[str, AotCompiler] = MappingProxyType(
-    {
-        "inductor": inductor,
-        "interpret": interpret,
-        "nop": nop,
-        "print_graph": print_graph,
-        "torchscript": torchscript,
-    }
-)
+_NAMED = (inductor, interpret, nop, print_graph, torchscript)
+_BY_NAME: Mapping[str, AotCompiler] = MappingProxyType({compiler.__name__: compiler for compiler in _NAMED})
 
 
 def checked(compiler: AotCompiler | str, **options: Any) -> AotCompiler:

@@ -77,7 +77,10 @@ class MetadataInterpreter:
         self._inputs = [step.node.name for step in steps if step.node.op == "placeholder"]
         self._watches: bool = any(is_custom(step.node) for step in steps)
         self._watches = self._watches or any(child._watches for child in children.values())
-        self.module: fx.GraphModule = self._as_module(gm) if _parent is not None else gm
+        self.module: fx.GraphModule = gm
+        if _parent is not None:  # a module that checks itself, for a higher-order operator to run
+            self.module = fx.GraphModule(gm, gm.graph)
+            self.module.forward = self._run_within
 
     def _unchecked(self) -> Iterator[str]:
         """The reason for each node that is not compared, or not wholly."""
@@ -107,12 +110,6 @@ class MetadataInterpreter:
                 _place=(position, f"{node.target} of {operator_name(user)}"),
             )
         return children
-
-    def _as_module(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """The graph as a module that checks itself, for a higher-order operator to run."""
-        module = fx.GraphModule(gm, gm.graph)
-        module.forward = self._run_within
-        return module
 
     def _run_within(self, *args: Any) -> Any:
         outer = self.running.run

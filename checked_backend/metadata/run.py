@@ -33,13 +33,7 @@ _REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
 # mismatches that an operator causes by itself, whatever its inputs are
 _OF_ITSELF = frozenset({"mutation", "requires_grad", "nonfinite"})
-
-
-class _Missing:
-    """Stands for a missing output, which was reported already."""
-
-
-_MISSING = _Missing()
+_MISSING = object()  # stands for a missing output, which was reported already
 
 
 class GraphRun:
@@ -152,7 +146,7 @@ class GraphRun:
         place = None if step.count is None else check.k
         inputs = {slot[0] for slot, identity in self._storages.items() if identity == storage}
         shared = [position for position in step.inputs if position in inputs]
-        maker = None if base is None else self._position[producer(base.node)]
+        maker = None if base is None else self._graph.position[producer(base.node)]
         undeclared = [p for p in shared if p not in step.allowed and (p != maker or is_custom(node))]
         if undeclared:
             names = ", ".join(steps[position].node.name for position in undeclared)
@@ -204,10 +198,6 @@ class GraphRun:
                     return step
         return self._graph.steps[-1]
 
-    @property
-    def _position(self) -> Mapping[fx.Node, int]:
-        return self._graph.position
-
     def _value_of(self, size: Size) -> Any:
         """The value of a size; None if it is not known."""
         value = self._sizes.of(size)
@@ -221,7 +211,7 @@ class GraphRun:
     ) -> None:
         if not mismatches:
             return
-        index = self._position[step.node]
+        index = self._graph.position[step.node]
         for mismatch in mismatches:
             found = NodeMismatch(
                 step.node, mismatch, self._owner.kind, _place_of(self._owner), given or self._inputs(step)
@@ -265,7 +255,7 @@ class GraphRun:
             return [known[node.name]] if node.name in known else []
         users = outer._graph.steps[self._owner.place[0]].node.users
         given = dict.fromkeys(item for user in users for item in user.all_input_nodes)
-        positions = {outer._position[place] for item in given for place in (item, producer(item))}
+        positions = {outer._graph.position[place] for item in given for place in (item, producer(item))}
         return [outer.wrong[position] for position in sorted(positions) if position in outer.wrong]
 
     def _inputs(self, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -281,7 +271,7 @@ class GraphRun:
             self._owner.on_findings(tuple(self.findings[number] for number in untold))
 
     def _deliver(self, found: NodeMismatch, step: Step, *, ignored: bool) -> None:
-        root, runs = self, [(self, self._position[step.node])]
+        root, runs = self, [(self, self._graph.position[step.node])]
         while root._outer is not None:
             # the mismatch makes the results of the inner graph wrong
             place, root = root._owner.place[0], root._outer

@@ -54,11 +54,8 @@ def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDiffe
         return (StructureDifference("type", expected, actual),)
     if not (isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor)):
         return ()
-    differences = []
-    for aspect, left, right in _aspects(reference, candidate):
-        if left != right:
-            differences.append(StructureDifference(aspect, left, right))
-    return tuple(differences)
+    aspects = _aspects(reference, candidate)
+    return tuple(StructureDifference(aspect, left, right) for aspect, left, right in aspects if left != right)
 
 
 def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[StructureAspect, str, str]]:
