@@ -121,9 +121,7 @@ def debug_interpreter(
     def interpreter_of(
         graph: fx.GraphModule, kind: str, on_findings: Callable[[Sequence[Finding]], None], *, immediate: bool
     ) -> MetadataInterpreter:
-        settings = CheckSettings(
-            parsed.checks, parsed.ignore_ops, parsed.ignore, parsed.nonfinite, immediate, parsed.layout != "raise"
-        )
+        settings = CheckSettings(parsed.checks, parsed.ignore_ops, parsed.ignore, parsed.nonfinite, immediate)
         return MetadataInterpreter(graph, kind, on_findings, settings, history)
 
     def compiler_for(kind: str) -> AotCompiler:

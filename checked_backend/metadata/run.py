@@ -293,8 +293,7 @@ class GraphRun:
                 run._layout[place] = run._layout.get(place, frozenset()) | before | {number}
         else:
             root._depend(before, found.subject)
-        settings = root._owner.settings
-        if settings.immediate and not (layout and not reason and settings.patient):
+        if root._owner.settings.immediate and not (layout and not reason):
             root.tell()
 
     def _finding(self, found: NodeMismatch) -> Finding:

@@ -48,9 +48,8 @@ class CheckSettings:
         ignore_ops: Operators whose findings are not reported, as ``aten.relu``, ``aten.relu.default`` or ``mylib::op``.
         ignore: Findings that are not reported: kinds, finer kinds or subjects.
         nonfinite: Also look for the first node that makes a NaN or an infinity of finite inputs.
-        immediate: Report each node's findings before the next node runs, not at the end.
-        patient: Even if immediate, hold back findings about strides and storage offsets until it is known whether a
-            later node depends on them.
+        immediate: Report each node's findings before the next node runs, not at the end. Those about strides and
+            storage offsets wait until a later node depends on them.
         light: Compare dtypes and shapes only, because the graph runs under `torch.vmap`, which wraps its tensors.
     """
 
@@ -59,7 +58,6 @@ class CheckSettings:
     ignore: Collection[str] = ()
     nonfinite: bool = False
     immediate: bool = False
-    patient: bool = True
     light: bool = False
 
     def ignores(self, node: fx.Node) -> str | None:
