@@ -9,14 +9,14 @@ from itertools import accumulate
 import torch
 
 from checked_backend.numerics.bits import is_on_cpu, memory_of, resolved, slabs
-from checked_backend.numerics.fused import Checksum, checksum_loop
+from checked_backend.numerics.fused import checksum_loop
 
 __all__ = ["LARGE", "fingerprint", "fingerprints"]
 
 _CHUNK = 1 << 17
 
 LARGE = 1 << 14
-"""Elements. Smaller tensors in the processor's memory get a CRC, which costs a twentieth of a few calls of torch."""
+"""Elements. Smaller tensors in the processor's memory, and those of bytes, get a CRC, which is faster than torch."""
 
 _MIXING = ((16, 2146121005), (15, -2073254261))
 """Shifts and odd factors, as in ``fused.c``: no two numbers become the same."""
@@ -71,10 +71,12 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _on_processor(bits: torch.Tensor) -> int:
-    if bits.numel() < LARGE:
+    if bits.numel() < LARGE or bits.element_size() == 1:
         return zlib.crc32(memory_of(bits))
-    checksum = checksum_loop(bits.dtype) or _chunk_by_chunk(bits)
-    return _sum(checksum(chunk) for chunk in bits.split(_CHUNK) if chunk.numel())
+    checksum = checksum_loop(bits.dtype)
+    if checksum is None:  # the same sums, in separate passes: those of a process that has a compiler may be compared
+        return _on_device({0: bits})[0]
+    return _sum(checksum(chunk) for chunk in bits.split(_CHUNK))
 
 
 def _sum(chunks: Iterable[int]) -> int:
@@ -87,7 +89,7 @@ def _on_device(of_all: Mapping[int, torch.Tensor]) -> dict[int, int]:
     chunks = [(place, chunk) for place, bits in of_all.items() for chunk in bits.split(_CHUNK) if chunk.numel()]
     sums: list[int] = []
     if chunks:
-        places = _places(_CHUNK, chunks[0][1].device)
+        places = torch.arange(1, _CHUNK + 1, dtype=torch.int32, device=chunks[0][1].device).mul_(-1640531535)
         of_slabs = slabs(chunk.numel() for _, chunk in chunks)
         sums = torch.cat([_sums([chunks[number][1] for number in slab], places) for slab in of_slabs]).tolist()
     found: dict[int, list[int]] = {place: [] for place in of_all}
@@ -100,36 +102,12 @@ def _sums(slab: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
     """The sum of each chunk's mixed bits, on the device."""
     mixed = torch.cat([places[: chunk.numel()] for chunk in slab]).bitwise_xor_(torch.cat(list(slab)))
     other = torch.empty_like(mixed)
-    _mix(mixed, other)
-    ends = torch.tensor(list(accumulate(chunk.numel() for chunk in slab))) - 1
-    ends = ends.pin_memory().to(mixed.device, non_blocking=True) if mixed.is_cuda else ends.to(mixed.device)
-    return mixed.cumsum(0, dtype=torch.int64)[ends].diff(prepend=mixed.new_zeros(1, dtype=torch.int64))
-
-
-def _places(count: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(1, count + 1, dtype=torch.int32, device=device).mul_(-1640531535)
-
-
-def _mix(mixed: torch.Tensor, other: torch.Tensor) -> None:
-    """Mix the bits of 32-bit numbers in place; the other tensor is work space."""
     for shift, factor in _MIXING:
         torch.bitwise_right_shift(mixed, shift, out=other).bitwise_and_((1 << (32 - shift)) - 1)
         mixed.bitwise_xor_(other).mul_(factor)
-
-
-def _chunk_by_chunk(bits: torch.Tensor) -> Checksum:
-    count = min(_CHUNK, bits.numel())
-    places = _places(count, bits.device)
-    work, high = (torch.empty(count, dtype=torch.int32, device=bits.device) for _ in range(2))
-
-    def checksum(chunk: torch.Tensor) -> int:
-        size = chunk.numel()
-        mixed, other = work[:size], high[:size]
-        torch.bitwise_xor(chunk, places[:size], out=mixed)
-        _mix(mixed, other)
-        return int(mixed.sum(dtype=torch.int64).item()) & (2**32 - 1)
-
-    return checksum
+    ends = torch.tensor(list(accumulate(chunk.numel() for chunk in slab))) - 1
+    ends = ends.pin_memory().to(mixed.device, non_blocking=True) if mixed.is_cuda else ends.to(mixed.device)
+    return mixed.cumsum(0, dtype=torch.int64)[ends].diff(prepend=mixed.new_zeros(1, dtype=torch.int64))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
