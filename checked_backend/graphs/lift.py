@@ -8,7 +8,6 @@ compiled autograd passes one list to its backward graphs, and a graph may write 
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import fx
 from checked_backend._torch.dynamo import element_source
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import writes
+from checked_backend.graphs.nodes import fetched, is_getitem
 
 __all__ = ["lift_written_attributes", "spread_lists"]
 
@@ -39,10 +39,10 @@ def lift_written_attributes(
         The graph to compile, its example inputs (with those of the new inputs at the end), and the tensors to pass for
         the new inputs. Nothing is added if the graph has no such attribute, or writes to nothing.
     """
-    attributes = [node for node in gm.graph.find_nodes(op="get_attr") if isinstance(_held(gm, node), torch.Tensor)]
+    attributes = [node for node in gm.graph.find_nodes(op="get_attr") if isinstance(fetched(gm, node), torch.Tensor)]
     if not attributes or not any(_may_write(node) for node in gm.graph.nodes):
         return gm, example_inputs, ()
-    held: dict[str, torch.Tensor] = {str(node.target): _held(gm, node) for node in attributes}
+    held: dict[str, torch.Tensor] = {str(node.target): fetched(gm, node) for node in attributes}
     lifted = _copy_as_dynamo_made_it(gm)
     sources: dict[str, Any] = dict(getattr(gm, "_param_name_to_source", None) or {})
     lifted._param_name_to_source = {name: source for name, source in sources.items() if name not in held}  # type: ignore[assignment]
@@ -87,13 +87,6 @@ def _placeholder(graph: fx.Graph, attribute: fx.Node, source: Any) -> fx.Node:
     return made
 
 
-def _held(gm: fx.GraphModule, node: fx.Node) -> Any:
-    value: Any = gm
-    for step in str(node.target).split("."):
-        value = getattr(value, step, None)
-    return value
-
-
 def _delete(gm: fx.GraphModule, name: str) -> None:
     """Drop an attribute: AOT autograd takes all parameters of a graph as inputs."""
     path, _, own = name.rpartition(".")
@@ -131,9 +124,10 @@ def spread_lists(
     """
     given = gm.graph.find_nodes(op="placeholder")
     places = {
-        place: len(example)
+        place
         for place, (node, example) in enumerate(zip(given, example_inputs, strict=True))
-        if isinstance(example, (list, tuple)) and all(map(_takes_an_element, node.users))
+        if isinstance(example, (list, tuple))
+        and all(is_getitem(user) and isinstance(user.args[1], int) for user in node.users)
     }
     if not places:
         return gm, example_inputs, None
@@ -152,10 +146,6 @@ def spread_lists(
         return flat
 
     return copied, examples, spread
-
-
-def _takes_an_element(user: fx.Node) -> bool:
-    return user.op == "call_function" and user.target is operator.getitem and isinstance(user.args[1], int)
 
 
 def _spread(graph: fx.Graph, node: fx.Node, example: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["graph_fetched", "is_getitem", "origin_of", "outputs_of", "recorded_value"]
+__all__ = ["fetched", "graph_fetched", "is_getitem", "origin_of", "outputs_of", "recorded_value"]
 
 
 def recorded_value(node: fx.Node) -> Any:
@@ -15,17 +15,17 @@ def recorded_value(node: fx.Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
-def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a node fetches for a higher-order operator; None if it fetches no graph.
-
-    Args:
-        home: The module whose graph the node is in.
-    """
-    if node.op != "get_attr":
-        return None
+def fetched(home: torch.nn.Module, node: fx.Node) -> Any:
+    """What a ``get_attr`` node of a module's graph fetches; None if there is no such attribute."""
     found: Any = home
     for name in str(node.target).split("."):
         found = getattr(found, name, None)
+    return found
+
+
+def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a node of a module's graph fetches for a higher-order operator; None if it fetches no graph."""
+    found = fetched(home, node) if node.op == "get_attr" else None
     return found if isinstance(found, fx.GraphModule) else None
 
 
