@@ -214,5 +214,5 @@ def _settings(case: Case, model: Mapping[str, Any], request: Request, rules: Rul
             if tag in selection.skip_tags and tag in settings.tags:
                 settings = replace(settings, skip=f"{tag.replace('_', ' ')}: {settings.tags[tag]}")
     if settings.skip is None and model["canary"] and not selection.canary:
-        settings = replace(settings, skip="a canary model; --canary runs it", canary=True)
+        settings = replace(settings, skip="a canary model; --canary runs it")
     return settings

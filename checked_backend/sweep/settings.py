@@ -30,7 +30,6 @@ class Settings:
         noise: The greatest relative error that counts as noise, by subject, each with its reason.
         optimizer: An optimizer of ``torch.optim`` for training, as ``NAME:KEY=VALUE,...``; None for none.
         localize: Whether to find the operator after a failure.
-        canary: Whether the suite itself lists the model as unreliable.
     """
 
     run_as: str | None = None
@@ -44,7 +43,6 @@ class Settings:
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str | None = None
     localize: bool = False
-    canary: bool = False
 
     def digest(self, source: str) -> str:
         """A short text that changes when the settings or the suite's source change.
@@ -52,7 +50,7 @@ class Settings:
         Time limits and tags are left out, because a result stays valid when they change.
         """
         parts = asdict(self)
-        for name in ("timeout", "tags", "skip", "canary", "localize"):
+        for name in ("timeout", "tags", "skip", "localize"):
             del parts[name]
         text = json.dumps([parts, source], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
