@@ -130,7 +130,6 @@ class _Now(threading.local):
     """What this thread measures.
 
     Attributes:
-        busy: Whether it does.
         kernel: The kernel's name; "" if it is not known.
     """
 

@@ -16,10 +16,7 @@ class Skip:
     """Something that was not checked.
 
     Attributes:
-        subject: The part that was not checked.
-        reason: Why it was not checked.
         matters: Whether an error could hide there, so that the verdict cannot be *pass*.
-        region: The region that it belongs to.
     """
 
     subject: str
@@ -33,10 +30,7 @@ class RegionInfo:
     """One region that Dynamo handed to the backend, and how much of it was checked.
 
     Attributes:
-        name: The region's name.
         sources: The user's lines that it was traced from.
-        nodes: The number of nodes of its graph.
-        calls: The number of its calls.
         checked_calls: The number of its calls that were checked.
         checked_backwards: The number of its backward passes that were checked.
         last_checked_call: The last call that was checked, counted from 1; 0 if none was.
@@ -56,7 +50,6 @@ class Coverage:
     """The parts of a program that were checked, and those that were not.
 
     Attributes:
-        regions: The regions seen.
         checked: How often each kind of comparison ran: ``outputs``, ``mutated inputs``, ``gradients``, ...
         skipped: The parts that were not checked, with reasons.
         ignored: Findings that the user asked not to report.

@@ -41,7 +41,6 @@ class Distribution:
     """The distribution of differences in a tensor, by place and by size.
 
     Attributes:
-        shape: The tensor's shape.
         matrix: The rows and columns of the matrix that is drawn. Its columns are the tensor's last dimension; a tensor
             of one dimension is folded.
         blocks: The greatest absolute difference in each block of that matrix; infinite where NaN or infinity is on one
@@ -67,8 +66,6 @@ class NodeError:
     Errors are relative, in root mean square; they are infinite where NaN or infinity is on one side only.
 
     Attributes:
-        name: The node.
-        op: Its operator.
         inputs: The nodes among those listed that its inputs come from.
         error: How far the compiled program's value is from eager's, inherited errors included.
         own: How far it is from what eager makes of the compiled program's own inputs; None if that is not known.

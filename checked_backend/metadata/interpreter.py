@@ -33,7 +33,6 @@ class MetadataInterpreter:
 
     Args:
         gm: An AOT graph, or any graph whose nodes carry ``meta["val"]``.
-        kind: Its graph kind, for findings.
         on_findings: Receives the findings of a run, in graph order. An exception that it raises ends the run.
         history: The facts from graphs that ran before this one. This graph adds its own.
 

@@ -32,7 +32,6 @@ def operator_script(
 
     Args:
         inputs: Its real arguments. Of many values, others between the least and the greatest are made.
-        title: A comment that says what the script shows.
         nonfinite: Show that the operator makes a NaN or an infinity.
     """
     call = None if inputs is None else unwrap_call(node.target, *inputs)

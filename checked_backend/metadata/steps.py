@@ -76,7 +76,6 @@ class Base:
     """The input whose memory an output shared when the graph was traced.
 
     Attributes:
-        offset: Its storage offset then.
         slot: Where the identity of its storage is kept; None if it is not.
         moves: Whether it may begin elsewhere in its storage in a run. Then its views move with it.
     """

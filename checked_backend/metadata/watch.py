@@ -34,7 +34,6 @@ def call_watched(
     Args:
         target: The operator; or ``auto_functionalized``, which runs it on copies of the arguments that it may write
             to; or ``with_effects``, which runs it in order.
-        checks: Names of checks. ``mutation``, ``alias`` and ``requires_grad`` count here.
         memory: The storages that such operators were given and returned before. This call's are added.
 
     Returns:

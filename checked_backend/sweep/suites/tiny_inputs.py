@@ -30,7 +30,6 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
 
     Args:
         model: Its main input says whether it takes text, images or sound.
-        parameters: The parameters of the forward pass by name.
 
     Raises:
         Unsupported: No rule here knows an input that it requires.
