@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.fx.graph_module import _forward_from_src
 
-__all__ = ["dump_code"]
+__all__ = [
+    "dump_code",
+    "forward_from_source",
+]
+
+
+def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
+    """Compile the source of a function ``forward`` as FX compiles a graph's own code.
+
+    FX keeps the source for tracebacks. The source must be generated from a graph in memory, because it is executed.
+    """
+    function: Callable[..., Any] = _forward_from_src(source, dict(names))
+    return function
 
 
 def dump_code(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:

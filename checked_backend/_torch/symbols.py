@@ -8,12 +8,14 @@ from typing import Any
 import sympy
 import torch
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
     "deferred_asserts",
     "evaluate_expression",
     "evaluate_number",
+    "python_expression",
     "shape_facts",
     "size_hint",
 ]
@@ -38,6 +40,16 @@ def evaluate_number(expression: sympy.Basic, values: Mapping[sympy.Symbol, float
     if expression.is_integer:
         return int(value)
     return bool(value) if isinstance(value, bool) or getattr(value, "is_Boolean", False) else float(value)
+
+
+def python_expression(expression: sympy.Basic) -> str:
+    """A symbolic size as Python over plain numbers; names of symbols are variables, ``math`` is the module.
+
+    Raises:
+        Exception: The expression has a function that torch's printer does not know.
+    """
+    text = str(PythonPrinter().doprint(expression))
+    return text.replace("torch.sym_float(", "float(").replace("torch._sym_sqrt(", "math.sqrt(")
 
 
 def deferred_asserts(shape_env: Any) -> list[tuple[sympy.Basic, str]]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
-from checked_backend._torch.symbols import evaluate_number
+from checked_backend._torch.graph_code import forward_from_source
+from checked_backend._torch.symbols import evaluate_number, python_expression
 from checked_backend.metadata.expected import Size
 
 __all__ = ["UNKNOWN", "Lesson", "SizeValues", "Symbols"]
 
 UNKNOWN = math.nan  # NaN differs from every size
-_REMEMBERED = 10_000
+_CALLS = frozenset({"abs", "bool", "float", "int", "max", "min", "math", "round"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,7 @@ class Symbols:
 
     def __init__(self) -> None:
         self.learnt: set[sympy.Basic] = set()
-        self._used: dict[sympy.Basic, tuple[Any, ...]] = {}  # the symbols of each expression
-        self._values: dict[tuple[sympy.Basic, tuple[Any, ...]], Any] = {}
+        self._functions: dict[sympy.Basic, Callable[..., Any]] = {}
 
     def known(self, size: Size) -> bool:
         """Whether the value of a size is known by now, or can be computed."""
@@ -65,24 +66,11 @@ class Symbols:
                 return Lesson(unknown[0], rest, int(factor))
         return Lesson(size)
 
-    def value(self, size: sympy.Basic, known: Mapping[sympy.Basic, Any]) -> Any:
-        """The value of an expression; `UNKNOWN` if it has none. Most calls have the sizes of earlier ones."""
-        symbols = self._used.get(size)
-        if symbols is None:
-            symbols = self._used[size] = tuple(size.free_symbols)
-        given = tuple(known.get(symbol, UNKNOWN) for symbol in symbols)
-        if not given or any(one != one for one in given):
-            return UNKNOWN
-        value = self._values.get((size, given))
-        if value is None:
-            if len(self._values) >= _REMEMBERED:
-                self._values.clear()
-            try:
-                value = evaluate_number(size, dict(zip(symbols, given, strict=True)))
-            except Exception:  # the expression has no value here
-                value = UNKNOWN
-            self._values[size, given] = value
-        return value
+    def function(self, size: sympy.Basic) -> Callable[..., Any]:
+        """A function that computes an expression of its symbols' values, in the order of their names."""
+        if size not in self._functions:
+            self._functions[size] = _compiled(size, sorted(size.free_symbols, key=str))
+        return self._functions[size]
 
 
 class SizeValues(dict[sympy.Basic, Any]):
@@ -94,7 +82,14 @@ class SizeValues(dict[sympy.Basic, Any]):
         self._tuples: dict[int, tuple[Any, ...]] = {}
 
     def __missing__(self, size: sympy.Basic) -> Any:
-        self[size] = value = self._symbols.value(size, self)
+        given = [self.get(symbol, UNKNOWN) for symbol in sorted(size.free_symbols, key=str)]
+        value = UNKNOWN
+        if size.free_symbols and all(one == one for one in given):
+            try:
+                value = self._symbols.function(size)(*given)
+            except Exception:  # the expression has no value here
+                value = UNKNOWN
+        self[size] = value
         return value
 
     def of(self, size: Size) -> Any:
@@ -114,3 +109,17 @@ class SizeValues(dict[sympy.Basic, Any]):
         if real == real and (lesson.rest or lesson.factor != 1):
             real = (real - self.of(lesson.rest)) // lesson.factor
         self[lesson.learnt] = real
+
+
+def _compiled(size: sympy.Basic, symbols: list[sympy.Basic]) -> Callable[..., Any]:
+    """An expression as a Python function; one that torch's printer does not know is interpreted."""
+    names = [str(symbol) for symbol in symbols]
+    try:
+        expression = python_expression(size)
+        used = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+        if all(name.isidentifier() for name in names) and used <= {*names, *_CALLS} and not _CALLS & {*names}:
+            source = f"def forward({', '.join(names)}):\n    return {expression}\n"
+            return forward_from_source(source, {"math": math})
+    except Exception:
+        expression = ""  # torch's printer lacks a function
+    return lambda *values: evaluate_number(size, dict(zip(symbols, values, strict=True)))

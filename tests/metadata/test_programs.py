@@ -307,6 +307,7 @@ def test_symbolic_sizes_are_what_sympy_says() -> None:
         values = SizeValues(table)
         values.update(zip(inputs, real, strict=True))
         assert all(values[size] == evaluate_expression(size, dict(values)) for size in sizes)
+        assert all("forward" in table.function(size).__code__.co_name for size in sizes), "Python, not interpreted"
 
 
 def test_symbolic_numbers_that_are_no_integers() -> None:
