@@ -177,9 +177,7 @@ class MemoryPressure:
         # not before the exception is gone, whose frames hold tensors
         self.release()
         result = run()
-        reason = (
-            f"unsupported: memory: it ran out at first, and was enough after what the check held was freed ({told})"
-        )
+        reason = f"unsupported: memory: ran out of memory, and succeeded after the check freed its copies ({told})"
         self._reporter.skip(self._told.setdefault(("", where), Skip(where, reason)))
         return result
 

@@ -140,8 +140,6 @@ class CheckedRegion:
         if self._answer.stopped or self._candidate.missing:
             return self._reference(*args)
         self._unchecked_calls.count()
-        if self._schedule.limited and due is None:
-            self._reporter.calls_unearned()
         return self._schedule.unchecked(self._unchecked, args)
 
     def _unchecked(self, *args: Any) -> Any:

@@ -29,6 +29,7 @@ __all__ = ["RegionReporter"]
 
 log = logging.getLogger(__name__)
 
+_UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"
 _NO_BACKWARD = "never checked: no backward pass came to a call that was checked (option budget)"
 
 Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
@@ -69,9 +70,6 @@ class RegionReporter(Reporter):
         self.call = number
         self._compared[False] += 1
         self._add_calls(calls=1, checked=1)
-        if self._options.budget is not None:
-            for ledger in self._ledgers():
-                ledger.earned(self)
 
     def postponed(self, why: str, *, backward: bool) -> None:
         """Note that values were not compared to the end, because a control run is not earned yet (option ``budget``).
@@ -97,25 +95,18 @@ class RegionReporter(Reporter):
 
     def passing(self) -> PassedCalls:
         """A counter of calls that are not checked, for the ledgers of now."""
-        return PassedCalls(self._region, self._ledgers(), self)
-
-    def calls_unearned(self) -> None:
-        """Note that a call is not being checked because that is not earned yet (option ``budget``)."""
-        for ledger in self._ledgers():
-            ledger.unearned(self, self._region.name)
+        reason = {} if self._options.budget is None else {"reason": _UNEARNED}
+        return PassedCalls(self._region, self._ledgers(), self, **reason)
 
     def gradients_wanted(self) -> None:
         """Note that the gradients of a checked call are to be checked too (option ``budget``)."""
         for ledger in self._ledgers():
-            ledger.unearned(self, self._region.name, "gradients", _NO_BACKWARD)
+            ledger.gradients_wanted(self, Skip("gradients", _NO_BACKWARD, matters=True, region=self._region.name))
 
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
         self._compared[True] += 1
         self._add_calls(backwards=1)
-        if self._options.budget is not None:
-            for ledger in self._ledgers():
-                ledger.earned(self, "gradients")
         self.count(checked)
 
     def limits(self, limits: Mapping[str, float], own_precision: Mapping[str, float]) -> None:

@@ -16,8 +16,6 @@ __all__ = ["Ledger", "PassedCalls", "split_ignored"]
 MOST_UNDER_WAY = 64
 """Of so many things that have begun each may still end; of more the oldest will not."""
 
-_UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"
-
 _PASSED_BY = (
     "never checked: none of the calls here was one of those that are checked (option every), or memory was short; "
     "watch more calls, or have more of them checked"
@@ -42,7 +40,7 @@ class Ledger:
         self._never_over: dict[Skip, tuple[Skip, int]] = {}
         self._until_compared: dict[tuple[Skip, object], bool] = {}
         self._compared: Counter[tuple[object, bool]] = Counter()
-        self._came_by: dict[object, str] = {}
+        self._came_by: dict[object, Skip] = {}
         self._notes: dict[str, None] = {}
         self._checked: Counter[str] = Counter()
         self._limits: dict[str, float] = {}
@@ -50,7 +48,7 @@ class Ledger:
         self._regions: dict[str, RegionInfo] = {}
         self._last_before: dict[str, int] = {}
         self._passing: dict[str, dict[PassedCalls, int]] = {}
-        self._unearned: dict[tuple[object, str], Skip | None] = {}
+        self._gradients_wanted: dict[object, Skip] = {}
         self._compiled_by: dict[str, None] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
@@ -187,7 +185,8 @@ class Ledger:
         with self._lock:
             self._regions.setdefault(calls.info.name, calls.info)
             self._passing.setdefault(calls.info.name, {})[calls] = calls.count
-            self._came_by.setdefault(calls.region, calls.info.name)
+            skip = Skip("all calls", calls.reason, matters=True, region=calls.info.name)
+            self._came_by.setdefault(calls.region, skip)
 
     def passed(self, calls: PassedCalls) -> None:
         """Read it for the last time."""
@@ -205,28 +204,20 @@ class Ledger:
             known = self._regions[name] = replace(known, calls=known.calls + passed)
         return known
 
-    def unearned(self, region: object, name: str, subject: str = "all calls", reason: str = _UNEARNED) -> None:
-        """Note that no check of a region, or of a part of it, is earned yet, unless one was made before."""
-        if (region, subject) not in self._unearned:
-            with self._lock:
-                self._unearned.setdefault((region, subject), Skip(subject, reason, matters=True, region=name))
-
-    def _never_earned(self) -> dict[Skip, None]:
-        return dict.fromkeys(skip for skip in self._unearned.values() if skip is not None)
+    def gradients_wanted(self, region: object, skip: Skip) -> None:
+        """Note that a region's gradients are to be checked: it is told if none ever is."""
+        with self._lock:
+            self._gradients_wanted.setdefault(region, skip)
 
     def _passed_by(self) -> Iterator[Skip]:
-        """Regions all of whose calls passed by unchecked. A reason that is known already is not told again."""
-        told = {skip.region for skip in (*self._skips, *self._uncompared(), *self._never_earned()) if skip.matters}
+        """Regions none of whose calls, or gradients, was checked. A reason that is known already is not told again."""
+        told = {skip.region for skip in (*self._skips, *self._uncompared()) if skip.matters}
         told |= {finding.region for finding in self._findings.values()}
-        names = (name for region, name in self._came_by.items() if self._compared[region, False] <= 0)
-        for name in dict.fromkeys(names):
-            if name not in told:
-                yield Skip("all calls", _PASSED_BY, matters=True, region=name)
-
-    def earned(self, region: object, subject: str = "all calls") -> None:
-        """Note that a region, or a part of it, is checked."""
-        with self._lock:
-            self._unearned[region, subject] = None
+        for skip in dict.fromkeys(skip for region, skip in self._came_by.items() if self._compared[region, False] <= 0):
+            if skip.region not in told:
+                yield skip
+        wanted = self._gradients_wanted.items()
+        yield from dict.fromkeys(skip for region, skip in wanted if self._compared[region, True] <= 0)
 
     def add_coverage(self, coverage: Coverage) -> None:
         """Add what another ledger has gathered of one call."""
@@ -271,7 +262,6 @@ class Ledger:
         yield from self._skips
         yield from self._not_over()
         yield from self._uncompared()
-        yield from self._never_earned()
         yield from self._passed_by()
 
     def compiled_by(self, candidate: str) -> None:
@@ -289,9 +279,12 @@ class Ledger:
 class PassedCalls:
     """A counter of calls of a region that are not checked. Most calls are none, so that they only add to a number."""
 
-    def __init__(self, info: RegionInfo, ledgers: Sequence[Ledger], region: object = None) -> None:
+    def __init__(
+        self, info: RegionInfo, ledgers: Sequence[Ledger], region: object = None, reason: str = _PASSED_BY
+    ) -> None:
         self.info = info
         self.region = region
+        self.reason = reason
         self.count = 0
         self._ledgers = tuple(ledgers)
         for ledger in self._ledgers:
