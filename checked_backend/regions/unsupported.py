@@ -101,17 +101,25 @@ _MISSING = re.compile(
 )
 """What a compiler or its linker says of a file that is not there, as a whole line."""
 
-_PYTHONS = (
-    "the headers of this Python (Debian, Ubuntu: apt-get install python{version}-dev; Fedora: dnf install "
-    "python3-devel; conda and pyenv bring them), which belong in {include}"
+_PACKAGES = (
+    (
+        re.compile(r"(Python|pyconfig)\.h$|-lpython"),
+        f"the headers of this Python (Debian, Ubuntu: apt-get install python{sys.version_info[0]}."
+        f"{sys.version_info[1]}-dev; Fedora: dnf install python3-devel; conda and pyenv bring them), which belong in "
+        f"{sysconfig.get_path('include')}",
+    ),
+    (
+        re.compile(r"omp\.h$|-l[gi]?omp5?$"),
+        "OpenMP (Debian, Ubuntu: apt-get install libomp-dev; Fedora: dnf install libomp-devel; macOS: brew install "
+        "libomp)",
+    ),
+    (
+        re.compile(""),
+        "the compiler's own headers and libraries (Debian, Ubuntu: apt-get install build-essential; Fedora: dnf "
+        "install gcc-c++ glibc-devel; macOS: xcode-select --install)",
+    ),
 )
-_OPENMP = (
-    "OpenMP (Debian, Ubuntu: apt-get install libomp-dev; Fedora: dnf install libomp-devel; macOS: brew install libomp)"
-)
-_STANDARD = (
-    "the compiler's own headers and libraries (Debian, Ubuntu: apt-get install build-essential; Fedora: dnf install "
-    "gcc-c++ glibc-devel; macOS: xcode-select --install)"
-)
+"""What brings a file that a compiler does not find, by the file's name."""
 
 _REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = MappingProxyType({"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40})
@@ -143,7 +151,7 @@ def unsupported_here(
     for cause in causes(error):
         what = _limit(cause, needed)
         if what:
-            return _finding(what, cause)
+            return _finding(what, described_exception(cause))
     if (
         control
         and FakeError.inside(error) is None
@@ -202,41 +210,17 @@ def nothing_compiles() -> Finding | None:
         for cause in causes(error):
             what = _limit(cause, lambda: 0)
             if what:
-                return _finding(what, cause)
+                return _finding(what, described_exception(cause))
         inside = list(causes(error))
         missing = next((found for cause in inside if (found := _MISSING.search(_said(cause)))), None)
         if missing is not None:
-            return _of_missing(missing)
+            name = missing["header"] or f"-l{missing['library']}"
+            packages = next(packages for names, packages in _PACKAGES if names.match(name))
+            why = f"{compiler_command()} does not find {name}"
+            return _finding("headers", missing[0].strip()[:_LINE], why, packages)
         told = next((cause for cause in inside if _is_about_compiling(cause)), error)
-        return _finding("compiler", told, f"{compiler_command()} compiles nothing here")
+        return _finding("compiler", described_exception(told), f"{compiler_command()} compiles nothing here")
     return None
-
-
-def _of_missing(missing: re.Match[str]) -> Finding:
-    """Say which file the compiler does not find, and what brings it."""
-    name = missing["header"] or f"-l{missing['library']}"
-    include = sysconfig.get_path("include")
-    if name in ("Python.h", "pyconfig.h") or name.startswith("-lpython"):
-        packages = _PYTHONS.format(version=f"{sys.version_info[0]}.{sys.version_info[1]}", include=include)
-    elif name in ("omp.h", "-lomp", "-lgomp", "-liomp5"):
-        packages = _OPENMP
-    else:
-        packages = _STANDARD
-    return Finding(
-        kind=Kind.UNSUPPORTED,
-        detail="unsupported.headers",
-        subject="candidate",
-        message=_message(f"{compiler_command()} does not find {name}", "headers", packages),
-        expected="no exception",
-        actual=missing[0].strip()[:_LINE],
-    )
-
-
-def _message(why: str, what: str, packages: str = "") -> str:
-    return (
-        f"nothing can be said of the compiled program: {why}. The program without a check would fail here too. "
-        f"{_ADVICE[what].replace('PACKAGES', packages)}."
-    )
 
 
 def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
@@ -287,15 +271,17 @@ def _in_cache(filename: object) -> bool:
     return "torchinductor" in name or (folder is not None and name.startswith(folder))
 
 
-def _finding(what: str, cause: BaseException, told: str = "") -> Finding:
-    first = described_exception(cause)
+def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Finding:
     return Finding(
         kind=Kind.UNSUPPORTED,
         detail=f"unsupported.{what}",
         subject="candidate",
-        message=_message(told or first, what),
+        message=(
+            f"nothing can be said of the compiled program: {why or actual}. The program without a check would fail "
+            f"here too. {_ADVICE[what].replace('PACKAGES', packages)}."
+        ),
         expected="no exception",
-        actual=first,
+        actual=actual,
     )
 
 
@@ -305,7 +291,7 @@ def out_of_memory(told: str) -> Finding:
     Args:
         told: The evidence for that, in words.
     """
-    return _finding("memory", MemoryError("a limit of the system"), told)
+    return _finding("memory", described_exception(MemoryError("a limit of the system")), told)
 
 
 def may_be_the_cache(error: BaseException) -> bool:
