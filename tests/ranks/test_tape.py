@@ -182,7 +182,7 @@ def test_what_cannot_be_seen_from_outside_is_told_and_never_issued_again() -> No
         program()
 
 
-def test_exchanges_that_send_the_same_and_receive_otherwise_are_mistakable() -> None:
+def test_exchanges_that_send_the_same_and_receive_otherwise_are_indistinguishable() -> None:
     tape, _ = recorded(lambda: reduced(ONE) * reduced(ONE) * reduced(TWO) * reduced(ONE, "max"))
     assert not indistinguishable(tape.exchanges)
     tape.exchanges[1].received = TWO
