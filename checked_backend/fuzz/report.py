@@ -12,21 +12,18 @@ from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.fuzz.corpus import UNSETTLED, Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
 from checked_backend.fuzz.text import describe, describe_inputs, render_function
-from checked_backend.report import Report
 from checked_backend.report.clean import clean
 from checked_backend.report.junit import junit_text, new_case, new_problem, xml_text
-from checked_backend.report.view import ReportView, view
+from checked_backend.runs.page import page_environment, view_of
 from checked_backend.runs.progress import duration
 
 __all__ = [
@@ -296,61 +293,24 @@ def render_junit(summary: Summary) -> str:
     return junit_text(suite)
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """A group's section."""
-
-    shown: Shown
-    colour: str
-    code: str
-    ways: str
-    issue: str
-    report: ReportView | None
-
-
 def render_html(summary: Summary) -> str:
     """Return a fuzz as one HTML page: a table of groups, then each with program, findings, script and issue text.
 
     Nothing is loaded from elsewhere, nothing in it runs, and every text is escaped.
     """
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("checked_backend.fuzz"), PackageLoader("checked_backend.report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["clean"] = clean
-    return environment.get_template("fuzz.html.j2").render(
+    template = page_environment("checked_backend.fuzz", "checked_backend.report").get_template("fuzz.html.j2")
+    return template.render(
         summary=summary,
-        sections=[_section(shown, summary) for shown in summary.groups],
+        colours=_COLOURS,
         standings=[word for word in MEANING if any(shown.standing == word for shown in summary.groups)],
         meaning=MEANING,
         gone=summary.gone[:_SHOWN_ON_PAGE],
         undecided=summary.undecided[:_SHOWN_ON_PAGE],
+        describe=describe,
+        ways=ways,
+        issue=render_issue,
+        report_of=view_of,
     )
-
-
-def _section(shown: Shown, summary: Summary) -> _Section:
-    group = shown.group
-    return _Section(
-        shown,
-        _COLOURS[shown.standing],
-        describe(group.program),
-        ways(shown),
-        render_issue(group, summary.settings),
-        _view(group.result.report),
-    )
-
-
-def _view(text: str) -> ReportView | None:
-    """The check's report; None if there is none, or it cannot be read."""
-    if not text:
-        return None
-    try:
-        return view(Report.from_json(text))
-    except CheckedBackendError:
-        return None
 
 
 class Progress(Live):

@@ -8,16 +8,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.report import Report
 from checked_backend.report.clean import clean
-from checked_backend.report.view import sections, view
+from checked_backend.report.view import ReportView, sections, view
 from checked_backend.runs.progress import duration
 from checked_backend.runs.summary import CaseSummary, Comparison, Summary
 
-__all__ = ["render_html"]
+__all__ = ["page_environment", "render_html", "view_of"]
 
 _WIDTH = 320.0
 _NOISE_DECADES = 12.0
@@ -26,12 +26,8 @@ _MOST_BARS = 20
 
 def render_html(summary: Summary, comparison: Comparison | None = None) -> str:
     """Return a run as one self-contained HTML page. Every text in it is escaped, and only its own script may run."""
-    loader = PackageLoader("checked_backend.runs")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["clean"] = clean
-    script = loader.get_source(environment, "table.js")[0].replace("\r\n", "\n")
+    environment = page_environment("checked_backend.runs")
+    script = PackageLoader("checked_backend.runs").get_source(environment, "table.js")[0].replace("\r\n", "\n")
     by_model: dict[tuple[str, str], list[CaseSummary]] = {}
     for case in summary.cases:
         by_model.setdefault((case.case.suite, case.case.model), []).append(case)
@@ -50,14 +46,27 @@ def render_html(summary: Summary, comparison: Comparison | None = None) -> str:
     )
 
 
+def page_environment(*packages: str) -> Environment:
+    """The templates of these packages, in which every text is escaped."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["clean"] = clean
+    return environment
+
+
 def _way(case: CaseSummary) -> Mapping[str, Any]:
     """A case in its model's section."""
-    report = _report_of(case)
+    report = _report_of(case.result.report)
     limits = {} if report is None else report.coverage.detection_limit
     return {
         "summary": case,
         "row": case.row,
-        "report": None if report is None else view(report),
+        "report": view_of(case.result.report),
         "noise": [
             {"label": subject, "text": f"{limit:.2g}", "width": _WIDTH * _share(limit), "kind": "noise"}
             for subject, limit in list(limits.items())[:_MOST_BARS]
@@ -66,10 +75,15 @@ def _way(case: CaseSummary) -> Mapping[str, Any]:
     }
 
 
-def _report_of(case: CaseSummary) -> Report | None:
-    """The check's report; None if there is none or it cannot be read."""
+def view_of(text: str) -> ReportView | None:
+    """What a page shows of a check's report; None if there is none or it cannot be read."""
+    report = _report_of(text)
+    return None if report is None else view(report)
+
+
+def _report_of(text: str) -> Report | None:
     try:
-        return Report.from_json(case.result.report) if case.result.report else None
+        return Report.from_json(text) if text else None
     except CheckedBackendError:
         return None
 
