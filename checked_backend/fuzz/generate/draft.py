@@ -16,7 +16,11 @@ from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, is_usable, run_
 from checked_backend.fuzz.generate.undefined import draws, is_undefined
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
 
-__all__ = ["Choices", "Draft", "chance"]
+__all__ = ["Choices", "Draft", "NothingFits", "chance"]
+
+
+class NothingFits(ValueError):
+    """Raised if no value so far, or none that a program can have, fits a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,17 @@ class Draft:
             chosen, self._next = self._next, None
             return chosen
         return self.rng.choices(found, [1 + 2 * place for place in range(len(found))])[0] if found else None
+
+    def some(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> Ref:
+        """Like `any`, for a call that cannot do without.
+
+        Raises:
+            NothingFits: There is none.
+        """
+        found = self.any(wanted)
+        if found is None:
+            raise NothingFits
+        return found
 
     def read_next(self, ref: Ref | None) -> None:
         """Let `any` choose this tensor as soon as it is wanted, once; None to take that back."""

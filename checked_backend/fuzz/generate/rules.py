@@ -13,7 +13,7 @@ import torch
 
 from checked_backend._torch.op_database import operator_database
 from checked_backend.fuzz.build import dtype_name
-from checked_backend.fuzz.generate.draft import Draft
+from checked_backend.fuzz.generate.draft import Draft, NothingFits
 from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS, is_overlapping
 from checked_backend.fuzz.known import is_known
 from checked_backend.fuzz.program import CONSTANTS, DTYPES, Constant, Ref, Size, Statement
@@ -43,9 +43,7 @@ def _view(draft: Draft, op: str) -> Statement | None:
 
 def _view_in_place(draft: Draft, op: str) -> Statement | None:
     """A call of one of `_VIEWS_IN_PLACE`: on a computed tensor, mostly."""
-    ref = draft.any(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and tensor.dim() > 0)
-    if ref is None:
-        return None
+    ref = draft.some(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and tensor.dim() > 0)
     tensor = draft.value(ref)
     match op.removeprefix("Tensor."):
         case "unsqueeze_":
@@ -119,13 +117,11 @@ def _sizes_of_parts(draft: Draft, ref: Ref, tensor: Any) -> Any:
 
 
 def _like(draft: Draft, ref: Ref, tensor: Any) -> Any:
-    other = draft.any(lambda one: one.numel() == tensor.numel())
-    return None if other is None else (other,)
+    return (draft.some(lambda one: one.numel() == tensor.numel()),)
 
 
 def _wider(draft: Draft, ref: Ref, tensor: Any) -> Any:
-    other = draft.any(lambda one: one.dim() >= tensor.dim())
-    return None if other is None else (other,)
+    return (draft.some(lambda one: one.dim() >= tensor.dim()),)
 
 
 def _times(draft: Draft, ref: Ref, tensor: Any) -> Any:
@@ -240,9 +236,7 @@ def _indexing(draft: Draft, op: str) -> Statement | None:
 
 def _assignment(draft: Draft, op: str) -> Statement | None:
     """An assignment ``x[index] = value``: now and then from the same tensor, or to one place after another."""
-    ref = draft.any(lambda tensor: tensor.dim() > 0 and not (tensor.is_leaf and tensor.requires_grad))
-    if ref is None:
-        return None
+    ref = draft.some(lambda tensor: tensor.dim() > 0 and not (tensor.is_leaf and tensor.requires_grad))
     tensor = draft.value(ref)
     index = _index(draft, ref)
     if draft.chance(0.25):
@@ -316,7 +310,7 @@ class Rule:
     """A family of operations.
 
     Attributes:
-        make: Makes a call of one of them; None if nothing fits.
+        make: Makes a call of one of them; None, or `NothingFits`, if it cannot.
         changes: Whether they change a tensor, as the bodies of loops do.
     """
 
@@ -397,15 +391,13 @@ COMMON = tuple(_OF_MODELS.split())
 """The operators that programs of users are mostly made of, as `checked_backend.fuzz.known.plain` names them."""
 
 
-def _writable(draft: Draft) -> Ref | None:
+def _writable(draft: Draft) -> Ref:
     """A tensor to write to: mostly one that was computed, for leaves that require gradients cannot be written to."""
-    return draft.any(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and not is_overlapping(tensor))
+    return draft.some(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and not is_overlapping(tensor))
 
 
 def _unary(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any()
-    if ref is None:
-        return None
+    ref = draft.some()
     more: dict[str, Any] = {}
     if op in ("torch.zeros_like", "torch.ones_like", "torch.clone") and draft.chance(0.3):
         more["memory_format"] = Constant(draft.rng.choice(("contiguous_format", "preserve_format")))
@@ -419,14 +411,11 @@ def _unary(draft: Draft, op: str) -> Statement | None:
 
 
 def _unary_in_place(draft: Draft, op: str) -> Statement | None:
-    ref = _writable(draft)
-    return None if ref is None else Statement(op, (ref,))
+    return Statement(op, (_writable(draft),))
 
 
 def _binary(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any()
-    if ref is None:
-        return None
+    ref = draft.some()
     other = draft.partner(ref)
     pair = (
         (other, ref) if draft.chance(0.15) and (isinstance(other, Ref) or not op.startswith("torch.")) else (ref, other)
@@ -445,7 +434,7 @@ def _binary_options(draft: Draft, op: str) -> dict[str, Any]:
 
 def _binary_in_place(draft: Draft, op: str) -> Statement | None:
     ref = _writable(draft)
-    return None if ref is None else Statement(op, (ref, draft.partner(ref)), _binary_options(draft, op))
+    return Statement(op, (ref, draft.partner(ref)), _binary_options(draft, op))
 
 
 def _with_out(draft: Draft, op: str) -> Statement | None:
@@ -480,9 +469,7 @@ _KEEPS = frozenset(_torch("sum mean amax amin std var logsumexp argmax argmin an
 
 
 def _reduction(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any()
-    if ref is None:
-        return None
+    ref = draft.some()
     if op in _WITHOUT_DIM and draft.chance(0.3):
         return Statement(op, (ref,))
     more: dict[str, Any] = {"dim": _dims(draft, ref, several=op in _SEVERAL)}
@@ -498,9 +485,7 @@ def _reduction(draft: Draft, op: str) -> Statement | None:
 
 
 def _ternary(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any()
-    if ref is None:
-        return None
+    ref = draft.some()
     if op == "torch.where":
         shape = draft.value(ref).shape
         masks = draft.tensors(lambda t: str(t.dtype) == "torch.bool" and t.shape == shape)
@@ -560,9 +545,7 @@ def _product(draft: Draft, op: str) -> Statement | None:
 
 
 def _creating(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any()
-    if ref is None:
-        return None
+    ref = draft.some()
     shape = draft.value(ref).shape
     sizes: Any = tuple(Size(ref.value, dim) if draft.dynamic else size for dim, size in enumerate(shape))
     dtype = {"dtype": Constant(draft.dtype())} if draft.chance(0.5) else {}
@@ -587,12 +570,9 @@ def _creating(draft: Draft, op: str) -> Statement | None:
 
 
 def _converting(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any()
-    if ref is None:
-        return None
+    ref = draft.some()
     if op == "Tensor.type_as":
-        other = draft.any()
-        return None if other is None else Statement(op, (ref, other))
+        return Statement(op, (ref, draft.some()))
     if op == "Tensor.to":
         more = {"copy": True} if draft.chance(0.15) else {}
         return Statement(op, (ref, Constant(draft.dtype())), more)
@@ -621,9 +601,7 @@ def _normalizing(draft: Draft, op: str) -> Statement | None:
 
 
 def _random(draft: Draft, op: str) -> Statement | None:
-    ref = draft.any(lambda tensor: tensor.is_floating_point())
-    if ref is None:
-        return None
+    ref = draft.some(lambda tensor: tensor.is_floating_point())
     if op == "torch.bernoulli":
         ref = draft.add(Statement("torch.sigmoid", (ref,))) or ref
     return Statement(op, (ref,))
@@ -661,10 +639,6 @@ _SAMPLES = 24
 _MOST_ELEMENTS = 512
 
 
-class _Unusable(Exception):
-    """Raised for an argument that a program cannot have."""
-
-
 @functools.cache
 def _entries() -> Mapping[str, Any]:
     """The entries that name an operation of a program, by its name."""
@@ -696,11 +670,8 @@ def _sampled(draft: Draft, op: str) -> Statement | None:
     sample = _sample(draft, info, getattr(torch, dtype))
     if sample is None:
         return None
-    try:
-        args = tuple(_argument(draft, value) for value in (sample.input, *sample.args))
-        kwargs = {str(key): _argument(draft, value) for key, value in sample.kwargs.items()}
-    except _Unusable:
-        return None
+    args = tuple(_argument(draft, value) for value in (sample.input, *sample.args))
+    kwargs = {str(key): _argument(draft, value) for key, value in sample.kwargs.items()}
     return Statement(op, args, kwargs)
 
 
@@ -750,4 +721,4 @@ def _tensor(draft: Draft, raw: torch.Tensor) -> Ref:
 
 
 def _unusable(raw: Any) -> Any:
-    raise _Unusable(type(raw).__name__)
+    raise NothingFits(type(raw).__name__)
