@@ -139,8 +139,7 @@ def fuzz(
     with _later("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with _later("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
-            watch = drive.Listener(progress.found, progress.tell)
-            ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, watch=watch)
+            ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
             console.print(progress.line(), soft_wrap=True)
         if ended.waiting:
             console.print(

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checked_backend.fuzz.corpus import UNSETTLED, Corpus, Entry
+from checked_backend.fuzz.report import Progress
 from checked_backend.fuzz.results import Group, ProgramResult, documented, may_be, signature_of
 from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOptions, GenerateTask, Task
 from checked_backend.process.job import RunningProcesses
 from checked_backend.runs.status import Status
 
-__all__ = ["FuzzEnd", "Listener", "run_fuzz"]
+__all__ = ["FuzzEnd", "run_fuzz"]
 
 GRACE = 30.0
 """Seconds that processes have to end after the time is over."""
@@ -27,19 +27,6 @@ _GENERATED_FEW, _GENERATED_AT_ONCE = 16, 96
 _ENOUGH_WAITING = 48
 _FIRST_LOOK = 4
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
-
-
-@dataclass(slots=True)
-class Listener:
-    """The functions that a run calls when something happens.
-
-    Attributes:
-        found: Called with a group that is new in this corpus.
-        progress: Called after each result.
-    """
-
-    found: Callable[[Group], None] = lambda _group: None
-    progress: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ def run_fuzz(
     jobs: int = 1,
     seconds: float | None,
     programs: int | None = None,
-    watch: Listener,
+    progress: Progress | None = None,
 ) -> FuzzEnd:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
@@ -67,7 +54,7 @@ def run_fuzz(
         FuzzError: No programs could be generated.
         OSError: The system gives no process.
     """
-    run = _Run(asked, corpus, jobs, seconds, programs, watch)
+    run = _Run(asked, corpus, jobs, seconds, programs, progress)
     with ThreadPoolExecutor(jobs) as pool:
         try:
             run.loop(pool)
@@ -83,7 +70,7 @@ class _Run:
     jobs: int
     seconds: float | None
     programs: int | None
-    watch: Listener
+    progress: Progress | None
     begun: float = field(default_factory=time.monotonic)
     checked: int = 0
     to_confirm: list[ConfirmTask] = field(default_factory=list)
@@ -107,7 +94,8 @@ class _Run:
             done, _ = wait(self._running, timeout=1.0, return_when=FIRST_COMPLETED)
             for future in done:
                 self._take(self._running.pop(future), future.result())
-            self.watch.progress()
+            if self.progress is not None:
+                self.progress.tell()
 
     def stop(self) -> None:
         """End the processes that still run, and keep what they have answered."""
@@ -231,7 +219,8 @@ class _Run:
         if kept.signature not in known and task.group is None:
             if self.asked.localize and _has_an_operator_to_find(kept):
                 self._to_localize.append(kept)
-            self.watch.found(kept)
+            if self.progress is not None:
+                self.progress.found(kept)
 
 
 def _beside(death: Death) -> ProgramResult:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.fuzz import drive
 from checked_backend.fuzz.corpus import Corpus, Entry
-from checked_backend.fuzz.drive import FuzzEnd, Listener, run_fuzz
+from checked_backend.fuzz.drive import FuzzEnd, run_fuzz
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.report import summarize
 from checked_backend.fuzz.results import Group
@@ -79,9 +80,9 @@ def corpus(tmp_path: Path) -> Iterator[Corpus]:
         yield made
 
 
-def _run(corpus: Corpus, programs: int, watch: Listener | None = None, **more: Any) -> FuzzEnd:
+def _run(corpus: Corpus, programs: int, progress: Any = None, **more: Any) -> FuzzEnd:
     asked = FuzzOptions(chunk=2, **more)
-    return run_fuzz(asked, corpus, seconds=None, programs=programs, watch=watch or Listener())
+    return run_fuzz(asked, corpus, seconds=None, programs=programs, progress=progress)
 
 
 def test_few_programs_are_generated_at_first_and_no_more_than_are_missing(world: World, corpus: Corpus) -> None:
@@ -100,14 +101,14 @@ def test_without_a_number_the_first_programs_are_checked_before_more_are_generat
     monkeypatch.setattr(drive, "_ENOUGH_WAITING", 48)
     world.ends_with = 2
     with pytest.raises(FuzzError, match="enough"):
-        run_fuzz(FuzzOptions(chunk=2), corpus, seconds=None, programs=None, watch=Listener())
+        run_fuzz(FuzzOptions(chunk=2), corpus, seconds=None, programs=None)
     assert world.asked[:2] == ["generate 0", "check 2"]
     assert world.generated == [16, 96]
 
 
 def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world: World, corpus: Corpus) -> None:
     found: list[Group] = []
-    ended = _run(corpus, 4, Listener(found=found.append))
+    ended = _run(corpus, 4, SimpleNamespace(found=found.append, tell=lambda: None))
     assert world.asked == ["generate 0", "check 2", "confirm", "localize", "check 2"]
     assert (ended.checked, ended.waiting) == (4, 0)
     assert ended.left_out == {"no words for it": 2}
@@ -176,7 +177,7 @@ def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Cor
         assert not other.failures()
     first = corpus.waiting()[-1]
     corpus.add_results({first.name: failing()})
-    ended = run_fuzz(FuzzOptions(), corpus, seconds=-1.0, watch=Listener())
+    ended = run_fuzz(FuzzOptions(), corpus, seconds=-1.0)
     assert ended.checked == 0
     assert [entry.name for entry, _ in corpus.failures()] == [first.name]
 
@@ -210,7 +211,7 @@ def test_what_ends_a_process_only_together_is_confirmed_as_one_program(
         monkeypatch.setattr(drive._Run, "_next_check", _once(drive._Run._next_check))
     with Corpus(tmp_path / "f", write=True) as corpus:
         corpus.settle({"compiler": "inductor"})
-        run_fuzz(FuzzOptions(localize=False), corpus, seconds=None, programs=4, watch=Listener())
+        run_fuzz(FuzzOptions(localize=False), corpus, seconds=None, programs=4)
         summary = summarize(corpus, set())
     assert (died.program in confirmed) == (alone == "pass")
     assert summary.verdict is Verdict.INCONCLUSIVE
