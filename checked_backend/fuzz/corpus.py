@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from checked_backend.errors import CheckedBackendError, FuzzError
+from checked_backend.errors import FuzzError
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import Group, ProgramResult, callable_program
 from checked_backend.runs.case import decode, encode
@@ -135,7 +135,6 @@ class Corpus:
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
         self.path = path
-        self.damaged: list[str] = []
         self._step = 0
         self._programs: dict[str, Entry] = {}
         self._results: dict[str, ProgramResult] = {}
@@ -146,26 +145,16 @@ class Corpus:
             on_error.push(self._folder)
             text = self._folder.read_plan()
             self.settings = decode(_SETTINGS, text, f"{path / 'fuzz.json'}") if text else {}
-            for record in sorted(self._read(set_aside=write), key=lambda record: record.step):
-                self._apply(record)
+            records, self.damaged = self._folder.read_all(_RECORD, set_aside=write)
             on_error.pop_all()
+        for record in sorted(records, key=lambda record: record.step):
+            self._apply(record)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._folder.__exit__()
-
-    def _read(self, *, set_aside: bool) -> list[Record]:
-        records = []
-        for file in self._folder.results():
-            try:
-                records.append(decode(_RECORD, self._folder.read(file), file))
-            except CheckedBackendError as error:
-                self.damaged.append(str(error))
-                if set_aside:
-                    self._folder.set_aside(file)
-        return records
 
     def _keep(self, what: str, record: Record) -> None:
         record = replace(record, step=self._step + 1)

@@ -14,15 +14,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import TypeAdapter
 
 from checked_backend.errors import SuiteError
+from checked_backend.runs.case import decode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["RunFolder", "case_name"]
 
+_Read = TypeVar("_Read")
 _MAX_BYTES = 64 * 2**20
 _RESULT = re.compile(r"[a-z0-9._-]{1,60}-[0-9a-f]{16}\.[0-9a-f]{12}\.json")
 
@@ -95,15 +99,27 @@ class RunFolder:
             with open(path, "rb") as file:
                 return file.read()
 
+    def read_all(self, adapter: TypeAdapter[_Read], *, set_aside: bool) -> tuple[list[_Read], list[str]]:
+        """The results that can be read, and why the other files are none.
+
+        Args:
+            set_aside: Keep those under another name, so that their cases can run again.
+        """
+        found, damaged = [], []
+        for file in self.results():
+            try:
+                found.append(decode(adapter, self.read(file), file))
+            except SuiteError as error:
+                damaged.append(str(error))
+                if set_aside:
+                    with suppress(OSError):
+                        os.rename(file, f"{file}.damaged")
+        return found, damaged
+
     def add(self, name: str, text: str) -> None:
         """Keep the result of an attempt at a case, whose name `case_name` makes. The results of other attempts stay."""
         data = text.encode()
         self._write(f"{name}.{_digest(data, 12)}.json", data)
-
-    def set_aside(self, path: str) -> None:
-        """Keep a file that is no result under another name, so that its case can run again."""
-        with suppress(OSError):
-            os.rename(path, f"{path}.damaged")
 
     def merge(self, other: RunFolder) -> int:
         """Copy the results of another folder that are not here yet. Returns how many were new."""

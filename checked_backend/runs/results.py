@@ -78,30 +78,20 @@ class Results:
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
         self.path = path
-        self.damaged: list[str] = []
         self._attempts: dict[Case, list[Attempt]] = defaultdict(list)
         self._folder = RunFolder(path, "sweep", write=write)
         with ExitStack() as on_error:
             on_error.push(self._folder)
             text = self._folder.read_plan()
             self.plan = decode(_PLAN, text, f"{path / 'sweep.json'}") if text else Plan({}, _now())
-            self._read_attempts(set_aside=write)
+            attempts, self.damaged = self._folder.read_all(_ATTEMPT, set_aside=write)
             on_error.pop_all()
+        for attempt in attempts:
+            self._attempts[attempt.case].append(attempt)
         self.wanted = {wanted.case: wanted for wanted in self.plan.cases}
         for case in self._attempts.keys() - self.wanted.keys():  # copied from another folder
             last = max(self._attempts[case], key=lambda attempt: attempt.finished)
             self.wanted[case] = WantedCase(case, last.state)
-
-    def _read_attempts(self, *, set_aside: bool) -> None:
-        for file in self._folder.results():
-            try:
-                attempt = decode(_ATTEMPT, self._folder.read(file), file)
-            except SuiteError as error:
-                self.damaged.append(str(error))
-                if set_aside:
-                    self._folder.set_aside(file)
-            else:
-                self._attempts[attempt.case].append(attempt)
 
     def __enter__(self) -> Self:
         return self
