@@ -39,6 +39,7 @@ from checked_backend.fuzz.program import (
     Statement,
     decode_program,
     encode_program,
+    map_leaves,
 )
 from checked_backend.random_state import random_untouched
 
@@ -211,19 +212,14 @@ def _statement(node: fx.Node, values: Mapping[fx.Node, Ref]) -> Statement:
     if name is None or node.op not in ("call_method", "call_function") or not is_known(name):
         raise LeftOut(f"{getattr(node.target, '__name__', node.target)}, which no program may call")
     kwargs = {key: value for key, value in node.kwargs.items() if key != "device" or str(value) != "cpu"}
-    converted = {key: _argument(value, values) for key, value in kwargs.items()}
-    return Statement(name, tuple(_argument(value, values) for value in node.args), converted)
+    args, kwargs = map_leaves((tuple(node.args), kwargs), lambda leaf: _leaf(leaf, values))
+    return Statement(name, args, kwargs)
 
 
-def _argument(raw: Any, values: Mapping[fx.Node, Ref]) -> Any:
+def _leaf(raw: Any, values: Mapping[fx.Node, Ref]) -> Any:
+    """A part of an argument that has no parts."""
     if isinstance(raw, fx.Node):
         return values[raw]
-    if isinstance(raw, tuple):  # also torch.Size
-        return tuple(_argument(item, values) for item in raw)
-    if isinstance(raw, list):
-        return [_argument(item, values) for item in raw]
-    if isinstance(raw, slice):
-        return slice(*(_argument(part, values) for part in (raw.start, raw.stop, raw.step)))
     if isinstance(raw, torch.dtype | torch.memory_format):
         name = str(raw).removeprefix("torch.")
         if name in CONSTANTS:
