@@ -281,10 +281,10 @@ class Corpus:
         return self._groups[group.signature]
 
     def _put(self, group: Group, was: str) -> None:
-        count = len(self._groups)
+        last = max((other.number for other in self._groups.values()), default=0)
         old, there = self._groups.pop(was, None), self._groups.get(group.signature)
         joined = group if there is None else there.joined(group)
-        number = there.number if there else old.number if old else 1 + count
+        number = there.number if there else old.number if old else 1 + last
         self._groups[group.signature] = replace(joined, number=number)
         for name, signature in self._group_of.items():
             if was and signature == was:
