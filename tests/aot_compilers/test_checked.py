@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 import checked_backend as cb
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.errors import DivergenceWarning
-from tests.support.call_faults import forgets_to_count
+from tests.support.faults import forgets_to_count
 from tests.support.region_tools import agreed, as_the_engine
 
 aot = cb.aot_compilers

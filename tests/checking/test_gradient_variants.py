@@ -14,7 +14,7 @@ import checked_backend as cb
 from checked_backend.checking import program_run
 from tests.support import faults
 from tests.support.check_tools import Net, agreed, batch, found, rounding_otherwise, skips
-from tests.support.planting import compiled_by_aot
+from tests.support.faults import compiled_by_aot
 
 
 def mlp() -> nn.Module:

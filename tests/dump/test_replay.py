@@ -16,7 +16,7 @@ import checked_backend as cb
 from checked_backend.checking.replay import replay, replay_of_death
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
-from tests.support import faults, planting
+from tests.support import faults
 from tests.support.cli_tools import Run
 from tests.support.dump_tools import Squared, dumps, python
 
@@ -205,7 +205,7 @@ def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str
     """The compiler is not tried in this process again."""
 
     def dies_late(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        return planting.compiled_by_aot(backward=lambda _gm: lambda *_: os._exit(1))(gm, inputs)
+        return faults.compiled_by_aot(backward=lambda _gm: lambda *_: os._exit(1))(gm, inputs)
 
     def dies(_gm: torch.fx.GraphModule, _inputs: Any) -> Any:
         os._exit(1)

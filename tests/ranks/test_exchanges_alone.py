@@ -18,9 +18,9 @@ from checked_backend._torch import collectives
 from checked_backend.ranks import tape
 from checked_backend.regions import region
 from tests.support import faults
+from tests.support.faults import PlantedError
 from tests.support.rank_faults import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
-from tests.support.spoiling import PlantedError
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from checked_backend._torch.dynamo import lookup_backend
 from tests.support import faults
-from tests.support.planting import SpoilGradient, input_position
+from tests.support.faults import SpoilGradient, input_position
 
 
 class Counting(torch.autograd.Function):

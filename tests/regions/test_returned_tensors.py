@@ -17,7 +17,7 @@ import checked_backend as cb
 from checked_backend._torch.inductor import cuda_graph_results
 from checked_backend.regions import returned_tensors
 from tests.support import faults
-from tests.support.planting import compiled_by_aot
+from tests.support.faults import compiled_by_aot
 from tests.support.region_tools import agreed, checked, found, gathered
 
 OVERWRITTEN = {("alias.overwritten", "output[0]")}

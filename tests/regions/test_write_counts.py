@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import faults
-from tests.support.call_faults import forgets_to_count, from_call
+from tests.support.faults import forgets_to_count, from_call
 from tests.support.region_tools import agreed, audit, clean_reports, found
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import select
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -18,10 +23,75 @@ from checked_backend.findings import Coverage, Finding, Kind, NodeError
 from checked_backend.report import Report
 from checked_backend.report.codec import dumps
 from checked_backend.report.model_explorer import encode_graphs, encode_node_data
-from checked_backend.report.write import write_report
 from tests.support.browser import BROWSER
-from tests.support.cli_tools import runner
-from tests.support.web_page import shown_text
+
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--no-proxy-server",
+)
+
+
+def shown_text(url: str, wanted: str, folder: Path, *, seconds: float = 120.0) -> str:
+    """Open a page and wait until some text is there.
+
+    Args:
+        url: The page.
+        wanted: The text.
+        folder: Where the browser keeps its profile.
+        seconds: How long to wait for it.
+
+    Returns:
+        All text of the page, as far as it was there in that time.
+    """
+    until, text = time.monotonic() + seconds, ""
+    with _browser(folder) as ask:
+        target = ask("Target.createTarget", url=url)["targetId"]
+        session = ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        while wanted not in text and time.monotonic() < until:
+            time.sleep(1)
+            answer = ask("Runtime.evaluate", session, expression="document.body.innerText", returnByValue=True)
+            text = str(answer.get("result", {}).get("value", ""))  # an error while the page is being loaded
+    return text
+
+
+@contextlib.contextmanager
+def _browser(folder: Path) -> Iterator[Any]:
+    """Start the browser; gives a function that asks it something over a pipe, and waits for the answer."""
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    words = [str(BROWSER), *_FLAGS, f"--user-data-dir={folder / 'profile'}", "--remote-debugging-pipe"]
+    shell = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *words]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(shell, pass_fds=(theirs_in, theirs_out), stdout=quiet, stderr=quiet) as process:
+        os.close(theirs_in)
+        os.close(theirs_out)
+        kept, asked = b"", 0
+
+        def ask(method: str, session: str = "", **parameters: Any) -> Any:
+            nonlocal kept, asked
+            asked += 1
+            question = {"id": asked, "method": method, "params": parameters}
+            os.write(ours_out, json.dumps({**question, **({"sessionId": session} if session else {})}).encode() + b"\0")
+            while True:
+                while b"\0" in kept:
+                    message, _, kept = kept.partition(b"\0")
+                    answer = json.loads(message)
+                    if answer.get("id") == asked:
+                        return answer.get("result", {})
+                if not select.select([ours_in], [], [], 60)[0]:
+                    raise TimeoutError(method)
+                kept += os.read(ours_in, 1 << 20)
+
+        try:
+            yield ask
+        finally:
+            process.terminate()
+            os.close(ours_in)
+            os.close(ours_out)
+
 
 FLOW = (
     NodeError("mm", "aten.mm.default", (), 0.0, 0.0, 1e-7),
@@ -30,21 +100,6 @@ FLOW = (
 )
 WRONG = Finding(Kind.LOGIC, "output[0]", "m", region="Net [0/0]", node="relu", op="aten.relu.default", flow=FLOW)
 REPORT = Report((WRONG, replace(WRONG, flow=())), Coverage(checked={"outputs": 1}))
-
-
-def test_the_graph_is_one_that_the_loader_takes() -> None:
-    """A collection of graphs has a label and graphs; a graph an id and nodes; edges name nodes that are there."""
-    found = encode_graphs([REPORT])
-    assert set(found) == {"label", "graphs"}
-    (graph,) = found["graphs"]
-    assert graph["id"] == "1. relu in Net [0/0]"
-    nodes = {node["id"]: node for node in graph["nodes"]}
-    assert [edge["sourceNodeId"] for edge in nodes["add"]["incomingEdges"]] == ["mm", "relu"]
-    assert [node["label"] for node in nodes.values()] == ["mm", "relu", "add"]
-    assert {"key": "your line", "value": "model.py:3 in forward: torch.relu(x)"} in nodes["relu"]["attrs"]
-    colours = [node.get("style", {}).get("backgroundColor") for node in nodes.values()]
-    assert colours[0] is None
-    assert None is not colours[1] != colours[2] is not None
 
 
 def test_the_node_data_are_of_the_same_graph_and_finite() -> None:
@@ -68,14 +123,6 @@ def test_the_node_data_are_of_the_same_graph_and_finite() -> None:
 def test_reports_without_a_flow_have_no_graph() -> None:
     assert encode_graphs([Report((), Coverage())])["graphs"] == []
     assert encode_node_data([Report((), Coverage())]) == {}
-
-
-def test_the_command_writes_both(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    write_report(REPORT, tmp_path / "reports")
-    code, _, _ = runner(capsys)("report", tmp_path / "reports", "--model-explorer", tmp_path / "graph.json")
-    assert code == 1
-    assert json.loads((tmp_path / "graph.json").read_text("utf-8")) == encode_graphs([REPORT])
-    assert json.loads((tmp_path / "graph_node_data.json").read_text("utf-8")) == encode_node_data([REPORT])
 
 
 @pytest.mark.slow

@@ -9,120 +9,540 @@ Each function here makes a compiler ``(gm, example_inputs) -> callable`` for ``o
   then is one autograd node, as under Inductor.
 
 `clean` makes the same compilers with nothing spoiled. Inputs are named by the end of the user's name for them
-(``"layers.0.weight"``), outputs by their number.
-"""
+(``"layers.0.weight"``), outputs by their number."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 
-from tests.support.call_faults import (
-    from_call,
-    only_in_call,
-    remembers_by_address,
-    remembers_its_first_results,
-    same_memory_for_all_calls,
-    writes_to_earlier_inputs,
-)
-from tests.support.operator_faults import (
-    left_out,
-    refuses,
-    wrong_for_readers,
-    wrong_if_compiled_together,
-    wrong_if_fused,
-    wrong_if_symbolic,
-    wrong_if_unseen,
-    wrong_operator,
-)
-from tests.support.planting import (
-    Compiler,
-    Edit,
-    MutatedInputs,
-    SpoilGradient,
-    compiled_by_aot,
-    input_position,
-    run_in_python,
-)
-from tests.support.process_faults import (
-    crash_in_backward,
-    crash_when_compiling,
-    crash_when_running,
-    dies_on,
-    leaves_setting,
-    other_random_numbers,
-    reseeded,
-    too_many_random_numbers,
-)
-from tests.support.spoiling import (
-    How,
-    PlantedError,
-    Spoil,
-    changed,
-    one_element_changed,
-    replaced,
-    restrided,
-    with_nan,
-)
+# how they are made: a region, or its AOT graphs, runs, and what comes out is edited
 
-__all__ = [
-    "Compiler",
-    "How",
-    "PlantedError",
-    "changed",
-    "clean",
-    "crash_in_backward",
-    "crash_when_compiling",
-    "crash_when_running",
-    "dies_on",
-    "dropped_mutation",
-    "extra_output",
-    "from_call",
-    "leaves_setting",
-    "left_out",
-    "lost_alias",
-    "made_nan",
-    "missing_output",
-    "not_a_function",
-    "on_data",
-    "once",
-    "one_element",
-    "one_element_changed",
-    "only_in_call",
-    "other_random_numbers",
-    "overwritten_cotangent",
-    "refuses",
-    "remembers_by_address",
-    "remembers_its_first_results",
-    "reseeded",
-    "restrided",
-    "returns_none",
-    "same_memory_for_all_calls",
-    "scaled_gradient",
-    "spoiled_gradient",
-    "spoiled_output",
-    "spoiled_tangents",
-    "too_many_random_numbers",
-    "unwanted_mutation",
-    "with_nan",
-    "writes_to_earlier_inputs",
-    "wrong_dtype",
-    "wrong_for_readers",
-    "wrong_if_compiled_together",
-    "wrong_if_fused",
-    "wrong_if_symbolic",
-    "wrong_if_unseen",
-    "wrong_mutation",
-    "wrong_operator",
-    "wrong_shape",
-    "wrong_stride",
-    "wrong_value",
-    "zeroed_gradient",
-]
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+Edit = Callable[[list[Any], Sequence[Any]], Any]
+"""Gets what a graph returned, as a list, and its inputs; gives back what the spoiled graph returns."""
+
+MakeEdit = Callable[[fx.GraphModule], Edit]
+"""Gets the Dynamo graph, for its names, when the graph to spoil is compiled."""
+
+
+def input_position(gm: fx.GraphModule, name: str) -> int:
+    """Which placeholder of a Dynamo graph is the input of this name.
+
+    Args:
+        gm: The graph.
+        name: The end of the user's name, such as ``"x"`` or ``"layers.0.weight"``.
+
+    Raises:
+        LookupError: No placeholder, or more than one, fits.
+    """
+    names = _placeholders(gm)
+    steps = r"(?:_modules|_parameters|_buffers)*_".join(re.escape(step) for step in name.lower().split("."))
+    fitting = [place for place, found in enumerate(names) if re.search(rf"(?:^|_){steps}_?$", found.lower())]
+    if len(fitting) != 1:
+        raise LookupError(f"{len(fitting)} inputs are called {name!r}; there are {', '.join(names)}")
+    return fitting[0]
+
+
+def _placeholders(gm: fx.GraphModule) -> tuple[str, ...]:
+    return tuple(node.name for node in gm.graph.nodes if node.op == "placeholder")
+
+
+class MutatedInputs:
+    """Which inputs' new values an AOT forward graph returns, before its outputs."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def of(self, gm: fx.GraphModule) -> tuple[int, ...]:
+        """Positions of those inputs, for the Dynamo graph that AOT autograd is compiling or has compiled before."""
+        names = _placeholders(gm)
+        context = TracingContext.try_get()
+        if context is not None:  # there is none when a region is compiled again outside of Dynamo
+            metadata: Any = context.fw_metadata
+            self._known[names] = tuple(metadata.mutated_inp_runtime_indices)
+        return self._known[names]
+
+
+class SpoilGradient(torch.autograd.Function):
+    """The identity, with a spoiled gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, spoil: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+        ctx.spoil = spoil
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None]:
+        return ctx.spoil(gradient), None
+
+
+def run_in_python(make_edit: MakeEdit) -> Compiler:
+    """A compiler that runs the region as it is and edits its results."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        edit = make_edit(gm)
+        return lambda *args: edit(list(gm.forward(*args)), args)
+
+    return compiler
+
+
+def interpreted(result: Callable[[fx.Node, Any], Any], how: Literal["python", "aot"]) -> Compiler:
+    """A compiler that runs graphs node by node.
+
+    Args:
+        result: Gets each node and its value; gives back the value that it has instead.
+        how: Whether it runs the region's own graph, or AOT autograd's graphs.
+    """
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return run_nodes(gm, result)
+
+    return compiler if how == "python" else through_aot(compiler)
+
+
+def run_nodes(gm: fx.GraphModule, result: Callable[[fx.Node, Any], Any]) -> Callable[..., Any]:
+    """A graph as a function that runs node by node; the arguments are those of `interpreted`."""
+
+    class Runner(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            return result(n, super().run_node(n))
+
+    return Runner(gm).run
+
+
+def through_aot(compiler: Compiler) -> Compiler:
+    """A compiler of AOT autograd's graphs as a compiler of regions."""
+    return through_aot_pair(compiler, compiler)
+
+
+def through_aot_pair(forward: Compiler, backward: Compiler) -> Compiler:
+    """Compilers of AOT autograd's forward (or inference) graphs and backward graphs as a compiler of regions."""
+
+    def boxed(compiler: Compiler) -> Compiler:
+        return lambda gm, inputs: _boxed(compiler(gm, inputs), None)
+
+    compile_forward, compile_backward = boxed(forward), boxed(backward)
+    return lambda gm, inputs: aot_autograd(
+        fw_compiler=compile_forward, bw_compiler=compile_backward, inference_compiler=compile_forward
+    )(gm, inputs)
+
+
+def compiled_by_aot(
+    forward: MakeEdit | None = None,
+    backward: MakeEdit | None = None,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> Compiler:
+    """AOT autograd with compilers that run the graphs and edit their results.
+
+    Args:
+        forward: Makes the edit of the forward (or inference) graph.
+        backward: Makes the edit of the backward graph.
+        around: Wraps the function that runs the forward graph.
+    """
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def compile_forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            run = graph.forward if around is None else around(graph.forward)
+            return _boxed(run, None if forward is None else forward(gm))
+
+        def compile_backward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            return _boxed(graph.forward, None if backward is None else backward(gm))
+
+        return aot_autograd(
+            fw_compiler=compile_forward, bw_compiler=compile_backward, inference_compiler=compile_forward
+        )(gm, example_inputs)
+
+    return compiler
+
+
+def _boxed(run: Callable[..., Any], edit: Edit | None) -> Callable[..., Any]:
+    def boxed(inputs: list[Any]) -> Any:
+        args = tuple(inputs)
+        inputs.clear()
+        results = run(*args)
+        return results if edit is None else edit(list(results), args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+# ways to spoil one tensor
+
+
+How = Literal["python", "aot"]
+Spoil = Callable[[torch.Tensor], Any]
+
+
+class PlantedError(RuntimeError):
+    """What the crashing compilers raise."""
+
+
+def changed(tensor: torch.Tensor) -> torch.Tensor:
+    """Every element other than it should be, by far more than rounding."""
+    if tensor.dtype == torch.bool:
+        return tensor.logical_not()
+    return tensor * 1.5 + 0.25 if tensor.dtype.is_floating_point or tensor.dtype.is_complex else tensor + 1
+
+
+def one_element_changed(tensor: torch.Tensor) -> torch.Tensor:
+    """The last element a little off: by a hundredth of the greatest one."""
+    spoiled = tensor.clone()
+    if not tensor.numel():
+        return spoiled
+    last = tuple(size - 1 for size in tensor.shape)
+    step = tensor.detach().abs().max() * 0.01 if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 1
+    spoiled[last] = tensor[last].logical_not() if tensor.dtype == torch.bool else tensor[last] + step
+    return spoiled
+
+
+def restrided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in another order in memory: the dimensions reversed, or a contiguous tensor of another one."""
+    if not tensor.is_contiguous():
+        return tensor.contiguous()
+    order = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(order).contiguous().permute(order)
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN in the first element."""
+    spoiled = tensor.clone()
+    spoiled.view(-1)[:1] = float("nan")
+    return spoiled
+
+
+def replaced(at: int, spoil: Spoil) -> Edit:
+    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
+        results[at] = spoil(results[at])
+        return tuple(results)
+
+    return edit
+
+
+def raising(message: str) -> Callable[..., Any]:
+    def raises(*_args: Any) -> Any:
+        raise PlantedError(message)
+
+    return raises
+
+
+# compilers that get one operator wrong, always or under some condition
+
+
+def wrong_operator(name: str, spoil: Spoil = changed, how: How = "python") -> Compiler:
+    """Every call of an operator gives a spoiled result.
+
+    Args:
+        name: The operator, such as ``"aten.relu.default"``.
+        spoil: Takes the right tensor, returns the wrong one.
+        how: Whether the compiler is given the region's own graph, or AOT autograd's graphs, forward and backward.
+    """
+    return interpreted(lambda node, value: spoil(value) if str(node.target) == name else value, how)
+
+
+def wrong_if_unseen(name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator gives a spoiled result, unless the graph returns it: as a wrong fusion does."""
+
+    def result(node: fx.Node, value: Any) -> Any:
+        seen = any(user.op == "output" for user in node.users)
+        return spoil(value) if str(node.target) == name and not seen else value
+
+    return interpreted(result, "aot")
+
+
+def wrong_if_fused(name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator gives a spoiled result where its input was computed in the graph, and is not stored."""
+
+    def result(node: fx.Node, value: Any) -> Any:
+        computed = [source for source in node.all_input_nodes if source.op == "call_function"]
+        fused = any(all(user.op != "output" for user in source.users) for source in computed)
+        return spoil(value) if str(node.target) == name and fused else value
+
+    return interpreted(result, "aot")
+
+
+def wrong_if_symbolic(name: str, spoil: Spoil = changed) -> Compiler:
+    """An operator gives a spoiled result in a graph that was compiled for any size."""
+
+    def result(node: fx.Node, value: Any) -> Any:
+        symbolic = any(isinstance(one.meta.get("val"), torch.SymInt) for one in node.graph.nodes)
+        return spoil(value) if str(node.target) == name and symbolic else value
+
+    return interpreted(result, "aot")
+
+
+def wrong_for_readers(name: str, spoil: Spoil = changed, how: How = "aot") -> Compiler:
+    """What an operator stores is right, and whatever else is compiled with it gets a spoiled value, as in a kernel."""
+
+    class Runner(fx.Interpreter):
+        def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+            if n.op == "output" or "clone" in str(n.target):  # it is stored
+                return super().fetch_args_kwargs_from_env(n)
+            return tuple(fx.map_arg(given, lambda node: self._read(node)) for given in (n.args, n.kwargs))
+
+        def _read(self, node: fx.Node) -> Any:
+            value = self.env[node]
+            return spoil(value) if str(node.target) == name else value
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Runner(gm).run
+
+    return through_aot(compiler) if how == "aot" else compiler
+
+
+def wrong_if_compiled_together(forward: str, backward: str, spoil: Spoil = changed) -> Compiler:
+    """An operator of a backward graph is wrong if the forward graph compiled with it has another operator."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        together: list[fx.Node] = []
+
+        def result(node: fx.Node, value: Any) -> Any:
+            return spoil(value) if together and str(node.target) == backward else value
+
+        def compile_forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            together.extend(node for node in graph.graph.nodes if str(node.target) == forward)
+            return graph.forward
+
+        return through_aot_pair(compile_forward, lambda graph, _inputs: run_nodes(graph, result))(gm, example_inputs)
+
+    return compiler
+
+
+def left_out(name: str, how: How = "aot") -> Compiler:
+    """An operator is not executed: its first argument takes its place.
+
+    Args:
+        name: The operator.
+        how: As for `wrong_operator`.
+    """
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for node in list(gm.graph.nodes):
+            if str(node.target) == name:
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+        gm.recompile()
+        return gm.forward
+
+    return compiler if how == "python" else through_aot(compiler)
+
+
+def refuses(name: str) -> Compiler:
+    """The compiler raises where it meets an operator."""
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if any(str(node.target) == name for node in gm.graph.nodes):
+            raise NotImplementedError(f"no lowering for {name}")
+        return gm.forward
+
+    return through_aot(compiler)
+
+
+# compilers whose programs are wrong in some of their calls, or keep what a call was given or has returned
+
+
+def from_call(first: int, faulty: Compiler) -> Compiler:
+    """A compiler whose programs are right until a call of them, counted from 1, and wrong from that one on."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        wrong, number = faulty(gm, example_inputs), itertools.count(1)
+        return lambda *args: wrong(*args) if next(number) >= first else gm.forward(*args)
+
+    return compiler
+
+
+def only_in_call(number: int, faulty: Compiler) -> Compiler:
+    """A compiler whose programs are wrong in one call of them, counted from 1, and right before and after it."""
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        wrong, calls = faulty(gm, example_inputs), itertools.count(1)
+        return lambda *args: wrong(*args) if next(calls) == number else gm.forward(*args)
+
+    return compiler
+
+
+def same_memory_for_all_calls(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs return the results of all calls in the same memory."""
+    kept: list[torch.Tensor] = []
+
+    def run(*args: Any) -> Any:
+        results = gm.forward(*args)
+        if not kept:
+            kept.extend(torch.empty_like(result) for result in results)
+        return [memory.copy_(result) for memory, result in zip(kept, results, strict=True)]
+
+    return run
+
+
+def remembers_its_first_results(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs return copies of the first call's results, whatever they are given."""
+    kept: list[torch.Tensor] = []
+
+    def run(*args: Any) -> Any:
+        if not kept:
+            kept.extend(result.clone() for result in gm.forward(*args))
+        return [result.clone() for result in kept]
+
+    return run
+
+
+def writes_to_earlier_inputs(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs add 1 to what the call before was given."""
+    before: list[torch.Tensor] = []
+
+    def run(*args: Any) -> Any:
+        for tensor in before:
+            tensor.add_(1)
+        before[:] = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+        return gm.forward(*args)
+
+    return run
+
+
+def remembers_by_address(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs remember their results by the addresses of what they are given."""
+    kept: dict[tuple[int, ...], list[torch.Tensor]] = {}
+
+    def run(*args: Any) -> Any:
+        key = tuple(arg.data_ptr() for arg in args if isinstance(arg, torch.Tensor))
+        if key not in kept:
+            kept[key] = [result.clone() for result in gm.forward(*args)]
+        return [result.clone() for result in kept[key]]
+
+    return run
+
+
+def forgets_to_count(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler whose programs write to their inputs as if through raw memory: no write is counted."""
+
+    def run(*args: Any) -> Any:
+        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        before = [0 if tensor.is_inference() else tensor._version for tensor in given]
+        results = gm.forward(*args)
+        counted = [(tensor, count) for tensor, count in zip(given, before, strict=True) if not tensor.is_inference()]
+        torch._C._autograd._unsafe_set_version_counter(
+            tuple(tensor for tensor, _ in counted), tuple(count for _, count in counted)
+        )
+        return results
+
+    return run
+
+
+# compilers that crash, draw other random numbers, or leave the process another than they found it
+
+
+# crashes
+
+
+def crash_when_compiling(how: How = "python") -> Compiler:
+    """The compiler raises."""
+
+    crash = raising("the compiler crashed")
+    return compiled_by_aot(forward=crash) if how == "aot" else crash
+
+
+def crash_when_running(how: How = "python") -> Compiler:
+    """The compiled region raises."""
+    edit = raising("the compiled region crashed")
+    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
+
+
+def crash_in_backward(when: Literal["compiling", "running"] = "running") -> Compiler:
+    """The compiled backward graph raises, or its compiler does."""
+    if when == "running":
+        return compiled_by_aot(backward=lambda _gm: raising("the compiled backward crashed"))
+    return compiled_by_aot(backward=raising("the backward's compiler crashed"))
+
+
+def dies_on(condition: Callable[[fx.GraphModule], bool], name: str, spoil: Spoil = changed) -> Compiler:
+    """As `wrong_operator` on AOT autograd's graphs; the process dies where a graph fulfils a condition."""
+    faulty = wrong_operator(name, spoil)
+
+    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if condition(gm):
+            os.kill(os.getpid(), signal.SIGUSR1)  # quieter than os.abort
+        return faulty(gm, example_inputs)
+
+    return through_aot(compiler)
+
+
+# random numbers
+
+
+def too_many_random_numbers(how: How = "python") -> Compiler:
+    """One random number is drawn after the region has run: its values are right, the state it leaves is not."""
+
+    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
+        torch.rand(())
+        return tuple(results)
+
+    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
+
+
+def reseeded(how: How = "python") -> Compiler:
+    """The region seeds torch's random generator when it has run."""
+
+    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
+        torch.manual_seed(1234)
+        return tuple(results)
+
+    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
+
+
+def other_random_numbers(how: How = "python") -> Compiler:
+    """The region draws from a stream of its own: its dropout mask is another one, and torch's state does not move."""
+
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        def elsewhere(*args: Any) -> Any:
+            with torch.random.fork_rng(devices=()):
+                torch.manual_seed(987)
+                return run(*args)
+
+        return elsewhere
+
+    if how == "aot":
+        return compiled_by_aot(around=around)
+    return lambda gm, _example_inputs: around(gm.forward)
+
+
+# how it is done
+
+
+def leaves_setting(
+    change: Callable[[], object], when: Literal["compiling", "running", "raising", "backward"] = "running"
+) -> Compiler:
+    """Changes a setting of the process and does not set it back."""
+
+    def then(outputs: Any) -> Any:
+        change()
+        if when == "raising":
+            raise PlantedError("after a setting was changed")
+        return outputs
+
+    if when == "backward":
+        return compiled_by_aot(backward=lambda _gm: lambda outputs, _inputs: then(outputs))
+
+    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if when == "compiling":
+            change()
+            return gm.forward
+        return lambda *args: then(gm.forward(*args))
+
+    return compiler
+
+
+# one for each class
 
 
 def clean(how: How = "python") -> Compiler:

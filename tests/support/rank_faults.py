@@ -13,8 +13,8 @@ from torch import fx, nn
 
 import checked_backend as cb
 from tests.support import faults
+from tests.support.faults import raising
 from tests.support.rank_programs import Block, faulty, step, told
-from tests.support.spoiling import raising
 
 
 def data_parallel(rank: int, world: int, *, on: int) -> None:

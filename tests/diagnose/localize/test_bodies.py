@@ -16,7 +16,7 @@ import checked_backend as cb
 from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
 from checked_backend.diagnose.localize.subgraph import calls_of
 from tests.diagnose.localize.test_locate import calls, located, operator_of
-from tests.support import faults, planting
+from tests.support import faults
 
 
 def chosen(x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def wrong_everywhere(name: str) -> Any:
                 body.recompile()
         return gm.forward
 
-    return planting.through_aot(compiler)
+    return faults.through_aot(compiler)
 
 
 @pytest.mark.process
@@ -133,7 +133,7 @@ def test_the_caller_is_named_where_nothing_inside_is_wrong() -> None:
     def result(node: fx.Node, value: Any) -> Any:
         return (value[0] + 1,) if node.name == "cond" else value
 
-    location = located(program, chosen, planting.interpreted(result, "aot"))
+    location = located(program, chosen, faults.interpreted(result, "aot"))
     assert location.node is not None
     assert location.node.name == "cond"
     assert "nothing that cond calls is wrong by itself" in location.notes

@@ -16,7 +16,7 @@ from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
-from tests.support import faults, planting
+from tests.support import faults
 from tests.support.locate_tools import oracle
 
 
@@ -168,10 +168,10 @@ def test_a_little_less_precision_is_not_blamed_for_what_is_grossly_wrong() -> No
 
     x = torch.randn(32, 8)
     gm = traced(both, x)
-    found = probe(gm, (x,), planting.interpreted(result, "python"), limit=1 << 30)
+    found = probe(gm, (x,), faults.interpreted(result, "python"), limit=1 << 30)
     assert found is not None
     assert str(found.node.target) == "aten.tanh.default"
-    alone = planting.interpreted(lambda node, value: value + 1e-5 if "sin." in str(node.target) else value, "python")
+    alone = faults.interpreted(lambda node, value: value + 1e-5 if "sin." in str(node.target) else value, "python")
     found = probe(gm, (x,), alone, limit=1 << 30)
     assert found is not None
     assert str(found.node.target) == "aten.sin.default"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from tests.support import faults, planting
+from tests.support import faults
 from tests.support.locate_tools import located, operator_of
 
 
@@ -91,7 +91,7 @@ def second_detached(name: str) -> Callable[..., Any]:
             return (first, second.detach() if len(value) > 1 else second, *rest)
         return value
 
-    return planting.interpreted(result, "python")
+    return faults.interpreted(result, "python")
 
 
 @pytest.mark.process

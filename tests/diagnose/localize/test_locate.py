@@ -17,7 +17,7 @@ from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
-from tests.support import faults, planting
+from tests.support import faults
 from tests.support.locate_tools import calls, located, operator_of, oracle
 
 
@@ -122,7 +122,7 @@ def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.exp(x * 2).cumsum(0).flip(0) + 1
 
-    wrong = planting.interpreted(result, "aot")
+    wrong = faults.interpreted(result, "aot")
     location = located(lambda compiled: compiled(torch.randn(6)), function, wrong)
     assert operator_of(location) == "aten.exp.default"
     assert location.cut is not None  # so there is something to reduce
@@ -139,7 +139,7 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
         return faults.changed(value) if str(node.target) == "aten.gelu.default" and few else value
 
     known: list[Location] = []
-    location = located(inference, Net(), planting.interpreted(result, "aot"), known.append)
+    location = located(inference, Net(), faults.interpreted(result, "aot"), known.append)
     assert operator_of(location) == "aten.gelu.default"
     assert location.cut is not None
     assert calls(location.cut.case) == ["aten.gelu.default"]

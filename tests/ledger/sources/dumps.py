@@ -20,9 +20,9 @@ from tests.dump.test_hostile import FILES, INPUT_EDITS
 from tests.dump.test_hostile_replay import REFUSED
 from tests.ledger.answer import Answer, Answers, Case, of_error, of_report
 from tests.support.dump_tools import dumps, edit
+from tests.support.faults import interpreted
 from tests.support.hostile_edits import GRAPH_EDITS
 from tests.support.hostile_tools import call, dumped_relu, forged, node
-from tests.support.planting import interpreted
 
 __all__ = ["cases"]
 

@@ -14,7 +14,7 @@ import torch
 from tests.calibration.compilers import candidate
 from tests.ledger.answer import Answers, Case, of_report, one
 from tests.support import half_models, models, more_models
-from tests.support.planting import interpreted
+from tests.support.faults import interpreted
 from tests.support.region_tools import checked, gathered
 
 __all__ = ["cases"]

@@ -17,7 +17,7 @@ from torch import nn
 
 import checked_backend as cb
 from tests.ledger.answer import Answers, Case, of_error, of_report
-from tests.support import call_faults, faults, operator_faults
+from tests.support import faults
 from tests.support.faults import Compiler, How
 from tests.support.region_tools import checked
 
@@ -92,18 +92,18 @@ _ONE: Mapping[str, Callable[[], Compiler]] = MappingProxyType(
         "backward crashes when running": lambda: faults.crash_in_backward("running"),
         "from call 3": lambda: faults.from_call(3, faults.wrong_value()),
         "only in call 2": lambda: faults.only_in_call(2, faults.one_element()),
-        "same memory for all calls": lambda: call_faults.same_memory_for_all_calls,
-        "remembers its first results": lambda: call_faults.remembers_its_first_results,
-        "remembers by address": lambda: call_faults.remembers_by_address,
-        "writes to earlier inputs": lambda: call_faults.writes_to_earlier_inputs,
-        "forgets to count": lambda: call_faults.forgets_to_count,
+        "same memory for all calls": lambda: faults.same_memory_for_all_calls,
+        "remembers its first results": lambda: faults.remembers_its_first_results,
+        "remembers by address": lambda: faults.remembers_by_address,
+        "writes to earlier inputs": lambda: faults.writes_to_earlier_inputs,
+        "forgets to count": lambda: faults.forgets_to_count,
         "leaves a setting": lambda: faults.leaves_setting(lambda: torch.set_default_dtype(torch.float64)),
-        "operator wrong": lambda: operator_faults.wrong_operator("aten.relu.default", how="aot"),
-        "operator left out": lambda: operator_faults.left_out("aten.tanh.default"),
-        "operator wrong if fused": lambda: operator_faults.wrong_if_fused("aten.relu.default"),
-        "operator wrong if unseen": lambda: operator_faults.wrong_if_unseen("aten.tanh.default"),
-        "operator wrong for readers": lambda: operator_faults.wrong_for_readers("aten.relu.default"),
-        "operator refused": lambda: operator_faults.refuses("aten.relu.default"),
+        "operator wrong": lambda: faults.wrong_operator("aten.relu.default", how="aot"),
+        "operator left out": lambda: faults.left_out("aten.tanh.default"),
+        "operator wrong if fused": lambda: faults.wrong_if_fused("aten.relu.default"),
+        "operator wrong if unseen": lambda: faults.wrong_if_unseen("aten.tanh.default"),
+        "operator wrong for readers": lambda: faults.wrong_for_readers("aten.relu.default"),
+        "operator refused": lambda: faults.refuses("aten.relu.default"),
     }
 )
 """Faults of one form."""
