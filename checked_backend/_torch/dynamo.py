@@ -15,7 +15,6 @@ import torch._dynamo.config
 from torch import fx
 from torch._dynamo import compiled_autograd, eval_frame
 from torch._dynamo import disable as _disable
-from torch._dynamo import maybe_mark_dynamic as mark_dynamic
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.registry import list_backends, lookup_backend
 from torch._dynamo.convert_frame import compile_lock
@@ -58,7 +57,6 @@ __all__ = [
     "inner_exception",
     "list_backends",
     "lookup_backend",
-    "mark_dynamic",
     "must_stay_one_graph",
     "outside_of_graphs",
     "registered_here",

@@ -13,10 +13,11 @@ import torch
 from torch import fx
 
 from checked_backend._torch.aot import aot_autograd
-from checked_backend._torch.dynamo import dynamo_captures_data, dynamo_control_flow, dynamo_reset, mark_dynamic
+from checked_backend._torch.dynamo import dynamo_captures_data, dynamo_control_flow, dynamo_reset
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.dump import Dump, rehearse
+from checked_backend.dump.standalone import mark_dynamic
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.options import CheckOptions, parse_options
@@ -201,11 +202,7 @@ class _Replay:
         dynamo_reset()
         try:
             inputs = self._inputs()
-            for entry, value in zip(self.dump.metadata["inputs"]["inputs"], inputs, strict=True):
-                symbolic = (entry["tensor"] or {}).get("symbolic")
-                for dimension, size in enumerate(symbolic["shape"] if symbolic else ()):
-                    if isinstance(size, str):
-                        mark_dynamic(value, dimension)
+            mark_dynamic(self.dump.metadata["inputs"], inputs)
             with dynamo_captures_data():
                 outputs = torch.compile(self.dump.module, backend=backend, fullgraph=whole)(*inputs)
         except CheckedBackendError:

@@ -23,7 +23,7 @@ from checked_backend.dump.targets import (
     known_function,
     needed_import,
 )
-from checked_backend.dump.tensors import TensorTable, hint_of, symbolic_text, unsupported_reason, value_range
+from checked_backend.dump.tensors import TensorTable, hint_of, sizes_of, symbolic_text, unsupported_reason, value_range
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 
@@ -187,21 +187,17 @@ def encode_value(value: Any) -> Any:
 
 def _expected(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        strided = value.layout is torch.strided
-        shape = [hint_of(size) for size in value.shape]
+        plain, symbolic = sizes_of(value, hint_of), sizes_of(value, symbolic_text)
         expected: dict[str, Any] = {
             "dtype": str(value.dtype).removeprefix("torch."),
-            "shape": shape,
-            "stride": [hint_of(step) for step in value.stride()] if strided else None,
+            **plain,
             "device": str(value.device),
             "layout": str(value.layout).removeprefix("torch."),
             "requires_grad": bool(value.requires_grad),
             "bytes": tensor_bytes(value),
         }
-        symbolic = [symbolic_text(size) for size in value.shape]
-        strides = [symbolic_text(step) for step in value.stride()] if strided else None
-        if symbolic != shape or strides != expected["stride"]:
-            expected["symbolic"] = {"shape": symbolic, "stride": strides}
+        if symbolic != plain:
+            expected["symbolic"] = symbolic
         return {"tensor": expected}
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return {"symbol": str(value.node.expr), "hint": encode_value(size_hint(value))}
@@ -214,7 +210,8 @@ def _facts(gm: fx.GraphModule, found: EncodedGraph) -> None:
     sizes: list[torch.SymInt] = []
     for node in gm.graph.nodes:
         value = recorded_value(node)
-        candidates = [*value.shape, *value.stride()] if _strided(value) else [value]
+        is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        candidates = [*value.shape, *value.stride()] if is_strided else [value]
         sizes += [size for size in candidates if isinstance(size, torch.SymInt)]
     hints: dict[str, int | float | bool | None] = {}
     for size in sizes:
@@ -228,10 +225,6 @@ def _facts(gm: fx.GraphModule, found: EncodedGraph) -> None:
         found.symbols = {
             name: {"range": list(ranges.get(name, (None, None))), "hint": hint} for name, hint in hints.items()
         }
-
-
-def _strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def traced_inputs(gm: fx.GraphModule) -> list[Any]:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from checked_backend.dump.schema import FORMAT, VERSION, Storage
 from checked_backend.dump.tensors import fingerprint
-from checked_backend.errors import DumpError
+from checked_backend.errors import CheckedBackendError, DumpError
+from checked_backend.report.codec import validated
 
 __all__ = ["check_memory", "check_text", "read_json", "read_regions", "sha256", "with_checksum"]
 
@@ -68,9 +69,9 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     if found != expected:
         raise DumpError(f"{path}: the checksum does not fit: the file was edited or damaged. Dump the graph again.")
     try:
-        return model.model_validate({**document, "checksum": found})
-    except (ValidationError, RecursionError) as error:
-        raise DumpError(f"{path}: {_first_problem(error)}") from None
+        return validated(TypeAdapter(model), {**document, "checksum": found}, path.stem)
+    except CheckedBackendError as error:
+        raise DumpError(f"{path}: {error}") from None
 
 
 def check_text(path: Path, expected: str) -> None:
@@ -190,11 +191,3 @@ def _check_header(path: Path, storages: int, size: int) -> None:
         raise DumpError(f"{path}: not a safetensors file of {storages} storages: its header has {header:,} bytes")
     if there != 8 + header + size:
         raise DumpError(f"{path}: truncated, or holds other storages than those recorded")
-
-
-def _first_problem(error: ValidationError | RecursionError) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    problem = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(step) for step in problem["loc"])
-    return f"{where}: {problem['msg']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +32,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from math import inf, nan
+from typing import Any
 
 import torch
 import torch.fx._pytree as fx_pytree
@@ -40,28 +42,6 @@ import torch.utils._pytree as pytree
 from torch import device
 {imports}
 NoneType = type(None)
-
-'''
-
-_CONSTANTS = '''
-def _constants(specs):
-    """Read constants.safetensors, which lies next to this file: storages as bytes."""
-    storages = read_storages(os.path.join(os.path.dirname(os.path.abspath(__file__)), "constants.safetensors"))
-    constants = {}
-    for name, (storage, start, device, spec) in specs.items():
-        base = torch.zeros(start + storages[storage].numel(), dtype=torch.uint8, device=device)
-        base[start:] = storages[storage]
-        constants[name] = _view(base, spec)
-    return constants
-
-'''
-
-_BODY = '''
-def _graph_module(body, inputs):
-    """A body as a graph, for operators that interpret its nodes, as checkpoints do."""
-    graph = torch.fx.Graph()
-    graph.output(graph.call_module("body", tuple(graph.placeholder(name) for name in inputs)))
-    return torch.fx.GraphModule({"body": body}, graph)
 
 '''
 
@@ -78,63 +58,10 @@ _HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.realpath(path or os.curdir) != _HERE]
 """
 
-_REPRO = """
-
-# ---- the repro ----
-
-import argparse
-import types
-
-
-def main():
-    parser = argparse.ArgumentParser(description="Run the graph of this folder; needs {needs}.")
-    parser.add_argument("--compiler", help="a backend of torch.compile to compare with eager")
-    parser.add_argument("--seed", type=int, default=0, help="for input values that were not saved")
-    parser.add_argument("--save", metavar="FILE", help="write eager's outputs there, for torch.load")
-    chosen = parser.parse_args()
-    unsupported = {unsupported}
-    if unsupported:
-        raise SystemExit("this graph cannot be run from its dump: " + "; ".join(unsupported))
-    with open(os.path.join(_HERE, "inputs.json"), encoding="utf-8") as stream:
-        document = json.load(stream)
-    path = os.path.join(_HERE, "inputs.safetensors")
-    saved = read_storages(path) if document["values"] and os.path.exists(path) else {{}}
-    if document["values"] and not saved:
-        print("inputs.safetensors is not here: the values are made from the seed")
-    print("inputs:", "the recorded values" if saved else f"made from seed {{chosen.seed}}")
-    # from its text, because a compiled file in __pycache__ may hold other code
-    module = types.ModuleType("module")
-    module.__file__ = os.path.join(_HERE, "module.py")
-    with open(module.__file__, encoding="utf-8") as stream:
-        exec(compile(stream.read(), module.__file__, "exec"), module.__dict__)
-
-    def run(compiled):
-        with ambient(document):
-            call = module.GraphModule()
-            inputs = build_inputs(document, saved, chosen.seed)
-            if compiled:
-                torch._dynamo.reset()
-                mark_dynamic(document, inputs)
-                call = torch.compile(call, backend=chosen.compiler)
-            return [leaf for leaf in torch.utils._pytree.tree_leaves(call(*inputs))]
-
-    reference = run(False)
-    if chosen.save:
-        torch.save([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in reference], chosen.save)
-    candidate = run(True) if chosen.compiler else reference
-    for index, (expected, actual) in enumerate(zip(reference, candidate, strict=True)):
-        if not isinstance(expected, torch.Tensor):
-            print(f"output[{{index}}]: {{expected}}" + ("" if expected == actual else f", compiled {{actual}}"))
-            continue
-        line = f"output[{{index}}]: {{str(expected.dtype)[6:]}}{{list(expected.shape)}}"
-        line += f" strides {{list(expected.stride())}}"
-        if chosen.compiler:
-            line += compare(expected.detach(), actual.detach())
-        print(line)
-
+_MAIN = """
 
 if __name__ == "__main__":
-    main()
+    main(_HERE, {needs!r}, {unsupported})
 """
 
 
@@ -154,20 +81,19 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
         needs=_comment(f"Needs {needs}."),
         imports="".join(f"{line}\n" for line in dict.fromkeys(imports)),
     )
-    helpers = ""
+    helpers: list[Callable[..., object]] = []
     if encoded.constants.storages():
-        read, view = inspect.getsource(standalone.read_storages), inspect.getsource(standalone._view)
-        helpers = f"{read}\n\n{view}\n{_CONSTANTS}"
-    helpers += _BODY if any("_graph_module(" in text for text in classes) else ""
-    return header + helpers + "\n\n".join(classes) + "\n"
+        helpers.extend((standalone.read_storages, standalone._view, standalone.constants_of))
+    if any("graph_module(" in text for text in classes):
+        helpers.append(standalone.graph_module)
+    return header + "".join(f"\n{inspect.getsource(helper)}\n" for helper in helpers) + "\n\n".join(classes) + "\n"
 
 
 def repro_source(encoded: EncodedGraph) -> str:
     """The text of ``repro.py``, which runs the dump's graph with nothing but torch."""
     head, future, text = inspect.getsource(standalone).partition(_FUTURE)
-    text = head + future + _OWN_FOLDER + text
-    needs = _comment(_needs(encoded)).replace("{", "").replace('"', "'")
-    return text.rstrip() + _REPRO.format(needs=needs, unsupported=ascii(list(encoded.unsupported)))
+    main = _MAIN.format(needs=_comment(_needs(encoded)), unsupported=ascii(list(encoded.unsupported)))
+    return f"{head}{future}{_OWN_FOLDER}{text.rstrip()}\n{main}"
 
 
 def _needs(encoded: EncodedGraph) -> str:
@@ -211,10 +137,10 @@ def _add_class(
         new = f"{child}()"
         if attribute in taken_apart:
             inputs = [node["name"] for node in graph["subgraphs"][attribute]["nodes"] if node["op"] == "placeholder"]
-            new = f"_graph_module({new}, {inputs})"
+            new = f"graph_module({new}, {inputs})"
         made.append(f"{_assign(_local(attribute), made)} = {new}")
     if graph["constants"]:
-        made.append(f"constants = _constants({_specs(graph['constants'], encoded)})")
+        made.append(f"constants = constants_of({_specs(graph['constants'], encoded)})")
         made += [f"{_assign(attribute, made)} = constants[{attribute!r}]" for attribute in graph["constants"]]
     code, used = dump_code(powers_called(gm.graph))
     names.update(used)

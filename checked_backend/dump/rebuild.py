@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from checked_backend.dump.allowed import is_attribute
 from checked_backend.dump.schema import DEVICE, Graph, Node, named_constant
 from checked_backend.dump.targets import (
     Trusted,
     Unresolved,
     checked_target,
+    is_attribute,
     leaves_uninitialized,
     resolve_target,
 )
@@ -253,7 +253,11 @@ def argument_nodes(value: Any, depth: int = 0, *, message: bool = False) -> Iter
     elif kind in _COMPOUNDS and isinstance(inner, list) and _COMPOUNDS[kind][0] in (None, len(inner)):
         for item in inner:
             yield from argument_nodes(item, depth + 1, message=message)
-    elif kind == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
+    elif (
+        kind == "dict"
+        and isinstance(inner, list)
+        and all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], _PLAIN) for item in inner)
+    ):
         for key, item in inner:
             _check_plain(key, message=False)
             yield from argument_nodes(item, depth + 1, message=message)
@@ -294,14 +298,6 @@ def _check_plain(value: Any, message: bool) -> None:
         raise BadArgument("an integer of more than 64 bits")
 
 
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], _PLAIN)
-
-
-def _is_device(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(DEVICE, value) is not None
-
-
 def _is_operator(value: Any) -> bool:
     known = isinstance(value, str) and value.startswith(("op:", "higher_order:"))
     return known and not leaves_uninitialized(value)  # `rebuild_graph` cannot fill the result of an inner call
@@ -326,7 +322,7 @@ _LEAVES: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = Mapp
     {
         "float": (lambda text: text in _NONFINITE, float),
         "ellipsis": (lambda mark: mark is True, lambda _: ...),
-        "device": (_is_device, torch.device),
+        "device": (lambda name: isinstance(name, str) and re.fullmatch(DEVICE, name) is not None, torch.device),
         "target": (_is_operator, str),
         **{
             kind.__name__: (_is_a(kind), lambda name: vars(torch)[name])

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import math
+import os
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["ambient", "build_inputs", "build_tensors", "compare", "mark_dynamic", "read_storages"]
+__all__ = [
+    "ambient",
+    "build_inputs",
+    "build_tensors",
+    "constants_of",
+    "graph_module",
+    "main",
+    "mark_dynamic",
+    "read_storages",
+]
 
 
 def read_storages(path: Any) -> dict[str, torch.Tensor]:
@@ -171,7 +183,70 @@ def mark_dynamic(document: Mapping[str, Any], inputs: Sequence[Any]) -> None:
                 torch._dynamo.maybe_mark_dynamic(value, dimension)
 
 
-def compare(expected: torch.Tensor, actual: torch.Tensor) -> str:
+def constants_of(specs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Read constants.safetensors, which lies next to this file: storages as bytes."""
+    storages = read_storages(os.path.join(os.path.dirname(os.path.abspath(__file__)), "constants.safetensors"))
+    constants = {}
+    for name, (storage, start, device, spec) in specs.items():
+        base = torch.zeros(start + storages[storage].numel(), dtype=torch.uint8, device=device)
+        base[start:] = storages[storage]
+        constants[name] = _view(base, spec)
+    return constants
+
+
+def graph_module(body: torch.nn.Module, inputs: Sequence[str]) -> torch.fx.GraphModule:
+    """A body as a graph, for operators that interpret its nodes, as checkpoints do."""
+    graph = torch.fx.Graph()
+    graph.output(graph.call_module("body", tuple(graph.placeholder(name) for name in inputs)))
+    return torch.fx.GraphModule({"body": body}, graph)
+
+
+def main(folder: str, needs: str, unsupported: Sequence[str]) -> None:
+    """Run the graph of a folder, and print its outputs."""
+    parser = argparse.ArgumentParser(description=f"Run the graph of this folder; needs {needs}.")
+    parser.add_argument("--compiler", help="a backend of torch.compile to compare with eager")
+    parser.add_argument("--seed", type=int, default=0, help="for input values that were not saved")
+    parser.add_argument("--save", metavar="FILE", help="write eager's outputs there, for torch.load")
+    chosen = parser.parse_args()
+    if unsupported:
+        raise SystemExit("this graph cannot be run from its dump: " + "; ".join(unsupported))
+    with open(os.path.join(folder, "inputs.json"), encoding="utf-8") as stream:
+        document = json.load(stream)
+    path = os.path.join(folder, "inputs.safetensors")
+    saved = read_storages(path) if document["values"] and os.path.exists(path) else {}
+    if document["values"] and not saved:
+        print("inputs.safetensors is not here: the values are made from the seed")
+    print("inputs:", "the recorded values" if saved else f"made from seed {chosen.seed}")
+    # from its text, because a compiled file in __pycache__ may hold other code
+    module = types.ModuleType("module")
+    module.__file__ = os.path.join(folder, "module.py")
+    with open(module.__file__, encoding="utf-8") as stream:
+        exec(compile(stream.read(), module.__file__, "exec"), module.__dict__)
+
+    def run(compiled: bool) -> list[Any]:
+        with ambient(document):
+            call = module.GraphModule()
+            inputs = build_inputs(document, saved, chosen.seed)
+            if compiled:
+                torch._dynamo.reset()
+                mark_dynamic(document, inputs)
+                call = torch.compile(call, backend=chosen.compiler)
+            return list(torch.utils._pytree.tree_leaves(call(*inputs)))
+
+    reference = run(False)
+    if chosen.save:
+        torch.save([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in reference], chosen.save)
+    candidate = run(True) if chosen.compiler else reference
+    for index, (expected, actual) in enumerate(zip(reference, candidate, strict=True)):
+        if not isinstance(expected, torch.Tensor):
+            print(f"output[{index}]: {expected}" + ("" if expected == actual else f", compiled {actual}"))
+            continue
+        different = _different(expected.detach(), actual.detach()) if chosen.compiler else ""
+        line = f"output[{index}]: {str(expected.dtype)[6:]}{list(expected.shape)} strides {list(expected.stride())}"
+        print(line + different)
+
+
+def _different(expected: torch.Tensor, actual: torch.Tensor) -> str:
     """What is different, as the end of a line."""
     if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
         return f" but compiled {actual.dtype}{list(actual.shape)}"

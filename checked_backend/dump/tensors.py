@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from checked_backend._torch.tensors import (
 )
 from checked_backend.numerics.bits import memory_of
 
-__all__ = ["TensorTable", "fingerprint", "hint_of", "symbolic_text", "unsupported_reason", "value_range"]
+__all__ = ["TensorTable", "fingerprint", "hint_of", "sizes_of", "symbolic_text", "unsupported_reason", "value_range"]
 
 _ALIGN = 64  # saved pieces start at multiples of this: the rounding of vectorised kernels may depend on alignment
 _CHUNK = 64 << 20
@@ -44,6 +45,12 @@ def symbolic_text(value: Any) -> int | str:
         expression = value.node.expr
         return int(expression) if expression.is_Integer else str(expression)
     return int(value)
+
+
+def sizes_of(tensor: torch.Tensor, number: Callable[[Any], int | str]) -> dict[str, Any]:
+    """Shape and strides, each number by `hint_of` or `symbolic_text`."""
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return {"shape": list(map(number, tensor.shape)), "stride": None if strides is None else list(map(number, strides))}
 
 
 def unsupported_reason(tensor: torch.Tensor) -> str | None:
@@ -75,14 +82,10 @@ class TensorTable:
 
         Sizes are hints. Expressions, if there are any, are under ``symbolic``.
         """
-        shape, stride = [hint_of(size) for size in tensor.shape], [hint_of(step) for step in tensor.stride()]
-        offset = hint_of(tensor.storage_offset())
-        symbolic = {
-            "shape": [symbolic_text(size) for size in tensor.shape],
-            "stride": [symbolic_text(step) for step in tensor.stride()],
-            "storage_offset": symbolic_text(tensor.storage_offset()),
-        }
-        plain = {"shape": shape, "stride": stride, "storage_offset": offset}
+        plain, symbolic = (
+            {**sizes_of(tensor, number), "storage_offset": number(tensor.storage_offset())}
+            for number in (hint_of, symbolic_text)
+        )
         return {
             "dtype": str(tensor.dtype).removeprefix("torch."),
             **plain,
@@ -92,12 +95,12 @@ class TensorTable:
             "parameter": isinstance(tensor, torch.nn.Parameter),
             "conj": bool(tensor.is_conj()),
             "neg": bool(tensor.is_neg()),
-            "storage": self._place(tensor, shape, stride, offset),
+            "storage": self._place(tensor, **plain),
             "symbolic": None if symbolic == plain else symbolic,
             "range": None,
         }
 
-    def _place(self, tensor: torch.Tensor, shape: list[int], stride: list[int], offset: int) -> int:
+    def _place(self, tensor: torch.Tensor, shape: list[int], stride: list[int], storage_offset: int) -> int:
         if is_zero_tensor(tensor):
             tensor = tensor.clone()  # the clone has memory
         identity = storage_identity(tensor)
@@ -109,9 +112,9 @@ class TensorTable:
         storage, size = self._storages[index], tensor.dtype.itemsize
         if 0 not in shape:
             span = 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
-            first = offset * size // _ALIGN * _ALIGN
+            first = storage_offset * size // _ALIGN * _ALIGN
             storage["start"] = first if storage["start"] is None else min(storage["start"], first)
-            storage["end"] = max(storage["end"], (offset + span) * size)
+            storage["end"] = max(storage["end"], (storage_offset + span) * size)
         return index
 
     def storages(self) -> list[dict[str, Any]]:

@@ -50,11 +50,17 @@ class NumcheckCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, *_batch: Any) -> None:
         """Log the checks of a batch."""
-        self._log(trainer)
+        records, self._latest[:] = list(self._latest), []
+        if not records:
+            return
+        self._findings += sum(record.findings for record in records)
+        ratios = [record.ratio for record in records if record.ratio is not None]
+        metrics = {"numcheck/share": records[-1].share, "numcheck/findings": float(self._findings)}
+        metrics |= {"numcheck/ratio": max(ratios)} if ratios else {}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
 
-    def on_validation_batch_end(self, trainer: Any, *_batch: Any) -> None:
-        """Log the checks of a batch."""
-        self._log(trainer)
+    on_validation_batch_end = on_train_batch_end
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str | None = None) -> None:
         """End the report.
@@ -63,7 +69,7 @@ class NumcheckCallback(Callback):  # type: ignore[misc]
             DivergenceError: A finding fails, and it was not asked to be quiet about it.
         """
         self._end()
-        if self._raises and self.report is not None and any(finding.fails for finding in self.report.findings):
+        if self._raises and self.report is not None:
             self.report.raise_for_verdict()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -74,14 +80,3 @@ class NumcheckCallback(Callback):  # type: ignore[misc]
         if self._session is not None:
             self._open.close()
             self.report, self._session = self._session.report, None
-
-    def _log(self, trainer: Any) -> None:
-        records, self._latest[:] = list(self._latest), []
-        if not records:
-            return
-        self._findings += sum(record.findings for record in records)
-        ratios = [record.ratio for record in records if record.ratio is not None]
-        metrics = {"numcheck/share": records[-1].share, "numcheck/findings": float(self._findings)}
-        metrics |= {"numcheck/ratio": max(ratios)} if ratios else {}
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)

@@ -106,19 +106,14 @@ class CompileWatch:
             self._replace()
 
     def validate(self) -> None:
-        """Check that the options in the environment and the compiler are known.
-
-        Raises:
-            OptionError: One is unknown.
-        """
+        """Raise an OptionError if an option in the environment, or the compiler, is unknown."""
         now = self._now()
         resolve_compiler(parse_options(CheckOptions, "numcheck", {**now.options, "compiler": now.compiler}))
 
     def check_run(self) -> RunOptions:
         """Check this process, whose ``torch.compile`` `checking` wraps.
 
-        Returns:
-            The options of the run: those in the environment, and those that it had when the process began.
+        Its options are those in the environment, and those that it had when the process began.
 
         Raises:
             OptionError: One is unknown or bad.

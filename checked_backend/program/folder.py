@@ -35,16 +35,15 @@ class Mark:
 
     def __init__(self, folder: Path, program: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
         self._mark = folder / f"{this_moment()}{_MARK}"
+        self._folder = folder
         self._path: Path | None = None
         write_whole(json.dumps({"program": program}) + "\n", self._mark)
 
     def save(self, found: ProcessReport) -> None:
         """Write the report. It replaces the one that was written before."""
         spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
-        known = {**found.report.environment, **spent}
-        report = replace(found.report, environment=known)
+        report = replace(found.report, environment={**found.report.environment, **spent})
         if self._path is None:
             self._path = write_report(report, self._folder)
         else:

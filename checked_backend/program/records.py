@@ -36,8 +36,6 @@ class TensorRecord:
         region: The region, without Dynamo's identifier of the compilation.
         call: Which call of it, from 1.
         subject: ``input[x]``, ``output[0]``, ``grad_output[0]`` or ``grad[weight]``.
-        dtype: Its dtype.
-        shape: Its shape.
         bits: A checksum of all its bits; None where that cannot be had.
         rms: Root mean square of its finite elements.
         max: Greatest magnitude of them.

@@ -18,15 +18,15 @@ from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, read_processes, tidy
 from checked_backend.report import Report
 from checked_backend.report.causes import causes_of
-from checked_backend.report.clean import clean
+from checked_backend.report.clean import clean, plural
 from checked_backend.report.codec import encode
 from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
 from checked_backend.report.view import view
 
-__all__ = ["RunResult", "exit_code", "github_annotations", "read_run", "tell"]
+__all__ = ["EXIT_CODES", "RunResult", "exit_code", "github_annotations", "read_run", "tell"]
 
-_CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
+EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,9 @@ class RunResult:
     """The result of a run of a program.
 
     Attributes:
-        program: The program's command line.
         status: The program's exit code; negative: the signal that killed it; None if it is not known.
-        seconds: How long the program ran.
         processes: The reports of the processes that compiled something.
         lost: What is missing, in sentences. With any of these the run is no pass.
-        folder: The folder of the reports.
     """
 
     program: str
@@ -100,12 +97,12 @@ class RunResult:
         where = f" in {len(self.used)} processes" if len(self.used) > 1 else ""
         yield _row(
             "checked",
-            f"{_count(len(regions), 'region')}{where}, {checked} of {_count(calls, 'call')}, "
-            f"{_count(backwards, 'backward pass', 'es')}",
+            f"{plural(len(regions), 'region')}{where}, {checked} of {plural(calls, 'call')}, "
+            f"{backwards} backward {'pass' if backwards == 1 else 'passes'}",
         )
         whole = sum(one.report.coverage.checked.get(WHOLE_CALLS, 0) for one in self.used)
         if whole:
-            yield _row("whole", f"{_count(whole, 'call')} compared from outside with eager (--shadow)")
+            yield _row("whole", f"{plural(whole, 'call')} compared from outside with eager (--shadow)")
         limits = [(limit, of) for one in self.used for of, limit in one.report.coverage.detection_limit.items()]
         if limits:
             limit, of = max(limits)
@@ -164,7 +161,7 @@ def exit_code(result: RunResult) -> int:
     """The program's own exit code, or the verdict's if the program's is 0. A signal counts as in a shell."""
     if result.status:
         return 128 - result.status if result.status < 0 else result.status
-    return _CODES[result.verdict]
+    return EXIT_CODES[result.verdict]
 
 
 def tell(folder: str, program: Sequence[str], seconds: float, *, github: str) -> None:
@@ -191,10 +188,6 @@ def _did_anything(one: ProcessReport) -> bool:
 
 def _row(label: str, text: str) -> str:
     return f"  {label:<10}{text}"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _end(status: int) -> str:

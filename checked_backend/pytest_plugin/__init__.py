@@ -36,7 +36,7 @@ __all__ = [
     "pytest_sessionstart",
 ]
 
-DEFAULT_COMPILER = "inductor"
+_COMPILER = "inductor"
 
 _TRACE = re.compile(r"(\S+ )?DEBUG +torch\.__trace:")
 """How a line of torch's logger for ``tlparse`` begins, as pytest writes it."""
@@ -51,12 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--numcheck",
         nargs="?",
-        const=DEFAULT_COMPILER,
+        const=_COMPILER,
         default=None,
         metavar="COMPILER",
         help=(
             "check every torch.compile that a test runs against eager. --numcheck=COMPILER is the backend where the "
-            f"code names none (default: {DEFAULT_COMPILER}). Options: CHECKED_BACKEND_* in the environment."
+            f"code names none (default: {_COMPILER}). Options: CHECKED_BACKEND_* in the environment."
         ),
     )
 
@@ -70,10 +70,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     known = early_config.known_args_namespace
     for place, word in enumerate(args):
         if word == "--numcheck":
-            args[place] = f"--numcheck={DEFAULT_COMPILER}"
+            args[place] = f"--numcheck={_COMPILER}"
             if known.numcheck == "".join(args[place + 1 : place + 2]):
                 known.file_or_dir.insert(0, known.numcheck)
-            known.numcheck = DEFAULT_COMPILER
+            known.numcheck = _COMPILER
     if known.numcheck is not None:
         _watch(early_config).check_everything(known.numcheck)
 
@@ -144,28 +144,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test whose compiled code is wrong."""
+    """Fail a test whose compiled code is wrong, also where its fixtures run that after it."""
     result = yield
-    _answer(item)
-    return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test whose fixtures run wrong compiled code after it."""
-    result = yield
-    _answer(item)
-    return result
-
-
-def _answer(item: pytest.Item) -> None:
     check = item.stash.get(_CHECK, None)
-    if check is None:
-        return
-    wrong = check.misuse or (check.text if check.failed else "")
-    if wrong and not check.told:
+    wrong = "" if check is None else check.misuse or (check.text if check.failed else "")
+    if check is not None and wrong and not check.told:
         check.told = True
         pytest.fail(wrong, pytrace=False)
+    return result
+
+
+pytest_runtest_teardown = pytest_runtest_call
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Advice on each kind of finding: a table, from the finest key to the kind."""
+"""Advice on each kind of finding, a table from the finest key to the kind; and words about layout alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from checked_backend.findings import Finding, Kind, Verdict
+from checked_backend.report.clean import plural
+from checked_backend.report.words import for_several, said_of
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["ADVICE", "NOTHING_CHECKED", "NOTHING_COMPILED", "PROGRAM_RUNS", "TENSORS_OF_BOTH_RUNS", "advise"]
+__all__ = ["ADVICE", "PROGRAM_RUNS", "TENSORS_OF_BOTH_RUNS", "advise", "layout_sentence", "layout_warning"]
 
 _STATE = "mutation of a setting"  # its details are the settings' names
 
@@ -260,3 +262,72 @@ def _key(finding: Finding) -> str:
     while key and key not in ADVICE:
         key = key.rpartition(".")[0]
     return key or finding.kind.value
+
+
+_SHOWN = 3
+
+_OF_RESULTS = ("structure.stride", "structure.requires_grad", "logic.sign_of_zero")
+_OF_NODES: Mapping[str, str] = MappingProxyType(
+    {
+        "structure.stride": "has other strides than were traced",
+        "structure.offset": "begins elsewhere in memory than was traced",
+    }
+)
+
+
+def layout_sentence(findings: Sequence[Finding]) -> str:
+    """``values agree; 8 outputs have other strides than in eager``.
+
+    No values are known of nodes whose metadata was compared. They are told as ``1 node has other strides than were
+    traced, on which nothing depends``.
+
+    Args:
+        findings: At least one, all about layout alone.
+    """
+    of_results, of_nodes = (
+        ", ".join(_told([finding for finding in findings if finding.of_node is of_node])) for of_node in (False, True)
+    )
+    parts = [f"values agree; {of_results}"] if of_results else []
+    return "; ".join([*parts, f"{of_nodes}, on which nothing depends"] if of_nodes else parts)
+
+
+def _told(findings: Sequence[Finding]) -> Iterator[str]:
+    by_detail: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_detail.setdefault(finding.detail, []).append(finding)
+    for detail in (*_OF_RESULTS, "structure.offset"):
+        if alike := by_detail.get(detail):
+            first, kinds = alike[0], {finding.about.kind for finding in alike}
+            count = len({(finding.region, finding.of_node and finding.graph, finding.subject) for finding in alike})
+            noun = "node" if first.of_node else "output" if kinds == {SubjectKind.OUTPUT} else "result"
+            phrase = for_several(_OF_NODES[detail], count) if first.of_node else said_of(first, count)
+            yield f"{plural(count, noun)} {phrase}"
+
+
+def layout_warning(findings: Sequence[Finding]) -> str:
+    """The text of a warning, the same for each time that a program is compiled.
+
+    Args:
+        findings: At least one, all about layout alone.
+    """
+    lines = [f"{layout_sentence(findings)}."]
+    for finding in findings[:_SHOWN]:
+        operator = f" ({finding.op})" if finding.of_node else ""
+        where = f"; your line: {finding.source}" if finding.source else ""
+        lines.append(f"  {finding.subject}{operator}: {_difference(finding)}{where}")
+        if finding.of_node and finding.at_fault:
+            lines.append(f"    likely at fault: {finding.at_fault}")
+    if len(findings) > _SHOWN:
+        lines.append(f"  and {len(findings) - _SHOWN} more")
+    lines += dict.fromkeys(ADVICE["node.layout" if finding.of_node else finding.detail] for finding in findings)
+    lines.append('The check goes on, and this is not said again; options={"layout": "raise"} makes it an error.')
+    return "\n".join(lines)
+
+
+def _difference(finding: Finding) -> str:
+    if finding.expected is None or finding.actual is None:
+        return finding.message
+    if finding.of_node:
+        what = finding.detail.removeprefix("structure.")
+        return f"{what} {finding.expected} traced, {finding.actual} ran"
+    return f"{finding.expected} in eager, {finding.actual} compiled"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from checked_backend.findings import Verdict
 from checked_backend.report.clean import clean, plural
@@ -38,25 +38,19 @@ def _certificate(report: Report) -> Iterator[str]:
         yield _text(report.headline)
     yield ""
     yield f"Compared: {_text(', '.join(counts(coverage)) or 'nothing')}."
-    for region in coverage.regions[:_SHOWN]:
-        yield f"- {_text(region_line(region))}"
-    yield from _rest(len(coverage.regions), "region")
+    yield from _listed(map(region_line, coverage.regions), "region")
     yield ""
     yield from _limits(report)
     missed = skips(coverage)
     yield "Not checked:" if missed else "Nothing was skipped."
-    yield from (f"- {_text(skip)}" for skip in missed[:_SHOWN])
-    yield from _rest(len(missed), "part")
-    if report.findings and report.verdict is Verdict.PASS:
-        yield ""
-        yield "Differs, with the same values:"
-        yield from (f"- {_text(f'{what(finding)}: {finding.message}')}" for finding in report.findings[:_SHOWN])
-        yield from _rest(len(report.findings), "finding")
-    if coverage.ignored:
-        yield ""
-        yield "Differs, and is ignored by option:"
-        yield from (f"- {_text(f'{what(finding)}: {finding.message}')}" for finding in coverage.ignored[:_SHOWN])
-        yield from _rest(len(coverage.ignored), "finding")
+    yield from _listed(missed, "part")
+    of_layout = report.findings if report.verdict is Verdict.PASS else ()
+    for heading, findings in (
+        ("Differs, with the same values:", of_layout),
+        ("Differs, and is ignored by option:", coverage.ignored),
+    ):
+        if findings:
+            yield from ("", heading, *_listed((f"{what(one)}: {one.message}" for one in findings), "finding"))
     yield ""
     yield "On: " + _text("; ".join(f"{name} {value}" for name, value in report.environment.items()) or "not recorded")
     yield ""
@@ -77,6 +71,12 @@ def _limits(report: Report) -> Iterator[str]:
         yield f"| {_text(subject)} | {limit:.2g} | {'' if own is None else f'{own:.2g}'} |"
     yield from _rest(len(limits), "tensor")
     yield ""
+
+
+def _listed(texts: Iterable[str], noun: str) -> Iterator[str]:
+    known = list(texts)
+    yield from (f"- {_text(text)}" for text in known[:_SHOWN])
+    yield from _rest(len(known), noun)
 
 
 def _rest(count: int, noun: str) -> Iterator[str]:

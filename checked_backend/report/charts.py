@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from markupsafe import Markup
 
@@ -214,10 +215,10 @@ def _level(value: float, low: float, high: float) -> str:
 
 def _runs(levels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     begin = 0
-    for place in range(1, len(levels) + 1):
-        if place == len(levels) or levels[place] != levels[begin]:
-            yield levels[begin], begin, place
-            begin = place
+    for level, alike in groupby(levels):
+        end = begin + len(list(alike))
+        yield level, begin, end
+        begin = end
 
 
 def histogram(distribution: Distribution) -> Markup | None:

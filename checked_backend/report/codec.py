@@ -74,12 +74,13 @@ def json_values(value: Any) -> Any:
         return {str(key): json_values(entry) for key, entry in value.items()}
     if is_dataclass(value):
         members = ((entry.name, getattr(value, entry.name)) for entry in fields(value))
-        return {name: _evidence(entry) if name == "evidence" else json_values(entry) for name, entry in members}
+        return {
+            name: {str(key): encode_evidence(value) for key, value in entry.items()}
+            if name == "evidence"
+            else json_values(entry)
+            for name, entry in members
+        }
     return encode_number(value)
-
-
-def _evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): encode_evidence(value) for key, value in evidence.items()}
 
 
 def dumps(value: Mapping[str, Any]) -> str:
@@ -104,11 +105,7 @@ def read_file(text: str) -> ReportFile:
 
 
 def validated(adapter: TypeAdapter[_T], raw: object, name: str) -> _T:
-    """Make an object of JSON values.
-
-    Args:
-        adapter: What it is to be.
-        name: What to call it where it is refused.
+    """Make an object of JSON values; where it is refused, it is called by its name.
 
     Raises:
         CheckedBackendError: With the place, what was expected there, and what was found.

@@ -32,13 +32,7 @@ _OURS = ("aten", "prims", "prim")
 
 
 def graph_to_dot(graph: fx.Graph, title: str = "graph") -> str:
-    """Render a graph as DOT text.
-
-    Args:
-        graph: The graph; each node shows its name, its target and its recorded dtype, shape and strides, coloured by
-            kind: input, constant, operator, view, in place, random, higher order, custom, scalar, output.
-        title: The name of the drawing.
-    """
+    """Render a graph as DOT text: each node with name, target, recorded dtype, shape and strides, coloured by kind."""
     lines = [
         f"digraph {_quote(title)} {{",
         "    rankdir=TB; nslimit=1; nslimit1=1;",  # bounds on Graphviz's search, else minutes for some hundred nodes
@@ -60,9 +54,7 @@ def graph_to_dot(graph: fx.Graph, title: str = "graph") -> str:
 def render_svg(source: Path, seconds: float) -> None:
     """Draw a ``.dot`` file as ``.svg`` next to it, where Graphviz is installed. A failure is a warning.
 
-    Args:
-        source: The ``.dot`` file.
-        seconds: Graphviz is stopped after this long; its layout can take hours on a graph of many thousand nodes.
+    Graphviz is stopped after some seconds: its layout can take hours on a graph of many thousand nodes.
     """
     program = shutil.which("dot")
     if program is None:

@@ -71,7 +71,8 @@ class DynamoLog:
             yield Skip(subject, f"some of its calls ran in eager, where Dynamo gave up: {told}", matters=True)
         failed = self.frames["total"] - self.frames["ok"]
         if self.hides_errors and failed > 0 and not self.refused:
-            yield Skip(subject, f"{_counted(failed)} ran in eager: {_FAILED}", matters=True)
+            counted = "a function" if failed == 1 else f"{failed} functions"
+            yield Skip(subject, f"{counted} ran in eager: {_FAILED}", matters=True)
 
     def reasons(self) -> str:
         """The first few graph breaks in short."""
@@ -88,10 +89,6 @@ class DynamoLog:
 
 
 _FAILED = "Dynamo raised an error there, which torch._dynamo.config.suppress_errors hides, or the code raised itself"
-
-
-def _counted(functions: int) -> str:
-    return "a function" if functions == 1 else f"{functions} functions"
 
 
 def _listed(texts: Counter[str]) -> str:

@@ -25,8 +25,7 @@ _PASSED_BY = (
 class Ledger:
     """Findings, skips and counts. Several threads may add to a ledger.
 
-    Args:
-        on_news: Called when a finding that fails is new, and when more is known of it.
+    ``on_news`` is called when a finding that fails is new, and when more is known of it.
     """
 
     def __init__(self, on_news: Callable[[], None] | None = None) -> None:
@@ -52,11 +51,7 @@ class Ledger:
         self._compiled_by: dict[str, None] = {}
 
     def add_findings(self, findings: Sequence[Finding], ignored: Sequence[Finding] = ()) -> tuple[Finding, ...]:
-        """Add findings; those known from an earlier call are only counted.
-
-        Returns:
-            The ones that are new.
-        """
+        """Add findings, and return the new ones; those known from an earlier call are only counted."""
         new = []
         with self._lock:
             for finding in findings:
@@ -77,9 +72,7 @@ class Ledger:
     def complete(self, findings: Sequence[Finding], before: Sequence[Finding] | None = None) -> None:
         """Replace known findings by what has become of them since: an operator, a repro, another detail.
 
-        Args:
-            findings: As they are now.
-            before: The same ones as they were added, in the same order, if more than where they come from changed.
+        ``before`` are the same ones as they were added, in order, if more than where they come from changed.
         """
         known = findings if before is None or len(before) != len(findings) else before
         with self._lock:
@@ -125,11 +118,7 @@ class Ledger:
             self._begun.pop(about, None)
 
     def skip_until_compared(self, skip: Skip, region: object, *, backward: bool) -> None:
-        """Note a call that was not checked, which matters as long as no other call of its region was.
-
-        Args:
-            region: The region; others may have its name, as those have that are compiled after a reset.
-        """
+        """Note a call that was not checked, which matters as long as no other call of its region was."""
         with self._lock:
             self._until_compared.setdefault((skip, region), backward)
 
@@ -231,11 +220,7 @@ class Ledger:
             self.region(info)
 
     def findings(self, only: Sequence[Finding] | None = None) -> tuple[Finding, ...]:
-        """The findings so far, those seen more than once with how often.
-
-        Args:
-            only: These instead of all.
-        """
+        """The findings so far, or these only; those seen more than once with how often."""
         with self._lock:
             findings = tuple(self._findings.values()) if only is None else tuple(only)
             return tuple(
@@ -299,12 +284,7 @@ class PassedCalls:
 def split_ignored(
     findings: Iterable[Finding], ignore: Sequence[str], layout: str = "warn"
 ) -> tuple[list[Finding], list[Finding]]:
-    """Part findings into those to report and those the user asked to ignore.
-
-    Args:
-        ignore: By kind, finer kind or subject.
-        layout: With "ignore", those about layout alone too.
-    """
+    """Part findings into those to report and those the user asked to ignore: by kind, detail, subject or layout."""
     reported: list[Finding] = []
     ignored: list[Finding] = []
     for finding in findings:

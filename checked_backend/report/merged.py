@@ -22,19 +22,9 @@ def merged_report(reports: Sequence[Report]) -> Report:
 
     A finding that several ranks have is told once, as the first of them has it, with all their names. What was skipped
     anywhere is skipped, limits are the worst of all, and a fact about the machines that is not everywhere the same is
-    told with each of its values. The verdict follows from all of that, so it is the worst of all.
-
-    Args:
-        reports: At least one report. Several may come from one rank.
-
-    Returns:
-        The report. Its ``path`` is None.
-
-    Raises:
-        ValueError: There is no report.
+    told with each of its values. The verdict follows from all of that, so it is the worst of all. Several reports may
+    come from one rank.
     """
-    if not reports:
-        raise ValueError("no report to merge")
     coverages = [report.coverage for report in reports]
     groups = list(_cumulated(reports))
     return Report(
@@ -132,12 +122,8 @@ def _worst(limits: Iterable[Mapping[str, float]]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for one in limits:
         for name, limit in one.items():
-            worst[name] = max(worst.get(name, limit), limit, key=_badness)
+            worst[name] = max(worst.get(name, limit), limit, key=lambda one: (math.isnan(one), one))
     return worst
-
-
-def _badness(limit: float) -> tuple[bool, float]:
-    return math.isnan(limit), limit
 
 
 def _title(reports: Sequence[Report]) -> str:
@@ -146,9 +132,7 @@ def _title(reports: Sequence[Report]) -> str:
 
 
 def _facts(reports: Sequence[Report]) -> dict[str, str]:
-    names = dict.fromkeys(name for report in reports for name in report.environment)
-    return {name: "; ".join(_values(reports, name)) for name in names}
-
-
-def _values(reports: Sequence[Report], name: str) -> Iterator[str]:
-    yield from dict.fromkeys(report.environment[name] for report in reports if name in report.environment)
+    values: dict[str, dict[str, None]] = {}
+    for name, value in (fact for report in reports for fact in report.environment.items()):
+        values.setdefault(name, {})[value] = None
+    return {name: "; ".join(known) for name, known in values.items()}

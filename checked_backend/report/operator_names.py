@@ -13,44 +13,37 @@ _CALLED: Mapping[str, str] = MappingProxyType(
         "batch_norm": (
             "_batch_norm_impl_index _batch_norm_no_update _batch_norm_with_update "
             "_batch_norm_with_update_functional _native_batch_norm_legit _native_batch_norm_legit_functional "
-            "_native_batch_norm_legit_no_training cudnn_batch_norm miopen_batch_norm native_batch_norm"
+            "_native_batch_norm_legit_no_training"
         ),
         "bilinear": "_trilinear",
         "cat": "_chunk_cat",
         "cdist": "_cdist_forward _euclidean_dist",
-        "channel_shuffle": "native_channel_shuffle",
         "conv2d": "_conv_depthwise2d _nnpack_spatial_convolution _slow_conv2d _slow_conv2d_forward",
         "conv3d": "slow_conv3d slow_conv3d_forward",
-        "convolution": "cudnn_convolution miopen_convolution mkldnn_convolution",
         "ctc_loss": "_cudnn_ctc_loss",
         "cummax": "_cummax_helper",
         "cummin": "_cummin_helper",
-        "dropout": "native_dropout",
         "embedding": "embedding_dense",
         "embedding_bag": "_embedding_bag_dense _embedding_bag_forward_only",
         "fft.fft": "_fft_c2c",
         "fft.irfft": "_fft_c2r",
         "fft.rfft": "_fft_r2c",
         "grid_sample": "_grid_sampler_2d_cpu_fallback cudnn_grid_sampler grid_sampler_2d grid_sampler_3d",
-        "group_norm": "native_group_norm",
         "gru_cell": "_thnn_differentiable_gru_cell _thnn_fused_gru_cell",
         "histogramdd": "_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors",
         "index": "_unsafe_index _unsafe_masked_index",
         "index_put": "_unsafe_index_put _unsafe_masked_index_put_accumulate",
         "index_put_": "_index_put_impl_",
         "item": "_local_scalar_dense",
-        "layer_norm": "native_layer_norm",
         "linalg.lu_factor": "_lu_with_info",
         "linalg.solve": "_linalg_solve_ex",
-        "linear": "mkldnn_linear",
         "logsigmoid": "log_sigmoid log_sigmoid_forward",
         "lstm_cell": "_thnn_differentiable_lstm_cell _thnn_fused_lstm_cell",
         "max_pool1d": "max_pool1d_with_indices",
-        "max_pool2d": "max_pool2d_with_indices mkldnn_max_pool2d",
-        "max_pool3d": "max_pool3d_with_indices mkldnn_max_pool3d",
+        "max_pool2d": "max_pool2d_with_indices",
+        "max_pool3d": "max_pool3d_with_indices",
         "multilabel_margin_loss": "multilabel_margin_loss_forward",
         "nll_loss": "nll_loss2d nll_loss2d_forward nll_loss_forward",
-        "norm": "native_norm",
         "pad": "_pad_circular _pad_enum constant_pad_nd",
         "pdist": "_pdist_forward",
         "prelu": "_prelu_kernel",
@@ -80,6 +73,13 @@ _RULES = (
             r"embedding_bag|grouped_mm|log_softmax|logcumsumexp|pack_padded_sequence|pad_packed_sequence|"
             r"pdist|pin_memory|scaled_grouped_mm|scaled_mm|segment_reduce|softmax|stack|to_dense|"
             r"unique|weight_norm)"
+        ),
+        r"\1",
+    ),
+    (
+        re.compile(
+            r"(?:cudnn|miopen|mkldnn|native)_(batch_norm|channel_shuffle|convolution|dropout|group_norm|layer_norm|"
+            r"linear|max_pool[23]d|norm)"
         ),
         r"\1",
     ),

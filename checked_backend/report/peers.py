@@ -158,11 +158,7 @@ class ExitMessage:
         self._folders: dict[Path, None] = {}
 
     def prepare(self, folder: Path) -> None:
-        """Look for reports of other ranks when the process ends. Does nothing outside of a distributed program.
-
-        Args:
-            folder: Where they are, if the store of the process group is gone by then.
-        """
+        """Look for reports of other ranks when the process ends, in a folder if the group's store is gone by then."""
         if not distributed_is_on():
             return
         if not self._process:

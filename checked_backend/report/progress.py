@@ -17,10 +17,7 @@ _USUAL_WIDTH = 79
 """Of a terminal that does not say how wide it is."""
 
 _LEAST_WIDTH = 10
-_SHORT = " (Ctrl-C keeps it)"
-"""What Ctrl-C does, on a narrow terminal."""
-
-_ROOM, _LEAST_ROOM = 58, 34
+_ROOM = 48
 """Characters for what is being done and how long it has taken, which are more use than what Ctrl-C does."""
 
 _OFTEN = 5.0
@@ -56,7 +53,7 @@ class Progress:
         line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)}"
         if self.is_terminal():
             width = self._width()
-            remark = self._remark(width)
+            remark = self._on_interrupt if width - len(self._on_interrupt) >= _ROOM else ""
             room = width - len(remark)
             shown = line if len(line) <= room else f"{line[: room - 3]}..."
             self._write(f"\r{f'{shown}{remark}':<{width}}")
@@ -68,11 +65,6 @@ class Progress:
         """Leave the terminal with an empty line, for what is printed next. A forked process may have written on it."""
         if self.is_terminal():
             self._write(f"\r{'':<{self._width()}}\r")
-
-    def _remark(self, width: int) -> str:
-        if width - len(self._on_interrupt) >= _ROOM or not self._on_interrupt:
-            return self._on_interrupt
-        return _SHORT if width - len(_SHORT) >= _LEAST_ROOM else ""
 
     def _width(self) -> int:
         """How long a line may be: one that wraps could not be written over."""

@@ -16,7 +16,7 @@ from types import FrameType
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions, InterpreterOptions
-from checked_backend.report.layout import layout_warning
+from checked_backend.report.advice import layout_warning
 from checked_backend.report.ledger import Ledger, split_ignored
 from checked_backend.report.session import PROCESS_END, active_sessions, investigations
 

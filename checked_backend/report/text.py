@@ -41,10 +41,7 @@ def render_text(report: Report, *, verbose: bool = False) -> str:
 
     The first line is the verdict and the worst cause. Prose is wrapped at 100 columns; code and paths are not, so that
     they can be copied, nor is the first line. There are no colour codes, and control characters in names are written
-    out.
-
-    Args:
-        verbose: Tell all that is known of each finding, the coverage in full, and the environment.
+    out. ``verbose`` tells all that is known of each finding, the coverage in full, and the environment.
     """
     return "\n".join(f"{line.label}{line.text}" for line in _lines(report, verbose, _WIDTH))
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
-from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise
+from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise, layout_sentence
 from checked_backend.report.causes import Cause, causes_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.coverage_view import (
@@ -23,7 +23,6 @@ from checked_backend.report.coverage_view import (
     skips,
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
-from checked_backend.report.layout import layout_sentence
 from checked_backend.report.one_line import is_line_blamed, one_line, operator_words, user_line
 from checked_backend.report.words import named, plain_sentence, stage_words
 
@@ -118,7 +117,9 @@ def view(report: Report) -> ReportView:
         nothing_checked=nothing_checked,
         nothing_compiled=nothing_compiled,
         skipped=any(skip.matters for skip in coverage.skipped),
-        localized=any(map(_was_localized, report.findings)) or any("localized" in note for note in coverage.notes),
+        # the stage of a whole program alone is known without a search for the operator
+        localized=any(finding.op is not None or finding.searched for finding in report.findings)
+        or any("localized" in note for note in coverage.notes),
     )
     return ReportView(
         verdict=report.verdict,
@@ -169,11 +170,6 @@ def short_sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _cut(lines: list[str]) -> tuple[str, ...]:
     rest = len(lines) - _SHOWN_LINES
     return tuple(lines) if rest <= 0 else (*lines[:_SHOWN_LINES], f"and {rest} more; the JSON report lists them all")
-
-
-def _was_localized(finding: Finding) -> bool:
-    """Whether the operator was looked for: a whole program's stage alone is known without that."""
-    return finding.op is not None or finding.searched
 
 
 def _nothing(coverage: Coverage) -> tuple[bool, bool]:
@@ -285,7 +281,8 @@ def _results(cause: Cause) -> Iterator[str]:
         is_alike = before is not None and (before.kind, before.detail) == (one.kind, one.detail)
         said = first_line(one.subject) if is_alike else what(one)
         far = how_wrong(one, briefly=before is not None) if len(cause.findings) > 1 or one.metrics else ""
-        yield f"{said}{_region(one, main)}{_colon(far)}"
+        region = f" of {clean(one.region)}" if one.region != main.region else ""
+        yield f"{said}{region}{f': {far}' if far else ''}"
         before = one
 
 
@@ -325,14 +322,6 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
 
 def _listed(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _region(finding: Finding, main: Finding) -> str:
-    return f" of {clean(finding.region)}" if finding.region != main.region else ""
-
-
-def _colon(text: str) -> str:
-    return f": {text}" if text else ""
 
 
 def _more(rest: Sequence[Finding]) -> str:

@@ -50,14 +50,8 @@ class ReadReports:
 def write_report(report: Report, directory: Path) -> Path:
     """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``.
 
-    A reader never sees half a file, and no two writers, in this process or another, get the same name.
-
-    Args:
-        report: The report. Its title may be anything: only ``[a-z0-9._-]`` of it reaches the name.
-        directory: The folder, made if it is not there.
-
-    Returns:
-        The file.
+    A reader never sees half a file, and no two writers, in this process or another, get the same name. The title may be
+    anything: only ``[a-z0-9._-]`` of it reaches the name. The folder is made if it is not there.
 
     Raises:
         OSError: The folder cannot be made or written to, or the disk is full. Nothing is left behind.
@@ -88,12 +82,6 @@ def read_reports(path: Path) -> ReadReports:
     """Read one report file, or all ``*.json`` files directly in a folder.
 
     Files that are not reports do not stop the others.
-
-    Args:
-        path: A file or a folder.
-
-    Returns:
-        The reports and the files that could not be read.
 
     Raises:
         OSError: ``path`` does not exist, or the folder cannot be listed.
@@ -142,7 +130,8 @@ def _claim(directory: Path, stem: str) -> tuple[Path, Path, int]:
         if not os.path.lexists(target):
             return target, temporary, descriptor
         os.close(descriptor)
-        _discard(temporary)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _finish(descriptor: int, data: bytes, temporary: Path, target: Path) -> None:
@@ -153,16 +142,9 @@ def _finish(descriptor: int, data: bytes, temporary: Path, target: Path) -> None
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     except BaseException:
-        _discard(temporary)
+        with suppress(OSError):  # the error that brought us here is the one to tell of
+            temporary.unlink(missing_ok=True)
         raise
-
-
-def _discard(temporary: Path) -> None:
-    # The error that brought us here is the one to tell of, also when tidying up fails.
-    try:
-        temporary.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 def _read(file: Path) -> str:
@@ -204,9 +186,6 @@ class KeptReport:
     """The file of one report.
 
     If the process ends between two calls of `save`, the file has everything that the first call was given.
-
-    Args:
-        folder: Where it goes.
     """
 
     def __init__(self, folder: Path) -> None:

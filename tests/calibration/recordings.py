@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
-from checked_backend.program import compare, noise
+from checked_backend.program import compare
 
 __all__ = ["FACTORS", "PROGRAMS", "main", "table"]
 
@@ -153,7 +153,7 @@ def runs(folder: Path, pythons: Sequence[str]) -> Iterator[tuple[str, bool, Path
 
 def failing(first: Path, second: Path, factor: float, roundings: float) -> set[str]:
     """The programs that thresholds tell apart."""
-    with mock.patch.multiple(noise, FACTOR=factor, ROUNDINGS=roundings):
+    with mock.patch.multiple(compare, FACTOR=factor, ROUNDINGS=roundings):
         report = compare.compare_recordings(first, second)
     return {str(finding.region).split(" ")[0] for finding in report.findings if finding.kind.fails}
 

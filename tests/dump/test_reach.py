@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.dump.allowed import functions
+from checked_backend.dump.targets import functions
 from tests.support.dump_tools import python
 
 PROGRAM = Path(__file__).parents[1] / "support" / "reach_program.py"

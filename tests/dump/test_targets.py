@@ -11,11 +11,18 @@ import torch
 from torch import fx, nn
 
 from checked_backend._torch.operators import find_op_packet, has_dispatched, operator_names
-from checked_backend.dump.allowed import operator_problem, refusal_by_name
 from checked_backend.dump.encode import encode_graph
 from checked_backend.dump.module import module_source
 from checked_backend.dump.rebuild import BadArgument, argument_nodes, decode_argument
-from checked_backend.dump.targets import Trusted, Unresolved, encode_target, needed_import, resolve_target
+from checked_backend.dump.targets import (
+    Trusted,
+    Unresolved,
+    encode_target,
+    needed_import,
+    operator_problem,
+    refusal_by_name,
+    resolve_target,
+)
 
 FUNCTIONS: list[Any] = [
     *(torch.rand_like, torch.randn_like, torch.randint_like, torch.zeros_like, torch.dropout, torch.arange),

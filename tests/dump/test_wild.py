@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from checked_backend._torch.pytree import tree_leaves
-from checked_backend.dump.allowed import refusal_by_name
 from checked_backend.dump.eager import OutOfRange, _Guard
+from checked_backend.dump.targets import refusal_by_name
 from tests.support.dump_tools import python
 
 PROGRAM = Path(__file__).parents[1] / "support" / "wild_program.py"

@@ -10,7 +10,7 @@ from torch import nn
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
-from checked_backend.program.ended import how_it_ended
+from checked_backend.program.watch import how_it_ended
 from tests.support.region_tools import checked, gathered
 
 

@@ -18,7 +18,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kind, Verdict
 from checked_backend.options import environment_variable
 from checked_backend.program.compare import compare_recordings
-from checked_backend.program.describe import describe
+from checked_backend.program.record import describe
 from checked_backend.program.records import PLAIN, RecordFile, TensorRecord, read_run
 from tests.support.started_programs import finished
 from tests.support.warm_process import WarmPython

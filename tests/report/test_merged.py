@@ -102,8 +102,3 @@ def test_a_limit_that_is_no_number_is_the_worst() -> None:
     for reports in ([nan, CLEAN], [CLEAN, nan]):
         limit = merged_report(reports).coverage.detection_limit["grad[w]"]
         assert limit != limit
-
-
-def test_nothing_is_no_report() -> None:
-    with pytest.raises(ValueError, match="no report"):
-        merged_report([])

@@ -59,7 +59,7 @@ def test_a_line_fits_the_terminal_and_says_what_is_done_before_what_ctrl_c_does(
     assert len(text) == (min(110, columns - 1) if columns else 79)
     assert text.startswith("numcheck:    0 s")
     assert ("long" in text) is (columns != 20)
-    remark = {20: "", 40: "", 200: " (Ctrl-C keeps what is known)"}.get(columns, " (Ctrl-C keeps it)")
+    remark = " (Ctrl-C keeps what is known)" if columns in (0, 80, 200) else ""
     assert text.rstrip().endswith(f"...{remark}")
 
 

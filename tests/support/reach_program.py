@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from checked_backend._torch.operators import find_op_packet, has_dispatched, operator_names
-from checked_backend.dump.allowed import functions, is_allowed_method, operator_problem, refusal_by_name
 from checked_backend.dump.eager import _Guard
+from checked_backend.dump.targets import functions, is_allowed_method, operator_problem, refusal_by_name
 
 TEXTS = ("/etc/passwd", "os.system", "this.c", "import os", "mean", "reduction_name")
 WATCHED = ("import", "open", "exec", "compile", "subprocess.", "os.", "ctypes.", "socket.", "shutil.", "pty.", "code.")
