@@ -25,8 +25,9 @@ IMPORTED_IN_FUNCTIONS = {
 IMPORT_BY_NAME = {
     "__init__.py": "importing the package is free; a public name loads its module",
     "autostart.py": "a Python that compiles nothing loads nothing",
-    "cli/apart.py": "the process is forked before it loads torch, and users name modules of their own",
     "cli/fuzzing.py": "--help is quick without torch",
+    "cli/options.py": "--help is quick without torch",
+    "cli/replaying.py": "the process is forked before it loads torch, and users name modules of their own",
     "cli/sweeping.py": "--help is quick without torch",
     "cli/verbs.py": "--help is quick without torch",
     "fuzz/examine.py": "planted faults are loaded where they are asked for",
@@ -88,7 +89,8 @@ def test_modules_are_imported_by_name_where_that_has_a_reason() -> None:
         file
         for file, tree in trees(PACKAGE)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in ("importlib.import_module", "__import__")
+        if isinstance(node, ast.Attribute | ast.Name)
+        and ast.unparse(node) in ("importlib.import_module", "import_module", "__import__")
     }
     assert users == {*IMPORT_BY_NAME}
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -39,14 +39,7 @@ extern "C" double answer(double x) { return std::sqrt(x); }
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """One thing that works here or does not.
-
-    Attributes:
-        name: The capability, for people.
-        usable: Whether it works here.
-        required: Whether the package is of little use without it.
-        note: What can be checked with it, and how to get it.
-    """
+    """One thing that works here or does not; without one that is required, the package is of little use."""
 
     name: str
     usable: bool
@@ -94,26 +87,14 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine. Compiles a few lines of C++ in a temporary folder; changes nothing.
-
-    Returns:
-        Versions, the Dynamo backends that can be candidates here, and what can be checked.
-    """
+    """Look at this machine. Compiles a few lines of C++ in a temporary folder; changes nothing."""
     backends = tuple(sorted(torch.compiler.list_backends(exclude_tags=())))
-    checks: tuple[Callable[[], Capability], ...] = (
-        _torch_version,
-        lambda: _registered(backends),
-        _cpp,
-        _gpu,
-        _mps,
-        _isolation,
-        _pytest,
-        _graphviz,
-        _transformers,
-        _autostart,
+    capabilities = (
+        *(_torch_version(), _registered(backends), _cpp(), _gpu(), _mps(), _isolation(), _pytest(), _graphviz()),
+        *(_transformers(), _autostart()),
     )
     candidates = tuple(name for name in backends if name not in _OURS and _is_candidate(name))
-    return Diagnosis(MappingProxyType(environment()), candidates, tuple(check() for check in checks))
+    return Diagnosis(MappingProxyType(environment()), candidates, capabilities)
 
 
 def _is_candidate(backend: str) -> bool:
@@ -160,7 +141,7 @@ def _cpp() -> Capability:
 
 
 def _try_compiler(command: str) -> str:
-    """Compile a small library as Inductor would. Returns the error, or None."""
+    """Compile a small library as Inductor would. Returns the error, or ""."""
     if which(command) is None:
         return "is not on the PATH"
     with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from checked_backend.cli.printing import STDOUT, print_text, users_code
-from checked_backend.cli.sweeping import memory_of
+from checked_backend.cli.options import (
+    AsJson,
+    CompilerOptions,
+    Html,
+    Junit,
+    Memory,
+    Words,
+    compiler_options,
+    cores,
+    memory_in_bytes,
+)
+from checked_backend.cli.printing import Pages, print_text, users_code
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
@@ -24,31 +32,12 @@ if TYPE_CHECKING:
     from checked_backend.fuzz.corpus import Corpus
     from checked_backend.fuzz.report import Summary
 
-__all__ = ["Pages", "fuzz", "report_fuzz", "selftest"]
-
-Words = list[str] | None
+__all__ = ["fuzz", "report_fuzz", "selftest"]
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 _MOST_SEED = 2**63
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The files that are written besides what is printed; None for none.
-
-    Attributes:
-        html: Path of the HTML page.
-        json_file: Path of the JSON; ``-`` prints it.
-        junit: Path of the JUnit XML.
-        repros: Folder for the script and the issue text of each group.
-    """
-
-    html: Path | None = None
-    json_file: str | None = None
-    junit: Path | None = None
-    repros: Path | None = None
 
 
 def fuzz(
@@ -59,9 +48,7 @@ def fuzz(
             help="A backend of torch.compile, FILE.py:NAME, which is run: trust it, or planted:NAME, wrong on purpose.",
         ),
     ] = "inductor",
-    compiler_option: Annotated[
-        Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
-    ] = None,
+    compiler_option: CompilerOptions = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Keeps results; a run goes on where it ended.")] = Path(
         "checked_backend_fuzz"
     ),
@@ -85,10 +72,7 @@ def fuzz(
     longest: Annotated[int, typer.Option(min=1, metavar="N", help="Calls in a program, at most.")] = 8,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Programs that share a compile.")] = 8,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="For one program, or one batch.")] = 120.0,
-    memory: Annotated[
-        float | None,
-        typer.Option(metavar="GIB", help="What a process may hold; default four fifths of all, by --jobs."),
-    ] = None,
+    memory: Memory = None,
     localize: Annotated[
         bool, typer.Option("--localize/--no-localize", help="Find the operator of each new group, and reduce it.")
     ] = True,
@@ -98,17 +82,17 @@ def fuzz(
     repros: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each group's script and issue text there.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Html = None,
+    junit: Junit = None,
+    as_json: AsJson = False,
 ) -> Verdict:
     """Check a compiler with random programs: confirmed, reduced, and grouped, so that one bug is one row.
 
     The exit code is 1 if a group is new: in no folder of --against. `checked-backend report DIR` shows it again.
     """
-    _later("torch")
-    tasks, drive = _later("checked_backend.fuzz.tasks"), _later("checked_backend.fuzz.drive")
-    drawn, job = _later("checked_backend.fuzz.generate.draft"), _later("checked_backend.process.job")
+    import_module("torch")
+    tasks, drive = import_module("checked_backend.fuzz.tasks"), import_module("checked_backend.fuzz.drive")
+    drawn, job = import_module("checked_backend.fuzz.generate.draft"), import_module("checked_backend.process.job")
     seconds = _seconds(time)
     if not -_MOST_SEED <= seed < _MOST_SEED:
         raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
@@ -118,10 +102,7 @@ def fuzz(
     checkout = _checkout(generator, dtype or ())
     known = _known(against or ())
     choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
-    options = dict(
-        _later("checked_backend.checking.target").parse_value(word, "--compiler-option")
-        for word in compiler_option or ()
-    )
+    options = compiler_options(compiler_option)
     asked = tasks.FuzzOptions(
         compiler=compiler,
         options=options,
@@ -132,13 +113,13 @@ def fuzz(
         timeout=timeout,
         localize=localize and not compiler.startswith("planted:"),
         scripts=not compiler.startswith("planted:"),
-        place=job.JobResources(memory_of(memory, jobs), max(1, (os.cpu_count() or 1) // jobs)),
+        place=job.JobResources(memory_in_bytes(memory, jobs), cores(jobs)),
         folder=out.with_name(f"{out.name}_repros"),
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    with _later("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
+    with import_module("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
-        with _later("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
+        with import_module("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
             ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
             console.print(progress.line(), soft_wrap=True)
         if ended.waiting:
@@ -147,44 +128,35 @@ def fuzz(
             )
         if ended.left_out:
             console.print(tasks.left_out_words(ended.left_out), soft_wrap=True)
-        return _shown(corpus, known, Pages(html, "-" if as_json else None, junit, repros))
+        return _shown(corpus, known, Pages(html, "-" if as_json else None, junit), repros)
 
 
 def report_fuzz(path: Path, pages: Pages) -> Verdict:
-    """Show a fuzz.
-
-    Args:
-        path: Its folder.
-        pages: The files to write.
-    """
-    with _later("checked_backend.fuzz.corpus").Corpus(path) as corpus:
+    """Show the fuzz in a folder."""
+    with import_module("checked_backend.fuzz.corpus").Corpus(path) as corpus:
         return _shown(corpus, set(), pages)
 
 
-def selftest(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> Verdict:
+def selftest(as_json: AsJson = False) -> Verdict:
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
-    module = _later("checked_backend.fuzz.selftest")
-    results = module.run_selftest(_later("checked_backend.process.job").JobResources(memory_of(None, 1)))
+    module = import_module("checked_backend.fuzz.selftest")
+    results = module.run_selftest(import_module("checked_backend.process.job").JobResources(memory_in_bytes(None)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 
 
-def _shown(corpus: Corpus, known: set[str], pages: Pages) -> Verdict:
-    report = _later("checked_backend.fuzz.report")
+def _shown(corpus: Corpus, known: set[str], pages: Pages, repros: Path | None = None) -> Verdict:
+    report = import_module("checked_backend.fuzz.report")
     summary: Summary = report.summarize(corpus, known)
-    as_json = pages.json_file == STDOUT
-    for path, render in (
-        (pages.html, report.render_html),
-        (pages.junit, report.render_junit),
-        (None if as_json else pages.json_file, report.render_json),
-    ):
-        if path is not None:
-            write_whole(render(summary).rstrip("\n") + "\n", Path(path))
-    print_text(report.render_json(summary) if as_json else report.render_text(summary))
-    if pages.repros is not None:
-        _write_repros(summary, pages.repros)
+    printed = pages.write(
+        html=lambda: str(report.render_html(summary)),
+        as_json=lambda: str(report.render_json(summary)),
+        junit=lambda: str(report.render_junit(summary)),
+    )
+    if not printed:
+        print_text(report.render_text(summary))
+    if repros is not None:
+        _write_repros(summary, repros)
     return summary.verdict
 
 
@@ -196,21 +168,22 @@ def _write_repros(summary: Summary, folder: Path) -> None:
         if group.script:
             write_whole(group.script, folder / f"repro_{name}.py")
         write_whole(
-            _later("checked_backend.fuzz.report").render_issue(group, summary.settings), folder / f"issue_{name}.md"
+            import_module("checked_backend.fuzz.report").render_issue(group, summary.settings),
+            folder / f"issue_{name}.md",
         )
 
 
 def _known(paths: list[Path] | tuple[()]) -> set[str]:
     found: set[str] = set()
     for path in paths:
-        with _later("checked_backend.fuzz.corpus").Corpus(path) as corpus:
+        with import_module("checked_backend.fuzz.corpus").Corpus(path) as corpus:
             found |= corpus.signatures()
     return found
 
 
 def _settings(compiler: str, options: Any) -> dict[str, str]:
     """What results depend on."""
-    environment = _later("checked_backend.report.environment").environment()
+    environment = import_module("checked_backend.report.environment").environment()
     kept = {name: environment[name] for name in ("python", "torch", "checked_backend", "cpu") if name in environment}
     return {"compiler": compiler, "compiler options": repr(sorted(options.items())), **kept}
 
@@ -219,13 +192,13 @@ def _known_compiler(text: str) -> str:
     """The compiler that the user names, with a file's whole path, since each process has its own working folder."""
     path, _, name = text.rpartition(":")
     known = f"{Path(path).resolve()}:{name}" if path.endswith(".py") else text
-    found = _later("checked_backend.fuzz.examine").compiler_of(known)
-    _later("checked_backend.sweep.examine").refuse_unknown(found)
+    found = import_module("checked_backend.fuzz.examine").compiler_of(known)
+    import_module("checked_backend.sweep.examine").refuse_unknown(found)
     return known
 
 
 def _refuse_unknown_dtypes(dtypes: list[str] | tuple[()]) -> None:
-    valid = _later("checked_backend.fuzz.program").DTYPES
+    valid = import_module("checked_backend.fuzz.program").DTYPES
     for name in dtypes:
         if name not in valid:
             raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
@@ -240,7 +213,7 @@ def _checkout(generator: str, dtypes: Sequence[str]) -> str:
         raise FuzzError(f"--generator got {generator!r}; expected own, or torchfuzz:DIR")
     if dtypes:
         raise FuzzError("--dtype is of this package's own generator; torchfuzz chooses its own dtypes")
-    return str(_later("checked_backend.fuzz.generate.torchfuzz").find_torchfuzz(Path(folder)))
+    return str(import_module("checked_backend.fuzz.generate.torchfuzz").find_torchfuzz(Path(folder)))
 
 
 def _seconds(text: str) -> float:
@@ -248,7 +221,3 @@ def _seconds(text: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise FuzzError(f"--time got {text!r}; expected a number of seconds, or 90s, 10m, 2h")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def _later(module: str) -> Any:
-    return importlib.import_module(module)

@@ -1,26 +1,72 @@
-"""Print for the command line, whatever the terminal's encoding."""
+"""Print for the command line, whatever the terminal's encoding, and say how a verb has ended."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Verdict
+from checked_backend.program.summary import EXIT_CODES
 from checked_backend.report import Report
 from checked_backend.report.clean import clean
 from checked_backend.report.text import render_rich
+from checked_backend.report.write import write_whole
 
-__all__ = ["STDOUT", "Verbose", "complain", "print_reports", "print_text", "users_code"]
+__all__ = [
+    "STDOUT",
+    "ChildEnded",
+    "Pages",
+    "complain",
+    "exit_code",
+    "print_report",
+    "print_reports",
+    "print_text",
+    "say",
+    "users_code",
+]
 
 STDOUT = "-"
 """The value of ``--json`` without a file."""
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell all that is known.")]
+_MISUSE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The files to write besides what is printed; None for none. A ``json_file`` of ``-`` is printed instead."""
+
+    html: Path | None = None
+    json_file: str | None = None
+    junit: Path | None = None
+
+    def write(self, *, html: Callable[[], str], as_json: Callable[[], str], junit: Callable[[], str]) -> bool:
+        """Render and write them. Returns whether the JSON was printed, so that no text is to be."""
+        printed = self.json_file == STDOUT
+        files = ((self.html, html), (self.junit, junit), (None if printed else self.json_file, as_json))
+        for path, render in files:
+            if path is not None:
+                write_whole(render().rstrip("\n") + "\n", Path(path))
+        if printed:
+            print_text(as_json())
+        return printed
+
+
+def print_report(report: Report, as_json: bool, *, verbose: bool = False) -> None:
+    """Print a report to stdout, as JSON or as text."""
+    if as_json:
+        print_text(report.to_json())
+    else:
+        print_reports((report,), verbose=verbose)
 
 
 def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:
@@ -39,9 +85,6 @@ def print_reports(reports: Sequence[Report], *, verbose: bool) -> None:
 def users_code(as_json: bool) -> Iterator[None]:
     """Run the user's code. Its output does not mix with JSON, and its exit code is no verdict.
 
-    Args:
-        as_json: Whether stdout is to have JSON alone.
-
     Raises:
         CheckedBackendError: The code called ``sys.exit``.
     """
@@ -59,6 +102,55 @@ def print_text(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201
 
 
+def say(text: str) -> None:
+    """Print to stderr."""
+    print(text, file=sys.stderr)  # noqa: T201
+
+
 def complain(text: str) -> None:
     """Print to stderr, after the program's name."""
-    print(f"checked-backend: {clean(text)}", file=sys.stderr)  # noqa: T201
+    say(f"checked-backend: {clean(text)}")
+
+
+class ChildEnded(Exception):
+    """Raised when a child process has done the work, with its exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+def exit_code(produce: Callable[[], Any]) -> int:
+    """The exit code of a verb, by the verdict that it returns. An error that it raises is printed."""
+    try:
+        result = produce()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone, for example `head`. Python must not complain again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _MISUSE
+    except CheckedBackendError as error:
+        complain(str(error))
+        return _MISUSE
+    except OSError as error:
+        complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _MISUSE
+    except ChildEnded as ended:
+        return ended.status
+    except (typer.Abort, KeyboardInterrupt):
+        complain("stopped")
+        return _MISUSE
+    except MemoryError:
+        complain("there is not enough memory")
+        return _MISUSE
+    except Exception as error:
+        show = getattr(error, "show", None)  # click's usage errors; typer has no public name for their base class
+        if callable(show):
+            show()
+        else:
+            traceback.print_exc()
+            complain("internal error: this is a bug in checked_backend; please report it with the lines above")
+        return _MISUSE
+    if isinstance(result, Verdict):
+        return EXIT_CODES[result]
+    return 0 if result in (None, 0) else _MISUSE

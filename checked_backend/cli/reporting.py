@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from checked_backend.cli.found import encode_found, merged, worst_of, write_found
-from checked_backend.cli.fuzzing import Pages, report_fuzz
-from checked_backend.cli.printing import STDOUT, Verbose, complain, print_reports, print_text
+from checked_backend.cli.fuzzing import report_fuzz
+from checked_backend.cli.options import Certificate, Html, Junit, Verbose
+from checked_backend.cli.printing import STDOUT, Pages, complain, print_reports, print_text
 from checked_backend.cli.sweeping import report_sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.report.certificate import render_certificate
-from checked_backend.report.codec import dumps, json_schema
-from checked_backend.report.write import read_reports, write_whole
+from checked_backend.report.codec import dumps, encode, json_schema
+from checked_backend.report.html import render_html
+from checked_backend.report.junit import render_junit
+from checked_backend.report.merged import merged_report
+from checked_backend.report.model_explorer import encode_graphs, encode_node_data
+from checked_backend.report.write import ReadReports, read_reports, write_whole
 from checked_backend.runs.folder import RunFolder
 
 __all__ = ["report"]
@@ -26,12 +31,12 @@ def report(
         Path | None,
         typer.Argument(metavar="FILE_OR_DIR", help="A report file, or a folder of reports, of a sweep or of a fuzz."),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page.")] = None,
+    html: Html = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="[FILE]", help="Write JSON; without FILE, print it.")
     ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
-    certificate: Annotated[bool, typer.Option("--certificate", help="Print what was checked, as Markdown.")] = False,
+    junit: Junit = None,
+    certificate: Certificate = False,
     merge: Annotated[bool, typer.Option("--merge", help="Make one report of all ranks' and processes'.")] = False,
     model_explorer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a graph for Model Explorer.")
@@ -50,40 +55,55 @@ def report(
         path, json_file = Path(str(json_file)), STDOUT  # "report --json DIR": the word after --json is the folder
     if path is None:
         raise typer.BadParameter("name a report file, or a folder of reports", param_hint="FILE_OR_DIR")
-    is_sweep, is_fuzz = RunFolder.is_one(path, "sweep"), RunFolder.is_one(path, "fuzz")
-    if model_explorer and (is_sweep or is_fuzz):
-        raise typer.BadParameter("this has no graphs; name a folder of reports", param_hint="--model-explorer")
-    if is_sweep:
-        _refuse_certificate("sweep", certificate=certificate)
-        return report_sweep(path, since, html=html, json_file=json_file, junit=junit)
-    if since is not None:
+    pages = Pages(html, json_file, junit)
+    kind = next((kind for kind in ("sweep", "fuzz") if RunFolder.is_one(path, kind)), "")
+    if since is not None and kind != "sweep":
         raise typer.BadParameter("only the folder of a sweep has that", param_hint="--since")
-    if is_fuzz:
-        _refuse_certificate("fuzz", certificate=certificate)
-        return report_fuzz(path, Pages(html, json_file, junit))
+    if kind and model_explorer:
+        raise typer.BadParameter("this has no graphs; name a folder of reports", param_hint="--model-explorer")
+    if kind and certificate:
+        raise typer.BadParameter(f"a {kind} has no certificate; name a folder of reports", param_hint="--certificate")
+    if kind:
+        return report_sweep(path, since, pages) if kind == "sweep" else report_fuzz(path, pages)
     found = read_reports(path)
     if not found.reports:
         why = "".join(f"\n  {file}: {reason}" for file, reason in found.broken)
         raise CheckedBackendError(f"no reports in {path}{why}")
     if merge:
-        found = merged(found, path)
-    verdict = worst_of(found)
-    write_found(found, html=html, junit=junit, model_explorer=model_explorer)
-    if json_file is not None:
-        text = dumps(encode_found(found, verdict))
-        if json_file != STDOUT:
-            write_whole(text + "\n", Path(json_file))
-        else:
-            print_text(text)
+        found = replace(found, reports=(replace(merged_report(found.reports), path=path),))
+    verdict = _worst(found)
+    printed = pages.write(
+        html=lambda: render_html(found.reports, found.broken),
+        as_json=lambda: _json(found, verdict),
+        junit=lambda: render_junit(found.reports, found.broken),
+    )
+    if model_explorer is not None:
+        write_whole(dumps(encode_graphs(found.reports)) + "\n", model_explorer)
+        data = model_explorer.with_name(f"{model_explorer.stem}_node_data.json")
+        write_whole(dumps(encode_node_data(found.reports)) + "\n", data)
     if certificate:
         print_text(render_certificate(found.reports))
-    elif json_file != STDOUT:
+    elif not printed:
         print_reports(found.reports, verbose=verbose)
     for file, reason in found.broken:
         complain(f"{file}: {reason}")
     return verdict
 
 
-def _refuse_certificate(of: str, *, certificate: bool) -> None:
-    if certificate:
-        raise typer.BadParameter(f"a {of} has no certificate; name a folder of reports", param_hint="--certificate")
+def _worst(found: ReadReports) -> Verdict:
+    """The worst verdict. A file that could not be read counts as inconclusive: it may hide a failure."""
+    unread = [Verdict.INCONCLUSIVE for _ in found.broken]
+    return Verdict.worst([*(report.verdict for report in found.reports), *unread]) or Verdict.INCONCLUSIVE
+
+
+def _json(found: ReadReports, verdict: Verdict) -> str:
+    """Reports and unreadable files as JSON."""
+    return dumps(
+        {
+            "schema": "checked_backend.reports",
+            "version": 1,
+            "verdict": verdict.value,
+            "reports": [{"path": str(report.path), "report": encode(report)} for report in found.reports],
+            "broken": [{"path": str(file), "reason": reason} for file, reason in found.broken],
+        }
+    )

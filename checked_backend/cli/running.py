@@ -1,9 +1,10 @@
-"""The verbs ``run`` and ``autostart``: check every ``torch.compile`` in a program, in this one or in any."""
+"""The verbs ``run``, ``record``, ``compare`` and ``autostart``: programs unchanged, checked or recorded."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,24 +13,36 @@ from typing import Annotated, Literal
 import typer
 
 from checked_backend.autostart import HOOKED, ON, RUN
-from checked_backend.cli.printing import print_text
+from checked_backend.cli.options import AsJson, Html, Verbose
+from checked_backend.cli.printing import print_report, print_text, say
 from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Verdict
 from checked_backend.options import RunOptions, environment_variable, parse_options
 from checked_backend.process.foreground import die_by, run_in_foreground
+from checked_backend.program.compare import compare_recordings
 from checked_backend.program.folder import tidy
 from checked_backend.program.hook import FILES, install_hook, missing_files, remove_hook, site_packages
+from checked_backend.program.records import PLAIN, written_by
 from checked_backend.program.summary import exit_code, github_annotations, read_run
 from checked_backend.report.codec import dumps
 from checked_backend.report.file_names import this_moment
+from checked_backend.report.html import render_html
 from checked_backend.report.write import write_whole
 
-__all__ = ["autostart", "checking_environment", "run"]
+__all__ = ["autostart", "checking_environment", "compare", "record", "run"]
+
+_OPTIONS = (
+    *("on_divergence", "every", "budget", "compiler", "layout", "ignore", "gradients", "localize", "shadow"),
+    "report_dir",
+)
+"""Those of the verb that are options of a program's checks."""
 
 
 def run(
+    context: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="SCRIPT|MODULE [ARGS]...", help="The program, then its words.")],
     module: Annotated[bool, typer.Option("-m", help="The program is a module, as in python -m MODULE.")] = False,
-    policy: Annotated[
+    on_divergence: Annotated[
         Literal["record", "warn", "raise", "fallback"] | None,
         typer.Option("--on-divergence", "--policy", help="What a finding does at once; default record."),
     ] = None,
@@ -56,28 +69,14 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of the summary.")] = False,
     json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON to a file.")] = None,
 ) -> None:
-    """Run a program as it is and check every torch.compile in it: backend, mode and options are the code's own.
+    """Run a program unchanged and check every torch.compile in it: backend, mode and options are the code's own.
 
     The summary goes to stderr. The program's own exit code is kept unless it is 0 and the verdict is worse.
     """
-    if every is not None and budget is not None:
-        raise typer.BadParameter("--every checks every n-th call, --budget a share of the time: give one of them")
     if every is not None or budget is not None:  # the command line comes before the environment
         os.environ.pop(environment_variable("every"), None)
         os.environ.pop(environment_variable("budget"), None)
-    options = {
-        "on_divergence": policy,
-        "every": every,
-        "budget": budget,
-        "compiler": compiler,
-        "layout": layout,
-        "ignore": ignore,
-        "gradients": gradients,
-        "localize": localize,
-        "shadow": shadow,
-        "report_dir": report_dir,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: context.params[name] for name in _OPTIONS if context.params[name] is not None}
     parse_options(RunOptions, "numcheck", given)  # so that a message names the option, and not the variable below
     for name, value in given.items():
         os.environ[environment_variable(name)] = str(value)
@@ -99,15 +98,12 @@ def run(
     if as_json:
         print_text(dumps(result.to_dict()))
     else:
-        print(f"\n{result}", file=sys.stderr)  # noqa: T201
+        say(f"\n{result}")
     if json_file is not None:
         write_whole(dumps(result.to_dict()) + "\n", json_file)
     if github:
-        annotations = "\n".join(["", *github_annotations(result.findings)])
-        if as_json:  # stdout has that alone
-            print(annotations, file=sys.stderr)  # noqa: T201
-        else:
-            print_text(annotations)
+        tell = say if as_json else print_text  # stdout has JSON alone
+        tell("\n".join(["", *github_annotations(result.findings)]))
     sys.stdout.flush()
     if status < 0:
         die_by(-status)
@@ -143,3 +139,69 @@ def checking_environment() -> Mapping[str, str]:
     bootstrap = Path(__file__).parents[1] / "program" / "bootstrap"
     known = os.environ.get("PYTHONPATH", "")
     return {ON: "1", "PYTHONPATH": os.pathsep.join([str(bootstrap), *([known] if known else [])])}
+
+
+def record(
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The program and its words; after --.")],
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="A folder for it.")] = Path("recording"),
+    noise_runs: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Runs after it, in eager with random roundings: the noise.")
+    ] = 2,
+    every: Annotated[
+        int | None, typer.Option(metavar="N", help="Beside calls 1 to 16, 32, 64, ... every n-th of each region.")
+    ] = None,
+) -> None:
+    """Record what a program's compiled regions compute, for checked-backend compare.
+
+    The program runs as it is; then again as often as its noise is to be known. For each region and call, checksums and
+    a sample of what goes in and out, and of gradients, are written. The exit code is the program's own.
+    """
+    if any((folder / name).exists() for name in (PLAIN, "noise-1")):
+        raise CheckedBackendError(f"{folder} has a recording already; name another folder with --out")
+    words = [sys.executable, *command] if command[0].endswith(".py") else command
+    if every is not None:
+        os.environ[environment_variable("every")] = str(every)
+    for number in range(noise_runs + 1):
+        place = folder.absolute() / (PLAIN if not number else f"noise-{number}")
+        place.mkdir(parents=True)
+        told = "as it is" if not number else f"with random roundings, {number} of {noise_runs}"
+        say(f"checked-backend: recording the program {told}")
+        status = _run(words, place, noise=number * 1_000_003)
+        if not written_by(place):
+            raise CheckedBackendError(
+                f"the program compiled nothing that ran, so nothing is recorded (exit code {status})"
+            )
+        if status < 0:
+            die_by(-status)
+        if status:
+            sys.exit(status)
+    say(f"checked-backend: recorded in {folder}")
+
+
+def _run(words: list[str], place: Path, *, noise: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="checked_backend_") as marks:
+        added = {
+            **checking_environment(),
+            RUN: marks,
+            environment_variable("record"): str(place),
+            environment_variable("noise"): str(noise),
+        }
+        try:
+            return run_in_foreground(words, {**os.environ, **added})
+        except OSError as error:
+            raise CheckedBackendError(f"{words[0]}: it cannot be started: {error.strerror}") from error
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="The folder of the recording whose noise counts.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The folder of the other recording.")],
+    html: Html = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> Verdict:
+    """Say where recording B first leaves the noise of recording A: another machine, another torch, GPU against CPU."""
+    found = compare_recordings(first, second)
+    if html is not None:
+        write_whole(render_html([found]), html)
+    print_report(found, as_json, verbose=verbose)
+    return found.verdict

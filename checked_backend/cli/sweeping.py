@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from checked_backend.cli.printing import STDOUT, print_text
+from checked_backend.cli.options import AsJson, CompilerOptions, Memory, Words, compiler_options, cores, memory_in_bytes
+from checked_backend.cli.printing import Pages, print_text
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.process.child import default_memory
 from checked_backend.process.interrupt import terminable
 from checked_backend.process.job import JobResources
-from checked_backend.report.write import write_whole
 from checked_backend.runs.data import render_json, render_junit
 from checked_backend.runs.page import render_html
 from checked_backend.runs.results import Results
@@ -29,11 +27,7 @@ from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.settings import Settings
 
-__all__ = ["memory_of", "report_sweep", "sweep"]
-
-_MOST_GIB = 1e6
-
-Words = list[str] | None
+__all__ = ["report_sweep", "sweep"]
 
 
 def sweep(
@@ -59,9 +53,7 @@ def sweep(
         Words,
         typer.Option(metavar="C", help="A backend, or FILE.py:NAME; may be repeated. Default inductor."),
     ] = None,
-    compiler_option: Annotated[
-        Words, typer.Option(metavar="KEY=VALUE", help="Handed to the compiler; may be repeated.")
-    ] = None,
+    compiler_option: CompilerOptions = None,
     optimizer: Annotated[
         str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="In training, step it: Adam, SGD:lr=0.1.")
     ] = None,
@@ -77,9 +69,7 @@ def sweep(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Where no rule says otherwise.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="After which a case is ended.")] = 1800.0,
-    memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="What a case may hold; default four fifths of all, by --jobs.")
-    ] = None,
+    memory: Memory = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Cases at a time.")] = 1,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Of torch for each case; default the cores by --jobs.")
@@ -97,7 +87,7 @@ def sweep(
         bool, typer.Option("--fresh", help="A new Python for each case, not a fork of one that has imported torch.")
     ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Say which cases there are, and run none.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> Verdict | None:
     """Check a whole suite of models, each in a process of its own. Its code is run: trust it.
 
@@ -119,7 +109,7 @@ def sweep(
         timeout=timeout,
         localize=localize,
         optimizer=_optimizer(optimizer),
-        compiler_options=_compiler_options(compiler_option or ()),
+        compiler_options=compiler_options(compiler_option),
     )
     asked = Sweep(
         suites=suites or (),
@@ -134,7 +124,7 @@ def sweep(
         selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),
         rules=load_rules(config or ()),
         jobs=jobs,
-        resources=JobResources(memory_of(memory, jobs), threads or max(1, _cores() // jobs), folder=str(Path.cwd())),
+        resources=JobResources(memory_in_bytes(memory, jobs), threads or cores(jobs), folder=str(Path.cwd())),
         engine=engine,
         address=address,
         rerun=statuses_of(rerun or ()),
@@ -158,31 +148,21 @@ def sweep(
     return summary.verdict
 
 
-def report_sweep(
-    path: Path, since: Path | None, *, html: Path | None, json_file: str | None, junit: Path | None
-) -> Verdict:
-    """Show a sweep, and what changed since an earlier one.
-
-    Args:
-        path: Its folder.
-        since: The folder of the earlier one.
-        html: Where to write an HTML page.
-        json_file: Where to write JSON; ``-`` prints it.
-        junit: Where to write JUnit XML.
+def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
+    """Show the sweep in a folder, and what changed since an earlier one in another.
 
     Raises:
         SuiteError: A folder is not that of a sweep.
     """
     summary = _summary_of(path)
     comparison = None if since is None else compare(_summary_of(since), summary)
-    as_json = None if json_file is None else render_json(summary, comparison)
-    if html is not None:
-        write_whole(render_html(summary, comparison).rstrip("\n") + "\n", html)
-    if junit is not None:
-        write_whole(render_junit(summary), junit)
-    if as_json is not None and json_file != STDOUT:
-        write_whole(as_json + "\n", Path(str(json_file)))
-    print_text(as_json if as_json is not None and json_file == STDOUT else render_text(summary, comparison))
+    printed = pages.write(
+        html=lambda: render_html(summary, comparison),
+        as_json=lambda: render_json(summary, comparison),
+        junit=lambda: render_junit(summary),
+    )
+    if not printed:
+        print_text(render_text(summary, comparison))
     return summary.verdict
 
 
@@ -191,18 +171,10 @@ def _summary_of(path: Path) -> Summary:
         return summarize(results)
 
 
-def _compiler_options(words: Sequence[str]) -> dict[str, Any]:
-    return dict(_parsers().parse_value(word, "--compiler-option") for word in words) if words else {}
-
-
 def _optimizer(text: str | None) -> str | None:
-    if text is not None:
-        _parsers().parse_optimizer(text)  # refuses a misspelt optimizer before anything runs
+    if text is not None:  # refuses a misspelt optimizer before anything runs
+        import_module("checked_backend.checking.target").parse_optimizer(text)
     return text
-
-
-def _parsers() -> Any:
-    return importlib.import_module("checked_backend.checking.target")  # needs torch
 
 
 def _devices(words: Sequence[str]) -> list[str]:
@@ -217,20 +189,3 @@ def _shard(text: str) -> tuple[int, int]:
     if not (which.isdecimal() and many.isdecimal() and 1 <= int(which) <= int(many)):
         raise SuiteError(f"--shard got {text!r}; expected I/N with I from 1 to N, for example 1/4")
     return int(which), int(many)
-
-
-def memory_of(gib: float | None, jobs: int) -> int | None:
-    """The bytes that each of several jobs at a time may hold, of ``--memory`` or of four fifths of all."""
-    if gib is not None:
-        if not 0 < gib < _MOST_GIB:
-            raise SuiteError(f"--memory got {gib}; expected GiB, for example 8")
-        return int(gib * 2**30)
-    there = default_memory()
-    return None if there is None else there // jobs
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux says which cores this process may use
-        return os.cpu_count() or 1

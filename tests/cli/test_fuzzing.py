@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checked_backend.cli import fuzzing
 from checked_backend.fuzz.corpus import Corpus
 from checked_backend.fuzz.drive import FuzzEnd
 from checked_backend.fuzz.planted import CONTROL, FAULTS
@@ -88,18 +88,6 @@ def test_report_shows_groups_with_their_programs(run: Run, tmp_path: Path) -> No
     assert groups[0]["program"]["calls"][0][0] == "torch.neg"
 
 
-def test_report_writes_pages_of_a_fuzz(run: Run, tmp_path: Path) -> None:
-    db = _with_results(tmp_path / "f")
-    names = {form: tmp_path / f"f.{form}" for form in ("html", "junit", "json")}
-    words = [word for form, path in names.items() for word in (f"--{form}", path)]
-    code, out, _ = run("report", db, *words)
-    assert code == 1
-    assert out.startswith("FAIL: inductor on torch 2.13.0")
-    assert names["html"].read_text().startswith("<!DOCTYPE html>")
-    assert "<testsuites>" in names["junit"].read_text()
-    assert json.loads(names["json"].read_text())["verdict"] == "fail"
-
-
 def test_report_refuses_what_a_fuzz_has_not(run: Run, tmp_path: Path) -> None:
     db = _with_results(tmp_path / "f")
     code, _, err = run("report", db, "--run", "1")
@@ -114,10 +102,7 @@ def test_report_refuses_what_a_fuzz_has_not(run: Run, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--compiler", "nothing_of_that_name"), "nothing_of_that_name"),
-        (("--compiler", "planted:nothing"), "planted:logic"),
         (("--compiler", "nothing.py:mine"), "nothing.py: no such file"),
-        (("--dtype", "float8"), "--dtype got 'float8'; expected float32"),
-        (("--time", "soon"), "--time got 'soon'; expected a number of seconds, or 90s, 10m, 2h"),
         (("--seed", str(10**20)), f"--seed got {10**20}; expected a whole number from -2**63 to 2**63 - 1"),
         (("--against", "missing"), "not the folder of a fuzz"),
         (("--generator", "torchfuzz:nowhere"), "no torchfuzz in it"),
@@ -137,7 +122,7 @@ def test_misuse_is_told(
 
 def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    module = fuzzing._later("checked_backend.fuzz.drive")
+    module = import_module("checked_backend.fuzz.drive")
 
     def run_fuzz(what: Any, *_args: Any, **_more: Any) -> FuzzEnd:
         asked.append(what)
@@ -162,7 +147,7 @@ def test_what_another_folder_has_is_known(run: Run, tmp_path: Path, monkeypatch:
         corpus.put(group_of("torch.neg"), program)
         return FuzzEnd(1, 0.0, 0, Counter())
 
-    monkeypatch.setattr(fuzzing._later("checked_backend.fuzz.drive"), "run_fuzz", run_fuzz)
+    monkeypatch.setattr(import_module("checked_backend.fuzz.drive"), "run_fuzz", run_fuzz)
     code, out, _ = run("fuzz", "--out", tmp_path / "new")
     assert (code, "neg (new: " in out) == (1, True), out
     code, out, _ = run("fuzz", "--out", tmp_path / "f", "--against", _with_results(tmp_path / "known"))
@@ -171,7 +156,7 @@ def test_what_another_folder_has_is_known(run: Run, tmp_path: Path, monkeypatch:
 
 def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     results = [Tried("logic", "an operator is wrong", True, 3, 0, "logic: output[0]"), Tried("none", "", False, 25, 1)]
-    module = fuzzing._later("checked_backend.fuzz.selftest")
+    module = import_module("checked_backend.fuzz.selftest")
     monkeypatch.setattr(module, "run_selftest", lambda _place: results)
     code, out, _ = run("selftest")
     assert code == 0
@@ -193,7 +178,7 @@ def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.process
 def test_a_short_selftest_from_the_command_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = fuzzing._later("checked_backend.fuzz.selftest")
+    module = import_module("checked_backend.fuzz.selftest")
     monkeypatch.setattr(module, "FAULTS", {name: FAULTS[name] for name in (CONTROL, "logic", "dies")})
     monkeypatch.setattr(module, "_LETHAL", {"dies": "crash.signal"})
     monkeypatch.setattr(module, "_CONTROL_PROGRAMS", 1)

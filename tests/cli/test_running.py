@@ -377,7 +377,13 @@ def test_a_signal_to_the_command_reaches_the_program(tmp_path: Path, number: str
 MISUSE = {
     "option 'every' got 0": ("--every", "0", "p.py"),
     "q.py: there is no such program": ("q.py",),
-    "--every checks every n-th call, --budget a share of the time": ("--every", "2", "--budget", "0.1", "p.py"),
+    "'every' checks every n-th call, 'budget' as many as a share of the time": (
+        "--every",
+        "2",
+        "--budget",
+        "0.1",
+        "p.py",
+    ),
     "option 'ignore' got 'structur.stride'": ("--ignore", "structur.stride", "p.py"),
     "Did you mean 'alias'?": ("--ignore", "alais", "p.py"),
 }

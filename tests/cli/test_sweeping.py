@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -34,33 +33,6 @@ def one_percent_off(gm, inputs):
 def linear(batch_size=4):
     return torch.nn.Linear(8, 8), (torch.randn(batch_size, 8),)
 """
-
-
-@pytest.mark.process
-def test_a_sweep_from_the_command_line_and_its_report(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "models.py").write_text(MODELS)
-    kept = tmp_path / "s"
-    words = [
-        "sweep",
-        f"python:{tmp_path / 'models.py'}",
-        "--compiler",
-        "one_percent_off",
-        "--out",
-        kept,
-        "--threads",
-        "1",
-    ]
-    code, out, err = run(*words)
-    assert code == 1
-    assert out.startswith(f"FAIL: {kept} (torch ")
-    assert "linear (inference float32 cpu, one_percent_off): logic: output[0]" in out
-    assert "[1/1] fail" in err
-    page = tmp_path / "s.html"
-    code, out, _ = run("report", kept, "--html", page, "--junit", tmp_path / "s.xml", "--json")
-    assert code == 1
-    (case,) = json.loads(out)["cases"]
-    assert case["report"]["verdict"] == "fail"
-    assert "linear" in page.read_text()
 
 
 @pytest.mark.process
@@ -112,10 +84,7 @@ def test_fresh_is_handed_on(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ([], "name a suite: huggingface, timm, python:FILE.py"),
-        (["nonsense"], "suite got 'nonsense'; expected huggingface"),
         (["timm", "--engine", "slurm"], "--engine got 'slurm'; expected local or ray"),
-        (["timm", "--shard", "0/4"], "--shard got '0/4'; expected I/N with I from 1 to N, for example 1/4"),
         (["timm", "--shard", "5/4"], "--shard got '5/4'"),
         (["timm", "--mode", "train"], "--mode got 'train'"),
         (["timm", "--dtype", "int8"], "dtype got 'int8'"),
@@ -125,7 +94,6 @@ def test_fresh_is_handed_on(
         (["timm", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["timm", "--optimizer", "Addam"], "--optimizer got 'Addam', which torch.optim does not have"),
         (["timm", "--compiler-option", "fast"], "--compiler-option got 'fast'; give KEY=VALUE"),
-        (["--merge"], "--merge: name the folders"),
     ],
 )
 def test_misuse(run: Run, tmp_path: Path, words: list[str], why: str) -> None:

@@ -7,14 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from checked_backend.cli import reporting
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.report import Report
-from checked_backend.report.write import read_reports, write_report
+from checked_backend.report.write import write_report
 from tests.support.cli_tools import Run
 
 PASS = Report((), Coverage(checked={"outputs": 1}), "fine")
@@ -76,49 +75,6 @@ def test_json_to_stdout(run: Run, tmp_path: Path, order: str) -> None:
     assert Report.from_json(json.dumps(read["reports"][0]["report"])) == FAIL
 
 
-def test_verbose_and_certificate_and_version(run: Run, tmp_path: Path) -> None:
-    path = write_report(FAIL, tmp_path)
-    _, short, _ = run("report", path)
-    code, full, _ = run("report", path, "-v")
-    assert code == 1
-    assert "Finding 1 of 1: logic, output[0]" in full
-    assert "Finding 1 of 1" not in short
-    code, text, _ = run("report", path, "--certificate")
-    assert code == 1
-    assert "This is no certificate" in text
-    code, text, _ = run("--version")
-    assert (code, text.split()[0]) == (0, "checked-backend")
-
-
-def test_files(run: Run, tmp_path: Path) -> None:
-    write_report(FAIL, tmp_path / "in")
-    html, junit, text = tmp_path / "r.html", tmp_path / "r.xml", tmp_path / "r.json"
-    code, out, _ = run("report", tmp_path / "in", "--html", html, "--json", text, "--junit", junit)
-    assert code == 1
-    assert out.startswith("FAIL: ")
-    assert "<!DOCTYPE html>" in html.read_text()
-    assert ElementTree.parse(junit).getroot().tag == "testsuites"
-    assert json.loads(text.read_text())["verdict"] == "fail"
-    assert read_reports(tmp_path / "in").reports[0].title == "bad"
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["nonsense"], ["report"], ["report", "--json"], ["report", "--bogus"], ["doctor", "extra"]]
-)
-def test_misuse(run: Run, words: list[str]) -> None:
-    code, _, _ = run(*words)
-    assert code == 3
-
-
-def test_missing_path_and_unwritable_file(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("report", tmp_path / "nowhere")
-    assert (code, err) == (3, f"checked-backend: {tmp_path / 'nowhere'}: No such file or directory\n")
-    write_report(PASS, tmp_path)
-    code, _, err = run("report", tmp_path, "--html", tmp_path / "no" / "page.html")
-    assert code == 3
-    assert "No such file or directory" in err
-
-
 def test_internal_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: Path) -> None:
         raise RuntimeError("oops")
@@ -128,13 +84,6 @@ def test_internal_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert code == 3
     assert "RuntimeError: oops" in err
     assert "internal error: this is a bug in checked_backend" in err
-
-
-def test_help(run: Run) -> None:
-    code, out, _ = run("--help")
-    assert code == 0
-    assert "doctor" in out
-    assert run("report", "-h")[0] == 0
 
 
 @pytest.mark.process
@@ -157,11 +106,6 @@ def test_shells_complete_verbs_and_options_without_loading_torch(words: str, com
         check=False,
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, completed, "")
-
-
-def test_completion_can_be_installed(run: Run) -> None:
-    code, out, _ = run("--help")
-    assert (code, "--install-completion" in out) == (0, True)
 
 
 @pytest.mark.parametrize(

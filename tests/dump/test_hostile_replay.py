@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checked_backend.checking import replay
-from checked_backend.cli import apart
+from checked_backend.cli import replaying
 from tests.support.cli_tools import Run
 from tests.support.hostile_tools import call, dumped_relu, forged, node, replayed
 
@@ -144,7 +144,7 @@ def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) ->
 def test_a_process_that_cannot_be_forked_has_another_python_replay(
     run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "_can_fork", lambda: False)
+    monkeypatch.setattr(replaying, "_can_fork", lambda: False)
     honest = forged(original, tmp_path / "honest", [call("r", "op:aten.relu.default", X)])
     code, out, err = run("replay", honest, "--compiler", "eager")
     assert (code, err) == (0, "")

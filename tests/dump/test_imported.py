@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checked_backend._torch.operators import registered_operators
-from checked_backend.cli.apart import _import, _keep_out
+from checked_backend.cli.replaying import _import, _keep_out
 from checked_backend.dump.targets import Trusted, Unresolved, resolve_target
 
 MODULE = """
