@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -24,7 +24,6 @@ from checked_backend.diagnose.workaround.settings import (
     Setting,
     Workaround,
     applicable,
-    flags_not_set,
     operator_fallbacks,
     pass_settings,
     taken_back,
@@ -48,14 +47,6 @@ SEARCH_LIMIT = 75.0
 
 LEAST_REGION_LIMIT = 30.0
 """Seconds that compiling and running the region once more may always take."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The result of one attempt: whether the region could be tried, and what was wrong ("" if nothing was)."""
-
-    tried: bool
-    why: str
 
 
 @dataclass(slots=True)
@@ -109,10 +100,10 @@ class WorkaroundSearch:
 
         def confirmed(setting: Setting) -> bool:
             self.tell(f"trying {setting.name} on the whole region")
-            answer = self._again(resolve_compiler(setting.on(self.options)), setting)
-            if answer.why:
-                refused.append(f"{setting.name} ({answer.why})")
-            return not answer.why
+            _, why = self._again(resolve_compiler(setting.on(self.options)), setting)
+            if why:
+                refused.append(f"{setting.name} ({why})")
+            return not why
 
         limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
         found = find_workaround(case, deadline=limit, confirm=confirmed, costly=costly, oracle=self._wrong_in)
@@ -129,26 +120,21 @@ class WorkaroundSearch:
         Returns:
             The workaround; None if it does not help, or could not be tried.
         """
-        if source is None:
-            self.evidence[EvidenceKey.WORKAROUND] = f"none found: the user's line that calls {op} is not known"
-            return None
-        calls = _calls_from(self.failure.graph, source)
-        if not calls:
-            self.evidence[EvidenceKey.WORKAROUND] = "none found: no call of the region is from that line"
+        calls = [] if source is None else _calls_from(self.failure.graph, source)
+        if source is None or not calls:
+            why = (
+                "no call of the region is from that line" if source else f"the user's line that calls {op} is not known"
+            )
+            self.evidence[EvidenceKey.WORKAROUND] = f"none found: {why}"
             return None
         outer = source_line(calls[0]) or source  # of cond, checkpoint, an autograd.Function, if the line is in a body
         self.tell("trying it with that line outside of the compiler")
-        answer = self._again(without_line(resolve_compiler(self.options), outer))
-        if not answer.tried:
-            self.evidence[EvidenceKey.WORKAROUND] = (
-                f"that line outside of the compiler could not be tried: {answer.why}"
-            )
-            return None
-        if answer.why:
-            self.in_vain = True
-            self.evidence[EvidenceKey.WORKAROUND] = (
-                f"none found: with that line outside of the compiler too, {answer.why}"
-            )
+        tried, why = self._again(without_line(resolve_compiler(self.options), outer))
+        if why:
+            self.in_vain = tried
+            line = "that line outside of the compiler"
+            told = f"none found: with {line} too, {why}" if tried else f"{line} could not be tried: {why}"
+            self.evidence[EvidenceKey.WORKAROUND] = told
             return None
         single = outer == source and len(calls) == 1
         found = keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)
@@ -159,44 +145,45 @@ class WorkaroundSearch:
         """The user's options with the user's mode spelled out."""
         return with_mode_spelled_out(self.failure.options, self.failure.mode)
 
-    def _again(self, compiler: Compiler, setting: Setting | None = None) -> _Attempt:
-        """Try the region with another compiler."""
+    def _again(self, compiler: Compiler, setting: Setting | None = None) -> tuple[bool, str]:
+        """Try the region with another compiler, in a worker if one can be forked: a compiler that dies loses nothing.
+
+        Returns:
+            Whether it could be tried, and what was wrong; "" if nothing was.
+        """
 
         def produce() -> str:
-            return json.dumps(asdict(self._region_rerun(compiler)))
+            return json.dumps(self._region_rerun(compiler))
 
         try:
-            answer = self._apart(produce, setting)
-        except CheckedBackendError as error:
-            return _Attempt(False, str(error).splitlines()[0])
+            if cannot_fork() is None and cannot_differentiate_in_worker() is None:
+                answer = run_in_worker(produce, timeout=max(LEAST_REGION_LIMIT, self.deadline - time.monotonic()))
+            else:
+                with taken_back(setting or Setting("")):
+                    answer = produce()
         except Exception as error:  # the region cannot be run like that
-            return _Attempt(False, f"{type(error).__name__}: {error}".splitlines()[0])
-        if isinstance(answer, str):
-            return _Attempt(**json.loads(answer))
-        return _Attempt(False, f"the process that tried it died: {answer.words}")
-
-    def _apart(self, produce: Callable[[], str], setting: Setting | None) -> str | Death:
-        """Run a function in a worker, if one can be forked: a compiler that dies must not lose what is known."""
-        if cannot_fork() is None and cannot_differentiate_in_worker() is None:
-            return run_in_worker(produce, timeout=max(LEAST_REGION_LIMIT, self.deadline - time.monotonic()))
-        with taken_back(setting or Setting("")):
-            return produce()
+            said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
+            return False, said.splitlines()[0]
+        if isinstance(answer, Death):
+            return False, f"the process that tried it died: {answer.words}"
+        tried, why = json.loads(answer)
+        return tried, why
 
     def _wrong_in(self, case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
         findings = self.oracle(case, timeout)
         return None if findings is None else tuple(wrong_like(self.findings, findings))
 
-    def _region_rerun(self, compiler: Compiler) -> _Attempt:
+    def _region_rerun(self, compiler: Compiler) -> tuple[bool, str]:
         subjects = {finding.subject for finding in wrong_like(self.findings, self.findings)}
         findings = rerun_failure(self.failure, compiler)
         wrong = wrong_like(self.findings, findings)
         for finding in findings:
             about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
             if finding in wrong and finding.subject in subjects:
-                return _Attempt(True, f"{finding.subject} is wrong: {about}")
+                return True, f"{finding.subject} is wrong: {about}"
             if finding.kind is Kind.CRASH:
-                return _Attempt(False, f"it fails: {about}")
-        return _Attempt(True, "")
+                return False, f"it fails: {about}"
+        return True, ""
 
 
 def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
@@ -245,7 +232,7 @@ def find_workaround(
             if found is not None and found.patches.keys() & ABOUT_PASSES:
                 found = search.one_of(pass_settings(_passes_of(case, deadline))) or found
             elif found is None:
-                found = search.first_of([*operator_fallbacks(case), *flags_not_set(process, case)])
+                found = search.first_of([*operator_fallbacks(case), *applicable(process, case)])
     return None if found is None else Workaround(found.name, found.code, found)
 
 

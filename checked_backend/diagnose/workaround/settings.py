@@ -28,7 +28,6 @@ __all__ = [
     "Setting",
     "Workaround",
     "applicable",
-    "flags_not_set",
     "operator_fallbacks",
     "pass_settings",
     "taken_back",
@@ -63,21 +62,16 @@ class Setting:
             lines = [f"torch.{name} = {value!r}" for name, value in self.flags.items()]
             return "\n".join(["import torch", "", _EARLY, *lines])
         if self.fallback is not None:
-            return _fallback_code(self.fallback)
+            return _FALLBACK.format(op=self.fallback)
         patches = self._patches_on(own)
         unwritable = [key for key, value in patches.items() if not is_literal(value)]
         written = {key: value for key, value in patches.items() if key not in unwritable}
-        options = f"{{**own, {repr(written)[1:-1]}}}" if unwritable else repr(written)
-        named = ", ".join(map(repr, unwritable))
-        return "\n".join(
-            [
-                "import torch",
-                "",
-                *([f"own = {{}}  # your own values of {named} belong here"] if unwritable else []),
-                "# where you call torch.compile, with your other arguments; `model` is what you compile",
-                f"model = torch.compile(model, options={options})",
-            ]
-        )
+        options, own_values = repr(written), ""
+        if unwritable:
+            options = f"{{**own, {options[1:-1]}}}"
+            own_values = f"own = {{}}  # your own values of {', '.join(map(repr, unwritable))} belong here\n"
+        where = "# where you call torch.compile, with your other arguments; `model` is what you compile"
+        return f"import torch\n\n{own_values}{where}\nmodel = torch.compile(model, options={options})"
 
     def _patches_on(self, own: Mapping[str, Any]) -> dict[str, Any]:
         patches = {**own, **self.patches}
@@ -119,21 +113,17 @@ class Workaround:
 _EARLY = "# before the first call of a compiled function"
 
 
-def _fallback_code(op: OpOverload) -> str:
-    return "\n".join(
-        [
-            "import torch",
-            "import torch._inductor.decomposition",
-            "import torch._inductor.lowering",
-            "",
-            _EARLY,
-            f'torch.compiler.config.cache_key_tag = "{op} left to eager"  # what was compiled before is compiled anew',
-            f"op = torch.ops.{op}",
-            "torch._inductor.decomposition.decompositions.pop(op, None)",
-            "torch._inductor.decomposition.fast_random_decomps.cache_clear()",
-            "torch._inductor.lowering.make_fallback(op, warn=False)",
-        ]
-    )
+_FALLBACK = f"""\
+import torch
+import torch._inductor.decomposition
+import torch._inductor.lowering
+
+{_EARLY}
+torch.compiler.config.cache_key_tag = "{{op}} left to eager"  # what was compiled before is compiled anew
+op = torch.ops.{{op}}
+torch._inductor.decomposition.decompositions.pop(op, None)
+torch._inductor.decomposition.fast_random_decomps.cache_clear()
+torch._inductor.lowering.make_fallback(op, warn=False)"""
 
 
 @contextmanager
@@ -280,35 +270,29 @@ def together(settings: Sequence[Setting]) -> Setting:
     return Setting(" and ".join(setting.name for setting in settings), patches)
 
 
-def flags_not_set(settings: Sequence[Setting], case: GraphCase) -> list[Setting]:
-    """The settings of the process that this version of torch has, that are not set already, and fit the devices."""
-    devices = _devices(case)
-    return [setting for setting in settings if devices & set(setting.devices) and _differs(setting)]
-
-
-def _differs(setting: Setting) -> bool:
-    try:
-        # "none" is the default
-        return any(attrgetter(name)(torch) not in (value, "none") for name, value in setting.flags.items())
-    except (AttributeError, RuntimeError):  # this version of torch has another name for it
-        return False
-
-
-def _devices(case: GraphCase) -> set[str]:
-    return {value.device.type for value in case.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
-
-
 def applicable(settings: Sequence[Setting], case: GraphCase) -> list[Setting]:
-    """The settings that this version of Inductor has, that are not set like this already, and that fit the devices."""
+    """The settings that this version of torch has, that are not set like this already, and that fit the devices."""
     present = {**inductor_settings(), **case.options.compiler_options}
-    devices = _devices(case)
+    devices = {value.device.type for value in case.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
     return [
         setting
         for setting in settings
-        if setting.patches.keys() <= present.keys()
-        and any(present[key] != value for key, value in setting.patches.items())
-        and (not setting.devices or devices & set(setting.devices))
+        if (not setting.devices or devices & set(setting.devices))
+        and (
+            _flags_differ(setting.flags)
+            if setting.flags
+            else setting.patches.keys() <= present.keys()
+            and any(present[key] != value for key, value in setting.patches.items())
+        )
     ]
+
+
+def _flags_differ(flags: Mapping[str, Any]) -> bool:
+    try:
+        # "none" is the default
+        return any(attrgetter(name)(torch) not in (value, "none") for name, value in flags.items())
+    except (AttributeError, RuntimeError):  # this version of torch has another name for it
+        return False
 
 
 def operator_fallbacks(case: GraphCase) -> Iterator[Setting]:

@@ -26,7 +26,6 @@ from checked_backend.diagnose.workaround.settings import (
     Setting,
     Workaround,
     applicable,
-    flags_not_set,
     operator_fallbacks,
     pass_settings,
     taken_back,
@@ -226,9 +225,9 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     assert found.code.endswith(f"\ntorch.{name} = False")
     assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
-    assert not flags_not_set([Setting("", flags={name: True}, devices=("cpu",))], CASE)
-    assert not flags_not_set([Setting("", flags={name: False}, devices=("cuda",))], CASE)
-    assert not flags_not_set([Setting("", flags={"backends.none.such": False}, devices=("cpu",))], CASE)
+    assert not applicable([Setting("", flags={name: True}, devices=("cpu",))], CASE)
+    assert not applicable([Setting("", flags={name: False}, devices=("cuda",))], CASE)
+    assert not applicable([Setting("", flags={"backends.none.such": False}, devices=("cpu",))], CASE)
     assert any(name in setting.flags for setting in PROCESS)
 
 
@@ -297,7 +296,7 @@ def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> Non
     """With its imports, and with the names and values that this version of Inductor has."""
     codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE)]
     codes += [setting.code for setting in (*operator_fallbacks(CASE), *pass_settings(["some_pass"]))]
-    codes += [setting.code for setting in PROCESS if "cpu" in setting.devices and flags_not_set([setting], CASE)]
+    codes += [setting.code for setting in applicable(PROCESS, CASE)]
     script = tmp_path / "pasted.py"
     script.write_text(
         "import json, sys, warnings\nwarnings.simplefilter('ignore')\nfrom torch import nn\n"
