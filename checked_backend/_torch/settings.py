@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +15,6 @@ __all__ = [
     "backend_flag",
     "changed_settings",
     "default_device",
-    "default_settings",
     "fp32_precision",
     "jit_autocast_off",
     "precision_in_effect",
@@ -82,16 +79,6 @@ def changed_settings() -> dict[str, dict[str, Any]]:
         }
         for module in modules
     }
-
-
-@contextmanager
-def default_settings(names: Mapping[str, Iterable[str]]) -> Iterator[None]:
-    """Set these settings, by module, to their defaults for a block."""
-    with ExitStack() as stack:
-        for module_name, chosen in names.items():
-            module: Any = sys.modules[module_name]
-            stack.enter_context(module.patch({name: copy.copy(module._config[name].default) for name in chosen}))
-        yield
 
 
 @contextmanager

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch import fx
-
 from checked_backend._torch.dynamo import registered_here
-from checked_backend._torch.settings import changed_settings, default_settings
+from checked_backend._torch.settings import changed_settings
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.function_source import Source
-from checked_backend.regions.compile import resolve_compiler
-from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.process_state import ProcessState, following
 from checked_backend.scripts.values import Untranslatable, is_literal
@@ -25,25 +21,31 @@ from checked_backend.scripts.values import Untranslatable, is_literal
 __all__ = [
     "PROCESS_SETTINGS",
     "CompileCode",
-    "Settings",
     "import_root",
     "is_random",
     "matters",
     "process_lines",
-    "settings_that_matter",
     "write_compile",
 ]
 
-_IRRELEVANT = ("cache", "compile_threads", "debug", "log", "trace", "verbose", "worker", "progress", "pgo", "subproc")
+_IRRELEVANT = (
+    "cache",
+    "compile_threads",
+    "debug",
+    "log",
+    "trace",
+    "verbose",
+    "worker",
+    "progress",
+    "pgo",
+    "subproc",
+    "recompile",
+)
 
 
 def matters(setting: str) -> bool:
     """Whether a setting's name has no word by which it changes how compilation goes, and not its result."""
     return not any(word in setting for word in _IRRELEVANT)
-
-
-Settings = Mapping[str, Mapping[str, Any]]
-"""Settings of torch, by the module that has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,10 @@ class CompileCode:
     copied: bool = False
 
 
-def write_compile(program: FailingCase, settings: Settings, *, random: bool | None = None) -> CompileCode:
-    """Write the compile call.
+def write_compile(program: FailingCase, *, random: bool | None = None) -> CompileCode:
+    """Write the compile call, with the settings of torch's compilers that this process has changed.
 
     Args:
-        settings: Settings of the process that the script must have too, by module of torch.
         random: Whether the program is about random numbers; found out if not given.
     """
     options = program.case.options
@@ -83,7 +84,10 @@ def write_compile(program: FailingCase, settings: Settings, *, random: bool | No
         backend = repr(compiler)
     else:
         backend, lines, problem = _imported(compiler)
-    for module, changed in settings.items():
+    for module, found in changed_settings().items():
+        changed = {name: value for name, value in found.items() if matters(name) and is_literal(value)}
+        if not changed:
+            continue
         if module == "torch._inductor.config" and options.compiler == "inductor":
             given = {**changed, **given}
         else:
@@ -101,38 +105,6 @@ def write_compile(program: FailingCase, settings: Settings, *, random: bool | No
 def is_random(program: FailingCase) -> bool:
     """Whether a program draws random numbers, or may do so: found by running it on fake tensors."""
     return find_effects(program.case.graph, program.case.inputs).random
-
-
-def settings_that_matter(case: GraphCase, shows: Callable[[GraphCase], bool]) -> Settings:
-    """Settings of this process that are not torch's defaults, and that the bug needs to show."""
-    left: dict[str, dict[str, Any]] = {
-        module: {name: value for name, value in found.items() if matters(name) and is_literal(value)}
-        for module, found in changed_settings().items()
-    }
-    names = [(module, name) for module, found in left.items() for name in found]
-    if not names or shows(_with_defaults(case, left)):
-        return {}
-    for module, name in names:
-        value = left[module].pop(name)
-        dropped: dict[str, list[str]] = {}
-        for home, other in names:
-            if other not in left[home]:
-                dropped.setdefault(home, []).append(other)
-        if not shows(_with_defaults(case, dropped)):
-            left[module][name] = value
-    return {module: found for module, found in left.items() if found}
-
-
-def _with_defaults(case: GraphCase, names: Mapping[str, Iterable[str]]) -> GraphCase:
-    """The case with a compiler that sets these settings to their defaults first."""
-    chosen = {module: tuple(found) for module, found in names.items()}
-    inner = resolve_compiler(case.options)
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with default_settings(chosen):
-            return inner(gm, example_inputs)
-
-    return replace(case, options=case.options.model_copy(update={"compiler": compiler, "compiler_options": {}}))
 
 
 def _imported(function: Callable[..., Any]) -> tuple[str, list[str], str]:

@@ -18,7 +18,7 @@ from checked_backend.autostart import ON
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.calls import in_float64
-from checked_backend.diagnose.repro.compile_code import CompileCode, Settings, settings_that_matter, write_compile
+from checked_backend.diagnose.repro.compile_code import CompileCode, write_compile
 from checked_backend.diagnose.repro.script import (
     BUG_GONE,
     BUG_THERE,
@@ -53,6 +53,12 @@ class Repro:
     confirmed: bool
     output: str
 
+    @property
+    def doubt(self) -> str:
+        """Why it cannot be relied on, in words; "" if it was confirmed."""
+        last = (self.output.strip().splitlines() or ["nothing"])[-1]
+        return "" if self.confirmed else f"the script does not show it in a fresh process; it said: {last}"
+
 
 def write_repro(
     case: GraphCase,
@@ -62,7 +68,6 @@ def write_repro(
     subject: str,
     kind: Kind,
     source: str | None = None,
-    about: Sequence[str] = (),
     timeout: float = 120,
     oracle: Oracle = verdict_oracle,
     known: Finding | None = None,
@@ -82,20 +87,21 @@ def write_repro(
     """
     program = FailingCase.of(case, subject)
     warm_up(case)
-    finding = None if known is not None else _finding(program.case, subject, kind, oracle, timeout)
+    about = [f"Found at {source}"] if source else []
+
+    def finding_of(case: GraphCase) -> Finding | None:
+        found = oracle(case, timeout) or ()
+        return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
+
+    finding = None if known is not None else finding_of(program.case)
     if finding is not None and is_drowned(finding):
         wide = in_float64(program)
-        there = _finding(wide.case, subject, kind, oracle, timeout)
+        there = finding_of(wide.case)
         if there is not None and not is_drowned(there):
-            program, finding, about = wide, there, [*about, "In float64: in lower precision rounding differs as much."]
-    settings: Settings = {}
-    if finding is not None:  # without a finding nothing tells which settings matter
-        settings = settings_that_matter(
-            program.case, lambda other: _finding(other, subject, kind, oracle, timeout) is not None
-        )
-    compiled = write_compile(program, settings, random=True if kind is Kind.RNG else None)
+            program, finding = wide, there
+            about.append("In float64: in lower precision rounding differs as much.")
+    compiled = write_compile(program, random=True if kind is Kind.RNG else None)
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
-    about = [*([f"Found at {source}"] if source else []), *about]
     return _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
 
 
@@ -168,11 +174,6 @@ def _write_and_run(path: Path, script: Script, timeout: float) -> Repro:
         # a busy machine may have failed to start the process
         confirmed, output = _run(path, timeout)
     return Repro(path, confirmed, output)
-
-
-def _finding(case: GraphCase, subject: str, kind: Kind, oracle: Oracle, timeout: float) -> Finding | None:
-    found = oracle(case, timeout) or ()
-    return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
 
 
 def _took_too_long(output: str) -> bool:

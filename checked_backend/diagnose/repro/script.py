@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ def write_script(
         if not any(f"custom_op({name!r}" in line for line in compile_code.lines):  # the compiler may refer to it
             operators.add_operator(_definition(name))
     if operators.tensors:
-        raise Untranslatable(f"{written.operators[0]} refers to tensors of the running program")
+        raise Untranslatable(f"{next(iter(written.operators))} refers to tensors of the running program")
     first, inputs, saved = _values(dict(zip(written.parameters, program.case.inputs, strict=True)), values_file)
     seed = ["torch.manual_seed(0)"] if is_random(program) else []
     body = [
@@ -207,7 +207,7 @@ def _definition(name: str) -> OperatorDefinition:
     return found
 
 
-def _imports(modules: Sequence[str]) -> list[str]:
+def _imports(modules: Collection[str]) -> list[str]:
     """Import modules of the user's, also where they lie beside the program."""
     roots = {str(root): None for module in modules if module in sys.modules and (root := import_root(module))}
     paths = ["import sys", *(f"sys.path.insert(0, {root!r})" for root in roots)] if roots else []

@@ -14,60 +14,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.fx.graph import inplace_methods, magic_methods
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["IN_PLACE_SIGNS", "SIGNS", "UNARY_SIGNS", "Name", "Spelling", "name_of", "spellings"]
+__all__ = ["IN_PLACE_SIGNS", "SIGNS", "Name", "Spelling", "name_of", "spellings"]
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
-SIGNS: Mapping[Any, str] = MappingProxyType(
-    {
-        operator.add: "+",
-        operator.and_: "&",
-        operator.eq: "==",
-        operator.floordiv: "//",
-        operator.ge: ">=",
-        operator.gt: ">",
-        operator.le: "<=",
-        operator.lshift: "<<",
-        operator.lt: "<",
-        operator.matmul: "@",
-        operator.mod: "%",
-        operator.mul: "*",
-        operator.ne: "!=",
-        operator.or_: "|",
-        operator.pow: "**",
-        operator.rshift: ">>",
-        operator.sub: "-",
-        operator.truediv: "/",
-        operator.xor: "^",
-    }
-)
-"""Functions of two arguments that have a sign."""
+SIGNS: Mapping[Any, str] = {
+    operator.not_: "not {}",
+    **{getattr(operator, name): text for name, text in magic_methods.items() if name != "div"},
+}
+"""How Python writes a function of its ``operator`` module: ``{} + {}``."""
 
-UNARY_SIGNS: Mapping[Any, str] = MappingProxyType(
-    {operator.neg: "-", operator.invert: "~", operator.pos: "+", operator.not_: "not "}
-)
-"""Functions of one argument that have a sign."""
-
-IN_PLACE_SIGNS: Mapping[Any, str] = MappingProxyType(
-    {
-        operator.iadd: "+=",
-        operator.iand: "&=",
-        operator.ifloordiv: "//=",
-        operator.ilshift: "<<=",
-        operator.imatmul: "@=",
-        operator.imod: "%=",
-        operator.imul: "*=",
-        operator.ior: "|=",
-        operator.ipow: "**=",
-        operator.irshift: ">>=",
-        operator.isub: "-=",
-        operator.itruediv: "/=",
-        operator.ixor: "^=",
-    }
-)
+IN_PLACE_SIGNS: Mapping[Any, str] = {getattr(operator, name): text for name, text in inplace_methods.items()}
 """Functions that are statements. They change their first argument and return it."""
 
 
@@ -146,7 +107,7 @@ class Spelling:
     """One way to write a call.
 
     Attributes:
-        text: The function's name, or an operator's sign between two arguments (``" + "``).
+        text: The function's name, or how Python's sign for it is written (``{} + {}``).
         first: Whether it only returns the first of the operator's results.
     """
 
@@ -156,70 +117,24 @@ class Spelling:
     first: bool = False
 
 
-_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "floor_divide": operator.floordiv,
-    "pow": operator.pow,
-    "remainder": operator.mod,
-    "mm": operator.matmul,
-    "bmm": operator.matmul,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "bitwise_and": operator.and_,
-    "bitwise_or": operator.or_,
-    "bitwise_xor": operator.xor,
-    "__rshift__": operator.rshift,
-    "__lshift__": operator.lshift,
+_OPERATORS = {
+    "bitwise_and": "and_",
+    "bitwise_or": "or_",
+    "bitwise_xor": "xor",
+    "bmm": "matmul",
+    "div": "truediv",
+    "floor_divide": "floordiv",
+    "mm": "matmul",
+    "remainder": "mod",
+    "__lshift__": "lshift",
+    "__rshift__": "rshift",
 }
-
-_METHODS = frozenset(
-    [
-        "clamp",
-        "clone",
-        "contiguous",
-        "copy_",
-        "expand",
-        "flatten",
-        "flip",
-        "masked_fill",
-        "permute",
-        "repeat",
-        "reshape",
-        "select",
-        "squeeze",
-        "sum",
-        "t",
-        "transpose",
-        "unfold",
-        "unsqueeze",
-        "view",
-    ]
-)
+"""The name in Python's ``operator`` module, where it is not ATen's."""
 
 _REDUCTIONS = ("none", "mean", "sum")
 
-
-def _group_norm(a: Sequence[Any]) -> Iterator[Spelling]:
-    x, weight, bias, _, _, _, groups, eps = a
-    yield Spelling("F.group_norm", F.group_norm, ([x, groups, weight, bias, eps], {}), first=True)
-
-
-def _batch_norm_frozen(a: Sequence[Any]) -> Iterator[Spelling]:
-    x, weight, bias, mean, var, momentum, eps = a
-    yield Spelling("F.batch_norm", F.batch_norm, ([x, mean, var, weight, bias, False, momentum, eps], {}), first=True)
-
-
-def _batch_norm_no_stats(a: Sequence[Any]) -> Iterator[Spelling]:
-    x, weight, bias, training, momentum, eps = a
-    arguments = [x, None, None, weight, bias, training, momentum, eps]
-    yield Spelling("F.batch_norm", F.batch_norm, (arguments, {}), first=True)
+_Rule = Callable[[Sequence[Any]], Iterator[Spelling]]
+"""Writes an operator's arguments for other functions."""
 
 
 def _convolution(a: Sequence[Any]) -> Iterator[Spelling]:
@@ -236,10 +151,6 @@ def _convolution(a: Sequence[Any]) -> Iterator[Spelling]:
     yield Spelling(f"F.{kind}", function, (short, keywords))
 
 
-def _embedding(a: Sequence[Any]) -> Iterator[Spelling]:
-    yield Spelling("F.embedding", F.embedding, ([a[1], a[0]], {}))
-
-
 def _attention(a: Sequence[Any]) -> Iterator[Spelling]:
     function = F.scaled_dot_product_attention
     yield Spelling("F.scaled_dot_product_attention", function, ([*a[:3]], {}), first=True)
@@ -251,10 +162,6 @@ def _attention(a: Sequence[Any]) -> Iterator[Spelling]:
 def _iota(length: int, *, start: int, step: int, dtype: torch.dtype, **_more: Any) -> Iterator[Spelling]:
     ends = [length] if (start, step) == (0, 1) else [start, start + length * step, *([] if step == 1 else [step])]
     yield Spelling("torch.arange", torch.arange, (ends, {} if dtype is torch.int64 else {"dtype": dtype}))
-
-
-def _to(a: Sequence[Any]) -> Iterator[Spelling]:
-    yield Spelling(".to", torch.Tensor.to, ([*a[:2]], {}))
 
 
 def _index(a: Sequence[Any]) -> Iterator[Spelling]:
@@ -276,46 +183,69 @@ def _select(a: Sequence[Any]) -> Iterator[Spelling]:
         yield Spelling("[]", operator.getitem, ([x, (*[slice(None)] * dim, at)], {}))
 
 
-def _multilabel_margin_loss(a: Sequence[Any]) -> Iterator[Spelling]:
-    keywords = {"reduction": _REDUCTIONS[a[2]]}
-    yield Spelling("F.multilabel_margin_loss", F.multilabel_margin_loss, ([*a[:2]], keywords), first=True)
+def _named(name: str, arguments: Callable[..., Any] = lambda *a: a, *, first: bool = False) -> _Rule:
+    """A function of another name.
 
-
-def _nll_loss(a: Sequence[Any]) -> Iterator[Spelling]:
-    keywords = {"weight": a[2], "ignore_index": a[4], "reduction": _REDUCTIONS[a[3]]}
-    yield Spelling("F.nll_loss", F.nll_loss, ([*a[:2]], keywords), first=True)
-
-
-def _renamed(name: str, *, first: bool = False, count: int | None = None) -> Callable[..., Iterator[Spelling]]:
-    """The same arguments, or the first of them, for a function of another name."""
+    Args:
+        arguments: Makes its arguments of the operator's: positional ones, or a pair of these and a dictionary.
+    """
     home, _, last = name.rpartition(".")
-    function = getattr({"torch": torch, "F": F}[home], last)
-    return lambda a: iter([Spelling(name, function, ([*a[:count]], {}), first=first)])
+    function = getattr({"torch": torch, "F": F, "": torch.Tensor}[home], last)
+
+    def written(a: Sequence[Any]) -> Iterator[Spelling]:
+        given = arguments(*a)
+        args, kwargs = given if isinstance(given[-1], dict) else (given, {})
+        yield Spelling(name, function, ([*args], kwargs), first=first)
+
+    return written
 
 
-_SPECIAL: Mapping[str, Callable[[Sequence[Any]], Iterator[Spelling]]] = {
-    "aten._adaptive_avg_pool2d.default": _renamed("F.adaptive_avg_pool2d"),
-    "aten._fused_dropout.default": _renamed("F.dropout", first=True),
-    "aten._log_softmax.default": _renamed("torch.log_softmax", count=2),
-    "aten._native_batch_norm_legit.no_stats": _batch_norm_no_stats,
-    "aten._native_batch_norm_legit_no_training.default": _batch_norm_frozen,
+_SPECIAL: Mapping[str, _Rule] = {
+    "aten._adaptive_avg_pool2d.default": _named("F.adaptive_avg_pool2d"),
+    "aten._fused_dropout.default": _named("F.dropout", first=True),
+    "aten._log_softmax.default": _named("torch.log_softmax", lambda x, dim, _half: (x, dim)),
+    "aten._native_batch_norm_legit.no_stats": _named(
+        "F.batch_norm",
+        lambda x, weight, bias, training, momentum, eps: (x, None, None, weight, bias, training, momentum, eps),
+        first=True,
+    ),
+    "aten._native_batch_norm_legit_no_training.default": _named(
+        "F.batch_norm",
+        lambda x, weight, bias, mean, var, momentum, eps: (x, mean, var, weight, bias, False, momentum, eps),
+        first=True,
+    ),
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
-    "aten._softmax.default": _renamed("torch.softmax", count=2),
-    "aten._unsafe_view.default": _renamed("torch.reshape"),
+    "aten._softmax.default": _named("torch.softmax", lambda x, dim, _half: (x, dim)),
+    "aten._unsafe_view.default": _named("torch.reshape"),
     "aten.convolution.default": _convolution,
-    "aten.embedding.default": _embedding,
+    "aten.embedding.default": _named("F.embedding", lambda weight, indices, *_: (indices, weight)),
     "aten.index.Tensor": _index,
-    "aten.max_pool2d_with_indices.default": _renamed("F.max_pool2d", first=True),
-    "aten.multi_margin_loss.default": _renamed("F.multi_margin_loss"),
-    "aten.multilabel_margin_loss_forward.default": _multilabel_margin_loss,
-    "aten.native_dropout.default": _renamed("F.dropout", first=True),
-    "aten.native_group_norm.default": _group_norm,
-    "aten.native_layer_norm.default": _renamed("F.layer_norm", first=True),
-    "aten.nll_loss_forward.default": _nll_loss,
+    "aten.max_pool2d_with_indices.default": _named("F.max_pool2d", first=True),
+    "aten.multi_margin_loss.default": _named("F.multi_margin_loss"),
+    "aten.multilabel_margin_loss_forward.default": _named(
+        "F.multilabel_margin_loss",
+        lambda x, target, reduction: ((x, target), {"reduction": _REDUCTIONS[reduction]}),
+        first=True,
+    ),
+    "aten.native_dropout.default": _named("F.dropout", first=True),
+    "aten.native_group_norm.default": _named(
+        "F.group_norm",
+        lambda x, weight, bias, _n, _c, _size, groups, eps: (x, groups, weight, bias, eps),
+        first=True,
+    ),
+    "aten.native_layer_norm.default": _named("F.layer_norm", first=True),
+    "aten.nll_loss_forward.default": _named(
+        "F.nll_loss",
+        lambda x, target, weight, reduction, index: (
+            (x, target),
+            {"weight": weight, "ignore_index": index, "reduction": _REDUCTIONS[reduction]},
+        ),
+        first=True,
+    ),
     "aten.select.int": _select,
     "aten.slice.Tensor": _slice,
-    "aten.split_with_sizes.default": _renamed("torch.split"),
-    "prims.convert_element_type.default": _to,
+    "aten.split_with_sizes.default": _named("torch.split"),
+    "prims.convert_element_type.default": _named(".to"),
 }
 
 
@@ -324,8 +254,9 @@ def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     name = str(target)
     args, kwargs = _without_defaults(target, list(args), dict(kwargs))
     base = target._schema.name.partition("::")[2]
-    if base in _OPERATORS and len(args) == 2 and not kwargs:
-        yield Spelling(f" {SIGNS[_OPERATORS[base]]} ", _OPERATORS[base], (args, {}))
+    function: Any = getattr(operator, _OPERATORS.get(base, base), None)
+    if function in SIGNS and len(args) == 2 and not kwargs:
+        yield Spelling(SIGNS[function], function, (args, {}))
     if name == "aten._to_copy.default":
         yield Spelling(".to", torch.Tensor.to, ([*args, *kwargs.values()], {}))
         yield Spelling(".to", torch.Tensor.to, (args, kwargs))
@@ -334,10 +265,8 @@ def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     if name in _SPECIAL and not kwargs:
         missing = [argument for argument in target._schema.arguments[len(args) :] if not argument.kwarg_only]
         full = [*args, *(argument.default_value for argument in missing)]
-        with contextlib.suppress(IndexError, ValueError):  # other arguments in this version of torch
+        with contextlib.suppress(IndexError, TypeError, ValueError):  # other arguments in this version of torch
             yield from _SPECIAL[name](full)
-    if base in _METHODS:
-        yield Spelling(f".{base}", getattr(torch.Tensor, base), (args, kwargs))
     for text, home, prefix in _HOMES:
         if base.startswith(prefix) and callable(found := getattr(home, base.removeprefix(prefix), None)):
             yield Spelling(f"{text}.{base.removeprefix(prefix)}", found, (args, kwargs))

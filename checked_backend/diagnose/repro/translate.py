@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 
@@ -17,7 +16,6 @@ from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, r
 from checked_backend.diagnose.repro.spelling import (
     IN_PLACE_SIGNS,
     SIGNS,
-    UNARY_SIGNS,
     Spelling,
     name_of,
     spellings,
@@ -26,31 +24,13 @@ from checked_backend.graphs.mode_blocks import block_of, leaves_block
 from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
 from checked_backend.scripts.values import Untranslatable, write_value
 
-__all__ = ["Written", "write_program"]
+__all__ = ["GraphWriter", "write_program"]
 
 _INPUT_NAMES = ("x", "y", "z", "w")
 _BUILT_IN = ("aten", "prims", "quantized", "inductor", "mkldnn")
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A graph as the body of a function.
-
-    Attributes:
-        lines: The body, without indentation; it returns one value, or a tuple of several.
-        imports: Modules that register the operators that are not torch's.
-        imported: Operators that these register, ``namespace::name``.
-        operators: Operators that the main program itself registers.
-    """
-
-    parameters: Sequence[str]
-    lines: Sequence[str]
-    imports: Sequence[str]
-    imported: Sequence[str]
-    operators: Sequence[str]
-
-
-def write_program(program: FailingCase, *, plain: bool) -> Written:
+def write_program(program: FailingCase, *, plain: bool) -> GraphWriter:
     """Write a program.
 
     Args:
@@ -63,22 +43,28 @@ def write_program(program: FailingCase, *, plain: bool) -> Written:
     if plain:
         with contextlib.suppress(Exception):  # a program that raises in eager has no results to compare
             values |= record_values(program)
-    writer = _Writer(program.case.graph, values)
-    lines = writer.body()
+    writer = GraphWriter(program.case.graph, values)
     returned = [writer.text(value) for value in outputs_of(program.case.graph.graph)]
-    if lines and len(returned) == 1 and lines[-1].startswith(f"{returned[0]} = "):
-        lines[-1] = f"return {lines[-1].partition(' = ')[2]}"
+    last = writer.lines[-1] if writer.lines else ""
+    if len(returned) == 1 and last.startswith(f"{returned[0]} = "):
+        writer.lines[-1] = f"return {last.partition(' = ')[2]}"
     else:
-        lines.append(f"return {', '.join(returned)}")
-    return Written(writer.parameters, lines, list(writer.imports), list(writer.imported), list(writer.operators))
+        writer.lines.append(f"return {', '.join(returned)}")
+    return writer
 
 
-class _Writer:
-    """Writes the calls of one graph.
+class GraphWriter:
+    """A graph as the body of a function.
 
     Args:
         values: The values of its nodes in eager, by name; empty to write operators only.
         taken: Names that an enclosing function uses.
+
+    Attributes:
+        lines: The body, without indentation.
+        imports: Modules that register the operators that are not torch's.
+        imported: Operators that these register, ``namespace::name``.
+        operators: Operators that the main program itself registers.
     """
 
     def __init__(self, gm: fx.GraphModule, values: Mapping[str, Any], taken: Collection[str] = ()) -> None:
@@ -94,9 +80,9 @@ class _Writer:
             plain = _INPUT_NAMES[index] if len(places) <= len(_INPUT_NAMES) else f"x{index}"
             self._names[node] = self._free(plain)
         self.parameters = [self._names[node] for node in places]
+        self.lines = self._body()
 
-    def body(self) -> list[str]:
-        """The lines, without the return statement."""
+    def _body(self) -> list[str]:
         lines: list[str] = []
         depth = 0  # of blocks that set modes
         for node in self._module.graph.nodes:
@@ -128,13 +114,12 @@ class _Writer:
         if not isinstance(inner, fx.GraphModule):
             raise Untranslatable(f"{node.name} is {str(node.target)!r}, a {type(inner).__name__}")
         self._names[node] = self._new_name(node)
-        writer = _Writer(inner, {}, self._taken | set(self._names.values()))
-        body = writer.body()
+        writer = GraphWriter(inner, {}, self._taken | set(self._names.values()))
         returned = inner.graph.output_node().args[0]
         self.imports |= writer.imports
         self.imported |= writer.imported
         self.operators |= writer.operators
-        lines = [*body, f"return {writer.text(returned)}"]
+        lines = [*writer.lines, f"return {writer.text(returned)}"]
         return [f"def {self._names[node]}({', '.join(writer.parameters)}):", *(f"    {line}" for line in lines)]
 
     def _statement(self, node: fx.Node) -> str | None:
@@ -146,7 +131,7 @@ class _Writer:
         first = node.args[0] if node.args else None
         if node.target in IN_PLACE_SIGNS and isinstance(first, fx.Node) and _is_tensor(first):
             self._names[node] = self._names[first]
-            return f"{self.text(first)} {IN_PLACE_SIGNS[node.target]} {self.text(node.args[1])}"
+            return IN_PLACE_SIGNS[node.target].format(*map(self.text, node.args))
         return None
 
     def _free(self, base: str) -> str:
@@ -193,10 +178,8 @@ class _Writer:
         target, args = node.target, node.args
         if isinstance(target, str):
             raise Untranslatable(f"{node.name} calls the module {target}, which a script cannot make")
-        if target in SIGNS and len(args) == 2:
-            return f"{self.text(args[0])} {SIGNS[target]} {self.text(args[1])}"
-        if target in UNARY_SIGNS:
-            return f"{UNARY_SIGNS[target]}{self.text(args[0])}"
+        if target in SIGNS:
+            return SIGNS[target].format(*map(self.text, args))
         if target is getattr and len(args) == 2:
             return f"{self.text(args[0])}.{args[1]}"
         name = name_of(target)
@@ -230,8 +213,8 @@ class _Writer:
         args, kwargs = spelling.arguments
         if spelling.text == "[]":
             return f"{self.text(args[0])}[{self._index(args[1])}]"
-        if spelling.text.startswith(" "):
-            return spelling.text.join(map(self.text, args))
+        if "{}" in spelling.text:
+            return spelling.text.format(*map(self.text, args))
         if spelling.text.startswith("."):
             return f"{self.text(args[0])}{spelling.text}({self._arguments(args[1:], kwargs)})"
         return f"{spelling.text}({self._arguments(args, kwargs)})"

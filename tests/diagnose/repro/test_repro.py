@@ -139,7 +139,7 @@ def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
         (module.nameless, "nameless"),
     ):
         options = CheckOptions(compiler=compiler)
-        code = write_compile(replace(program, case=replace(program.case, options=options)), {})
+        code = write_compile(replace(program, case=replace(program.case, options=options)))
         assert code.arguments == f"backend={name}"
         assert code.lines[-1] == f"from wrong_relu import {name.partition('.')[0]}"
         assert not code.problem
@@ -258,6 +258,6 @@ def test_a_float_floor_division_that_inductor_rounds_wrong(tmp_path: Path) -> No
     reduction = reduce(case, subject="output[0]", kind=found[0].kind, deadline=time.monotonic() + 400)
     assert targets(reduction) == ["aten.floor_divide.default"]
     assert reduction.size.elements <= 4
-    repro = write_repro(reduction.case, tmp_path, name="floor", subject=reduction.subject, kind=reduction.kind)
+    repro = write_repro(reduction.case, tmp_path, name="floor", subject=reduction.subject, kind=found[0].kind)
     assert repro.confirmed, repro.output
     assert " // " in repro.path.read_text()

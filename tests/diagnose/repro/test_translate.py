@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.diagnose.repro.spelling import name_of
-from checked_backend.diagnose.repro.translate import Written, write_program
+from checked_backend.diagnose.repro.translate import GraphWriter, write_program
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -38,14 +38,14 @@ def dynamo_graph(function: Callable[..., Any], *inputs: Any, dynamic: bool = Fal
     return found[0]
 
 
-def written(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[Written, FailingCase]:
+def written(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[GraphWriter, FailingCase]:
     gm, given = dynamo_graph(function, *inputs, dynamic=dynamic)
     case = GraphCase(gm, tuple(given), CheckOptions(), dynamic)
     program = FailingCase.of(case, "output[0]")
     return write_program(program, plain=True), program
 
 
-def executed(text: Written, program: FailingCase) -> Any:
+def executed(text: GraphWriter, program: FailingCase) -> Any:
     lines = [
         "import torch",
         "import torch.nn.functional as F",
