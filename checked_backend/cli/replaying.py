@@ -80,7 +80,7 @@ def localize(
 
     def how() -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
-        investigator = import_module("checked_backend.diagnose.investigate").Investigation(complain)
+        investigator = partial(import_module("checked_backend.diagnose.investigate").investigate, tell=complain)
         return {
             "compiler": _loaded_compiler(compiler),
             "seed": seed,

@@ -1,23 +1,18 @@
-"""The results of investigating a failure, and a file that keeps them while the search goes on."""
+"""The results of investigating a failure."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from pydantic import TypeAdapter
 
 from checked_backend.diagnose.localize import Location
-from checked_backend.diagnose.localize.kernel import kernel_of_json
-from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import EvidenceKey, Finding, Kind, NodeError
+from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
 from checked_backend.graphs.source_line import source_line
-from checked_backend.process.worker import Death
-from checked_backend.report.write import write_whole
 
-__all__ = ["DIAGNOSED", "Checkpoint", "Diagnosis"]
+__all__ = ["DIAGNOSED", "Diagnosis"]
 
 DIAGNOSED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
 """Kinds of findings that are investigated."""
@@ -44,8 +39,8 @@ class Diagnosis:
     output: str = ""
     repro_confirmed: bool = True
     workaround_confirmed: bool = True
-    flow: list[dict[str, Any]] = field(default_factory=list)
-    kernel: dict[str, Any] | None = None
+    flow: tuple[NodeError, ...] = ()
+    kernel: Kernel | None = None
     at_fault: str = ""
     evidence: dict[str, str] = field(default_factory=dict)
 
@@ -73,19 +68,14 @@ class Diagnosis:
             EvidenceKey.AT_FAULT: finding.at_fault,
             EvidenceKey.REPRO: "none: run it with backend='debug_interpreter', which writes a script of the operator",
         }
-        return cls(
-            graph=finding.graph,
-            node=finding.node,
-            op=finding.op,
-            source=finding.source,
-            at_fault=finding.at_fault,
-            evidence=evidence,
-        )
+        found = cls(None, finding.graph, finding.node, finding.op, finding.source, evidence=evidence)
+        found.at_fault = finding.at_fault
+        return found
 
     @classmethod
     def from_json(cls, text: str) -> Diagnosis:
         """Read the text that `to_json` wrote."""
-        return cls(**json.loads(text))
+        return TypeAdapter(cls).validate_json(text)
 
     def to_json(self) -> str:
         """The diagnosis as text, for another process."""
@@ -95,57 +85,12 @@ class Diagnosis:
         """A finding with its origin added, if its kind is investigated."""
         if finding.kind not in DIAGNOSED:
             return finding
-        return replace(
-            finding,
-            stage=self.stage,
-            graph=self.graph,
-            node=self.node,
-            op=self.op,
-            source=self.source or finding.source,
-            workaround=self.workaround,
-            repro=self.repro,
-            repro_confirmed=self.repro_confirmed,
-            workaround_confirmed=self.workaround_confirmed,
-            searched=True,
-            at_fault=self.at_fault or finding.at_fault,
-            flow=tuple(NodeError(**{**one, "inputs": tuple(one["inputs"])}) for one in self.flow),
-            kernel=None if self.kernel is None else kernel_of_json(self.kernel),
-            evidence={**finding.evidence, **self.evidence},
-        )
+        members = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "output"}
+        members |= {"source": self.source or finding.source, "at_fault": self.at_fault or finding.at_fault}
+        return replace(finding, **members | {"evidence": {**finding.evidence, **self.evidence}, "searched": True})
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:
         """The findings, each with its origin added. Flow and kernel are those of all, and told with the first."""
         added = [self.added_to(finding) for finding in findings]
         first = next((place for place, one in enumerate(added) if one.flow or one.kernel), None)
         return [one if place == first else replace(one, flow=(), kernel=None) for place, one in enumerate(added)]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Keeps the diagnosis so far on disk, so that it outlives the worker and the process that waits for the worker.
-
-    Attributes:
-        keep: Puts a diagnosis into the report on disk.
-    """
-
-    path: Path
-    keep: Callable[[Diagnosis], None]
-
-    def note(self, found: Diagnosis) -> None:
-        """Write a diagnosis, whole or not at all. A full disk does not end the search."""
-        with contextlib.suppress(OSError):
-            write_whole(found.to_json(), self.path)
-        self.keep(found)
-
-    def after(self, death: Death) -> Diagnosis:
-        """The diagnosis that was known when the worker died.
-
-        Raises:
-            CheckedBackendError: Nothing was known.
-        """
-        if not self.path.exists():
-            raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
-        found = Diagnosis.from_json(self.path.read_text("utf-8"))
-        words = death.words if death.hung else f"the process that looked further died: {death.words}"
-        found.evidence[EvidenceKey.STOPPED] = words
-        return found

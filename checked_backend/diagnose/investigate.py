@@ -6,28 +6,27 @@ may also crash or hang. The user's process waits, and its state does not change.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
-from checked_backend.diagnose.diagnosis import DIAGNOSED, Checkpoint, Diagnosis
+from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.flow import FLOW_LIMIT
 from checked_backend.diagnose.localize.kernel import KERNEL_LIMIT, generated_kernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
-from checked_backend.diagnose.repro import Repro, Untranslatable, write_repro
+from checked_backend.diagnose.repro import Untranslatable, write_repro
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
-from checked_backend.diagnose.workaround.settings import Workaround
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
+from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
@@ -36,8 +35,9 @@ from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.progress import Progress
 from checked_backend.report.session import investigations
+from checked_backend.report.write import write_whole
 
-__all__ = ["Investigation", "investigate"]
+__all__ = ["investigate"]
 
 log = logging.getLogger(__name__)
 
@@ -63,63 +63,63 @@ INTERRUPTED_SCRIPT_LIMIT = 15.0
 """Seconds that a script may take after Ctrl-C."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """The helpers of one investigation.
+def investigate(
+    failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None] | None = None
+) -> Sequence[Finding]:
+    """Find out where findings come from, and add that to them.
 
-    Attributes:
-        tell: Called with each step as it begins. It adds the time left, and raises a Ctrl-C that was lost.
-        say: Like `tell`, without the time.
-        deadline: A `time.monotonic` moment after which nothing more is begun.
+    Ctrl-C ends the investigation with the best result so far.
+
+    Args:
+        tell: Called with each step as it begins, in the worker process. If not given, the user did not ask for it now:
+            the log says what is done, and a line in the terminal how far it is.
+
+    Returns:
+        The findings. Those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
+        ``workaround`` and ``repro`` as could be found out, and the steps that were tried in their evidence.
+
+    Raises:
+        CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
     """
+    if tell is not None:
+        return _investigate_apart(failure, findings, tell)
+    log.log(
+        logging.WARNING if failure.options.progress else logging.INFO,
+        "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
+        "localize=False skips it)",
+    )
+    if not failure.options.progress:
+        return _investigate_apart(failure, findings, log.info)
+    progress = Progress()
+    try:
+        return _investigate_apart(failure, findings, progress)
+    finally:
+        progress.end()
 
-    checkpoint: Checkpoint
-    tell: Callable[[str], None]
-    say: Callable[[str], None]
-    stop: Interruption
-    deadline: float
-    suspects: Collection[tuple[str, str]]
 
+def _investigate_apart(failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None]) -> Sequence[Finding]:
+    """Investigate in a worker process. What is known is kept on disk, so that it outlives the worker."""
+    if not any(finding.kind in DIAGNOSED for finding in findings):
+        return findings
+    # AOT autograd traces forward and backward together
+    here = cannot_fork() or cannot_differentiate_in_worker()
+    causes = investigations().causes
+    with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
+        path = Path(folder) / "found.json"
 
-@dataclass(frozen=True, slots=True)
-class Investigation:
-    """How to investigate.
+        def keep(found: Diagnosis) -> None:
+            with contextlib.suppress(OSError):  # a full disk does not end the search
+                write_whole(found.to_json(), path)
+            failure.keep(found.added_to_all(findings))
 
-    Attributes:
-        tell: Called with each step as it begins, in the worker process.
-    """
-
-    tell: Callable[[str], None] = log.info
-
-    def __call__(self, failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        """Find out where findings come from, and add that to them.
-
-        Ctrl-C ends the investigation with the best result so far.
-
-        Returns:
-            The findings. Those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
-            ``workaround`` and ``repro`` as could be found out, and the steps that were tried in their evidence.
-
-        Raises:
-            CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
-        """
-        if not any(finding.kind in DIAGNOSED for finding in findings):
-            return findings
-        # AOT autograd traces forward and backward together
-        here = cannot_fork() or cannot_differentiate_in_worker()
-        with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
-            checkpoint = Checkpoint(
-                Path(folder) / "found.json", lambda found: failure.keep(found.added_to_all(findings))
-            )
-            causes = investigations().causes
-            work = partial(_work, failure, findings, self, checkpoint, frozenset(causes))
-            limit, patience = _limits(failure)
-            answer = work() if here else run_in_worker(work, timeout=limit, patience=patience)
-            found = checkpoint.after(answer) if isinstance(answer, Death) else Diagnosis.from_json(answer)
-        if found.op is not None and found.stage is not None:
-            causes.add((found.op, found.stage))
-        _write_bug_report(failure, findings, found)
-        return found.added_to_all(findings)
+        work = _Investigation(failure, findings, tell, keep, frozenset(causes)).run
+        limit, patience = _limits(failure)
+        answer = work() if here else run_in_worker(work, timeout=limit, patience=patience)
+        found = _known_at(path, answer) if isinstance(answer, Death) else Diagnosis.from_json(answer)
+    if found.op is not None and found.stage is not None:
+        causes.add((found.op, found.stage))
+    _write_bug_report(failure, findings, found)
+    return found.added_to_all(findings)
 
 
 def _limits(failure: Failure) -> tuple[float, float]:
@@ -128,265 +128,230 @@ def _limits(failure: Failure) -> tuple[float, float]:
     return limit, min(PATIENCE, limit / 4)
 
 
-def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Investigate a failure for the backend, whose user did not ask for it now. See `Investigation`."""
-    log.log(
-        logging.WARNING if failure.options.progress else logging.INFO,
-        "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
-        "localize=False skips it)",
-    )
-    if not failure.options.progress:
-        return Investigation()(failure, findings)
-    progress = Progress()
-    try:
-        return Investigation(progress)(failure, findings)
-    finally:
-        progress.end()
+def _known_at(path: Path, death: Death) -> Diagnosis:
+    """What was known when the worker died.
 
-
-def _work(
-    failure: Failure,
-    findings: Sequence[Finding],
-    how: Investigation,
-    checkpoint: Checkpoint,
-    suspects: Collection[tuple[str, str]],
-) -> str:
-    limit, patience = _limits(failure)
-    deadline = time.monotonic() + limit - patience
-    seconds = limit - min(TELLING, patience / 2)
-    end = time.monotonic() + seconds
-    stop = Interruption()
-
-    def say(text: str) -> None:
-        stop.check()
-        how.tell(text)
-
-    def tell(text: str) -> None:
-        say(f"{text}, at most {max(0.0, end - time.monotonic()):.0f} s left")
-
-    before = RngState.capture(tuple(failure.rng.cuda))  # if no process can be forked, this is the user's state
-    try:
-        with without_compile_caches(), stop.awaited(seconds):
-            context = _Context(checkpoint, tell, say, stop, deadline, suspects)
-            return _investigated(failure, findings, context).to_json()
-    finally:
-        before.restore()
-
-
-def _investigated(failure: Failure, findings: Sequence[Finding], context: _Context) -> Diagnosis:
-    traced = wrong_metadata(failure, findings)
-    if traced is not None:
-        return Diagnosis.of_traced(traced)
-    last = Diagnosis(evidence={EvidenceKey.LOCALIZATION: "no stage was found to be wrong yet"})
-
-    def known(location: Location) -> None:
-        nonlocal last
-        last = Diagnosis.of(location)
-        context.checkpoint.note(last)
-
-    too_slow = 0
-
-    def oracle(case: GraphCase) -> Sequence[Finding]:
-        nonlocal too_slow
-        context.stop.check()
-        found = [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
-        too_slow += any(finding.detail == "crash.hang" for finding in found)
-        return found
-
-    def gross_errors(case: GraphCase) -> Sequence[Finding]:
-        context.stop.check()
-        return gross_error_oracle(case, CASE_LIMIT) or ()
-
-    try:
-        location = locate(
-            failure,
-            findings,
-            oracle,
-            context.tell,
-            gross=gross_errors,
-            known=known,
-            suspects=context.suspects,
-        )
-    except KeyboardInterrupt:
-        last.evidence[EvidenceKey.STOPPED] = context.stop.why
-        return _with_unjudged(last, too_slow)
-    known(location)
-    found = _with_unjudged(Diagnosis.of(location), too_slow)
-    search = _Search(failure, findings, location, found, context)
-    try:
-        for reached in search.steps():
-            context.checkpoint.note(reached)
-    except KeyboardInterrupt:
-        found.evidence[EvidenceKey.STOPPED] = context.stop.why
-    except Exception as error:  # the operator is known; a later failure must not lose it
-        found.evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
+    Raises:
+        CheckedBackendError: Nothing was known.
+    """
+    if not path.exists():
+        raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
+    found = Diagnosis.from_json(path.read_text("utf-8"))
+    words = death.words if death.hung else f"the process that looked further died: {death.words}"
+    found.evidence[EvidenceKey.STOPPED] = words
     return found
 
 
-def _with_unjudged(found: Diagnosis, too_slow: int) -> Diagnosis:
-    """A diagnosis that says how many programs could not be judged: what is found right may be wrong in them."""
-    if too_slow:
-        before = found.evidence.get(EvidenceKey.LOCALIZATION, "")
-        note = f"{too_slow} of the parts that were tried took longer than {CASE_LIMIT:g} s and could not be judged"
-        found.evidence[EvidenceKey.LOCALIZATION] = f"{before}; {note}" if before else note
-    return found
+@dataclass(slots=True)
+class _Investigation:
+    """The steps of an investigation, in the process that does them.
 
-
-@dataclass(frozen=True, slots=True)
-class _Reduced:
-    case: GraphCase
-    subject: str
-    kind: Kind
-    interrupted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """The steps after the operator is known: reduce, write a script, look for a workaround."""
+    Attributes:
+        keep: Puts the diagnosis so far on disk.
+        suspects: Operators that were found in other regions, each with the stage.
+        deadline: A `time.monotonic` moment after which nothing more is begun.
+        end: The moment at which it is stopped.
+        too_slow: How many cases could not be judged in time.
+    """
 
     failure: Failure
     findings: Sequence[Finding]
-    location: Location
-    found: Diagnosis
-    context: _Context
+    told: Callable[[str], None]
+    keep: Callable[[Diagnosis], None]
+    suspects: Collection[tuple[str, str]]
+    stop: Interruption = field(default_factory=Interruption)
+    deadline: float = 0.0
+    end: float = 0.0
+    too_slow: int = 0
+    found: Diagnosis = field(default_factory=Diagnosis)
 
-    @property
-    def evidence(self) -> dict[str, str]:
-        """The steps that were tried, for people."""
-        return self.found.evidence
-
-    def steps(self) -> Iterator[Diagnosis]:
-        """Do the steps. The diagnosis so far is given after each of them."""
-        if self.location.again:
-            self.evidence[EvidenceKey.REPRO] = "see the other region, in which this operator was found first"
-            yield self.found
-            return
-        reduced = None
-        if self.location.cut is None:
-            self.evidence[EvidenceKey.REPRO] = "none: no part of the region was found to be wrong by itself"
-        else:
-            reduced = self._reduced(self.location.cut)
-            yield self.found
-            repro = self._repro(reduced)
-            if repro is not None:
-                self.found.repro, self.found.output = str(repro.path), repro.output
-                self.found.repro_confirmed = repro.confirmed
-        yield self.found
-        if reduced is not None and reduced.interrupted:
-            self.evidence[EvidenceKey.SETTINGS] = f"not tried: stopped {self.context.stop.why}"
-            self.evidence[EvidenceKey.STOPPED] = self.context.stop.why
-            return
-        workaround = self._workaround(reduced)
-        self.found.workaround = None if workaround is None else workaround.code
-        yield self.found
-        self.found.flow = [asdict(one) for one in self._flow()]
-        yield self.found
-        kernel = self._kernel()
-        self.found.kernel = None if kernel is None else asdict(kernel)
-        yield self.found
-
-    def _flow(self) -> Sequence[NodeError]:
-        if self.location.flow is None or time.monotonic() + FLOW_LIMIT > self.context.deadline:
-            return ()
-        self.context.tell("measuring how the error goes on through the graph")
+    def run(self) -> str:
+        """Investigate. Returns the diagnosis as text."""
+        limit, patience = _limits(self.failure)
+        seconds = limit - min(TELLING, patience / 2)
+        self.deadline, self.end = time.monotonic() + limit - patience, time.monotonic() + seconds
+        before = RngState.capture(tuple(self.failure.rng.cuda))  # if no process can be forked, this is the user's state
         try:
-            return self.location.flow()
-        except Exception as error:  # a report without this picture says the same
-            log.debug("no flow: %s", error)
-            return ()
+            with without_compile_caches(), self.stop.awaited(seconds):
+                self._run()
+        finally:
+            before.restore()
+        return self.found.to_json()
 
-    def _kernel(self) -> Kernel | None:
-        """The generated code of the operator. Where there is none, the evidence says why."""
-        why, found = "", None
-        graph, node = self.location.graph, self.location.node
-        if self.failure.options.compiler != "inductor":
-            why = "only Inductor hands out the code that it generates"
-        elif self.location.stage != "compiled":
-            why = f"the error is made before code is generated, at the stage {self.location.stage}"
-        elif graph is None or node is None:
-            why = "no operator was named"
-        elif time.monotonic() + KERNEL_LIMIT > self.context.deadline:
-            why = "no time was left to compile the region again"
+    def _run(self) -> None:
+        traced = wrong_metadata(self.failure, self.findings)
+        if traced is not None:
+            self.found = Diagnosis.of_traced(traced)
+            return
+        self.found.evidence[EvidenceKey.LOCALIZATION] = "no stage was found to be wrong yet"
+        location: Location | None = None
+        try:
+            location = locate(
+                self.failure,
+                self.findings,
+                self._failing,
+                self._tell,
+                gross=self._grossly_wrong,
+                known=self._locate,
+                suspects=self.suspects,
+            )
+        except KeyboardInterrupt:
+            self.found.evidence[EvidenceKey.STOPPED] = self.stop.why
         else:
-            self.context.tell("compiling the region once more, for the generated code of the operator")
-            try:
-                found = generated_kernel(self.failure, graph, node.name)
-            except Exception as error:  # a report without it says the same
-                said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
-                why = (said.splitlines() or ["?"])[0]
-        if why:
-            self.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
+            self._locate(location)
+        if self.too_slow:  # what is found right may be wrong in them
+            before = self.found.evidence.get(EvidenceKey.LOCALIZATION)
+            parts = f"{self.too_slow} of the parts that were tried took longer than {CASE_LIMIT:g} s"
+            told = [before] if before else []
+            self.found.evidence[EvidenceKey.LOCALIZATION] = "; ".join([*told, f"{parts} and could not be judged"])
+        if location is None:
+            return
+        try:
+            self._explain(location)
+        except KeyboardInterrupt:
+            self.found.evidence[EvidenceKey.STOPPED] = self.stop.why
+        except Exception as error:  # the operator is known; a later failure must not lose it
+            self.found.evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _say(self, text: str) -> None:
+        """Tell of a step as it begins, and raise a Ctrl-C that was lost."""
+        self.stop.check()
+        self.told(text)
+
+    def _tell(self, text: str) -> None:
+        self._say(f"{text}, at most {max(0.0, self.end - time.monotonic()):.0f} s left")
+
+    def _locate(self, location: Location) -> None:
+        self.found = Diagnosis.of(location)
+        self.keep(self.found)
+
+    def _failing(self, case: GraphCase) -> Sequence[Finding]:
+        self.stop.check()
+        found = [finding for finding in verdict_oracle(case, CASE_LIMIT) or () if finding.kind.fails]
+        self.too_slow += any(finding.detail == "crash.hang" for finding in found)
         return found
 
-    @property
-    def _oracle(self) -> Oracle:
-        return gross_error_oracle if self.location.gross else verdict_oracle
+    def _grossly_wrong(self, case: GraphCase) -> Sequence[Finding]:
+        self.stop.check()
+        return gross_error_oracle(case, CASE_LIMIT) or ()
 
-    def _reduced(self, cut: Cut) -> _Reduced:
-        whole = _Reduced(cut.case, cut.finding.subject, cut.finding.kind)
+    def _explain(self, location: Location) -> None:
+        """The steps after the operator is known: reduce, write a script, look for a workaround, an explanation."""
+        found = self.found
+        if location.again:
+            found.evidence[EvidenceKey.REPRO] = "see the other region, in which this operator was found first"
+            return
+        small, interrupted = location.cut, False
+        if small is None:
+            found.evidence[EvidenceKey.REPRO] = "none: no part of the region was found to be wrong by itself"
+        else:
+            small, interrupted = self._reduce(location, small)
+            self.keep(found)
+            self._write_script(location, small, interrupted)
+        self.keep(found)
+        if interrupted:
+            found.evidence[EvidenceKey.SETTINGS] = f"not tried: stopped {self.stop.why}"
+            found.evidence[EvidenceKey.STOPPED] = self.stop.why
+            return
+        self._find_workaround(location, small)
+        self.keep(found)
+        self._measure_flow(location)
+        self.keep(found)
+        if why := self._find_kernel(location):
+            found.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
+
+    def _reduce(self, location: Location, cut: Cut) -> tuple[Cut, bool]:
+        """A smaller case, and whether Ctrl-C ended the search for it."""
+        evidence, finding = self.found.evidence, cut.finding
         if cut.case.cotangents is not None:
-            self.evidence[EvidenceKey.REDUCED] = "no: only programs without gradients are reduced"
-            return whole
+            evidence[EvidenceKey.REDUCED] = "no: only programs without gradients are reduced"
+            return cut, False
         reduction = reduce(
             cut.case,
-            subject=cut.finding.subject,
-            kind=cut.finding.kind,
-            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.context.deadline),
-            progress=lambda progress: self.context.say(f"making it smaller: {progress}"),
-            oracle=exception_oracle if cut.finding.kind is Kind.EXCEPTION else self._oracle,
+            subject=finding.subject,
+            kind=finding.kind,
+            deadline=min(time.monotonic() + REDUCTION_LIMIT, self.deadline),
+            progress=lambda progress: self._say(f"making it smaller: {progress}"),
+            oracle=exception_oracle if finding.kind is Kind.EXCEPTION else _oracle_of(location),
         )
         stopped = reduction.stopped == "interrupted"
         if stopped:
-            self.context.stop.heard()
-            self.context.say("stopped: writing down the best so far; Ctrl-C again ends it at once")
+            self.stop.heard()
+            self._say("stopped: writing down the best so far; Ctrl-C again ends it at once")
         if not reduction.shown and not stopped:
-            self.evidence[EvidenceKey.REDUCED] = "no: it did not show again in a process of its own"
-            return whole
-        self.evidence[EvidenceKey.REDUCED] = (
+            evidence[EvidenceKey.REDUCED] = "no: it did not show again in a process of its own"
+            return cut, False
+        evidence[EvidenceKey.REDUCED] = (
             f"to {reduction.size}; {reduction.tried} program{'s' * (reduction.tried != 1)} tried, {reduction.stopped}"
         )
-        return _Reduced(reduction.case, reduction.subject, reduction.kind, stopped)
+        return replace(cut, case=reduction.case, finding=replace(finding, subject=reduction.subject)), stopped
 
-    def _repro(self, reduced: _Reduced) -> Repro | None:
-        cut = self.location.cut
-        if reduced.case.cotangents is not None:
-            self.evidence[EvidenceKey.REPRO] = "none: a script of a part with its gradients is not written"
-            return None
-        self.context.tell("writing a script and running it in a fresh process")
-        name = f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
+    def _write_script(self, location: Location, small: Cut, interrupted: bool) -> None:
+        found, finding = self.found, small.finding
+        if small.case.cotangents is not None:
+            found.evidence[EvidenceKey.REPRO] = "none: a script of a part with its gradients is not written"
+            return
+        self._tell("writing a script and running it in a fresh process")
+        limit = max(LEAST_SCRIPT_LIMIT, (self.deadline - time.monotonic()) / 2)  # it may take two runs
         try:
             repro = write_repro(
-                reduced.case,
+                small.case,
                 self.failure.options.report_dir,
-                name=name,
-                subject=reduced.subject,
-                kind=reduced.kind,
-                source=self.found.source,
-                timeout=INTERRUPTED_SCRIPT_LIMIT if reduced.interrupted else self._script_limit,
-                oracle=self._oracle,
-                known=cut.finding if cut is not None and reduced.kind is Kind.EXCEPTION else None,
+                name=f"{(found.op or 'region').removeprefix('aten.')}-{this_moment()}",
+                subject=finding.subject,
+                kind=finding.kind,
+                source=found.source,
+                timeout=INTERRUPTED_SCRIPT_LIMIT if interrupted else limit,
+                oracle=_oracle_of(location),
+                known=finding if finding.kind is Kind.EXCEPTION else None,
             )
         except (Untranslatable, OSError) as error:
-            self.evidence[EvidenceKey.REPRO] = f"none: {error}"
-            return None
-        if not repro.confirmed:
-            last = (repro.output.strip().splitlines() or ["nothing"])[-1]
-            self.evidence[EvidenceKey.REPRO] = f"the script does not show it in a fresh process; it said: {last}"
-        return repro
+            found.evidence[EvidenceKey.REPRO] = f"none: {error}"
+            return
+        found.repro, found.output, found.repro_confirmed = str(repro.path), repro.output, repro.confirmed
+        if repro.doubt:
+            found.evidence[EvidenceKey.REPRO] = repro.doubt
 
-    @property
-    def _script_limit(self) -> float:
-        return max(LEAST_SCRIPT_LIMIT, (self.context.deadline - time.monotonic()) / 2)  # it may take two runs
-
-    def _workaround(self, reduced: _Reduced | None) -> Workaround | None:
-        oracle, tell = self._oracle, self.context.tell
-        search = WorkaroundSearch(self.failure, self.findings, oracle, self.context.deadline, tell, self.evidence)
-        op = None if self.location.node is None else self.found.op
+    def _find_workaround(self, location: Location, small: Cut | None) -> None:
+        oracle, evidence = _oracle_of(location), self.found.evidence
+        search = WorkaroundSearch(self.failure, self.findings, oracle, self.deadline, self._tell, evidence)
+        op = None if location.node is None else self.found.op
         # if eager raises, there are no results to compare the small program with
-        case = None if reduced is None or reduced.kind is Kind.EXCEPTION else reduced.case
-        found = search.first(case, op, self.found.source)
-        self.found.workaround_confirmed = found is not None or not search.in_vain
-        return found
+        case = None if small is None or small.finding.kind is Kind.EXCEPTION else small.case
+        workaround = search.first(case, op, self.found.source)
+        self.found.workaround = None if workaround is None else workaround.code
+        self.found.workaround_confirmed = workaround is not None or not search.in_vain
+
+    def _measure_flow(self, location: Location) -> None:
+        if location.flow is None or time.monotonic() + FLOW_LIMIT > self.deadline:
+            return
+        self._tell("measuring how the error goes on through the graph")
+        try:
+            self.found.flow = location.flow()
+        except Exception as error:  # a report without this picture says the same
+            log.debug("no flow: %s", error)
+
+    def _find_kernel(self, location: Location) -> str:
+        """Find the generated code of the operator. Returns why there is none."""
+        if self.failure.options.compiler != "inductor":
+            return "only Inductor hands out the code that it generates"
+        if location.stage != "compiled":
+            return f"the error is made before code is generated, at the stage {location.stage}"
+        if location.graph is None or location.node is None:
+            return "no operator was named"
+        if time.monotonic() + KERNEL_LIMIT > self.deadline:
+            return "no time was left to compile the region again"
+        self._tell("compiling the region once more, for the generated code of the operator")
+        try:
+            self.found.kernel = generated_kernel(self.failure, location.graph, location.node.name)
+        except Exception as error:  # a report without it says the same
+            said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
+            return (said.splitlines() or ["?"])[0]
+        return ""
+
+
+def _oracle_of(location: Location) -> Oracle:
+    return gross_error_oracle if location.gross else verdict_oracle
 
 
 def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diagnosis) -> None:

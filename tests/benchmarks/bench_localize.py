@@ -149,7 +149,7 @@ def main() -> None:
     print("the operator:", run_in_worker(alone, timeout=600))
     clock.mark("operator named and cut out")
     clock = Clock()
-    [first, *_] = investigate.Investigation(clock.mark)(failure, findings)
+    [first, *_] = investigate.investigate(failure, findings, clock.mark)
     clock.mark("all done")
     print(f"op {first.op}, {first.evidence.get('reduced')}, repro {first.repro}, workaround {first.workaround}")
     print("repro confirmed:", first.repro_confirmed)

@@ -83,7 +83,7 @@ def main() -> None:
     table.add_row("reduce", f"{reduced:.1f}", f"{cpu_seconds() - used:.1f}", result)
     with tempfile.TemporaryDirectory() as folder:
         began, used = time.monotonic(), cpu_seconds()
-        repro = write_repro(reduction.case, Path(folder), name="bench", subject=reduction.subject, kind=reduction.kind)
+        repro = write_repro(reduction.case, Path(folder), name="bench", subject=reduction.subject, kind=Kind.LOGIC)
         wrote = time.monotonic() - began
         lines = len(repro.path.read_text().splitlines())
     result = f"{'confirmed' if repro.confirmed else 'NOT CONFIRMED'}, {lines} lines"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from checked_backend.diagnose import investigate as module
 from checked_backend.diagnose.localize import Location
-from checked_backend.diagnose.reduce import ReductionProgress
+from checked_backend.diagnose.reduce.problem import Size
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults
@@ -259,15 +260,15 @@ def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: p
 @pytest.mark.ci_sample
 def test_ctrl_c_that_was_swallowed_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where it hits a destructor: the next step raises it again. No settings are tried after it."""
-    original = ReductionProgress.__str__
+    original, shown = Size.__str__, count()
 
-    def presses(progress: ReductionProgress) -> str:
-        if progress.tried == 2:
+    def presses(size: Size) -> str:
+        if next(shown) == 2:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-        return original(progress)
+        return original(size)
 
-    monkeypatch.setattr(ReductionProgress, "__str__", presses)
+    monkeypatch.setattr(Size, "__str__", presses)
     wrong = faults.wrong_operator("aten.relu.default", how="aot")
     [finding] = report_of(tmp_path, inference, compiler=wrong).findings
     assert finding.op == "aten.relu.default"

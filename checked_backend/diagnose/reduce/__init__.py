@@ -1,6 +1,5 @@
 """After a failure: how small? Reduce a program that goes wrong."""
 
-from checked_backend.diagnose.reduce.problem import ReductionProgress
 from checked_backend.diagnose.reduce.sequence import Reduction, reduce
 
-__all__ = ["Reduction", "ReductionProgress", "reduce"]
+__all__ = ["Reduction", "reduce"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx
@@ -18,10 +16,13 @@ from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.numerics.bits import with_memory
+from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.scripts.values import form_of
 
-__all__ = ["OutOfTime", "Problem", "ReductionProgress", "Size"]
+__all__ = ["OutOfTime", "Problem", "Size"]
+
+_T = TypeVar("_T")
 
 VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 """Kinds of findings about values. If all values agree, there is no such finding."""
@@ -44,8 +45,7 @@ def _sign(finding: Finding) -> tuple[str, str]:
     return finding.detail, f"{finding.expected} {finding.actual}" if raised else ""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Size:
+class Size(NamedTuple):
     """Smaller is simpler; compared from the first field to the last.
 
     Attributes:
@@ -73,7 +73,7 @@ class Size:
     @property
     def structure(self) -> tuple[int, ...]:
         """The fields about how large the program is, without those about how plain it is."""
-        return (self.calls, self.outputs, self.dynamic, self.inputs, self.elements)
+        return self[:5]
 
     def __str__(self) -> str:
         parts = (self.calls, "call"), (self.inputs, "input"), (self.elements, "element")
@@ -101,19 +101,15 @@ def measure_size(program: FailingCase) -> Size:
     )
 
 
-def fingerprint(program: FailingCase) -> str:
-    """A digest of everything that decides what a program does, apart from its compiler."""
-    digest = hashlib.sha256(program.case.graph.code.encode())
-    digest.update(f"{program.subject} {program.case.dynamic}".encode())
-    for value in program.case.inputs:
-        if not isinstance(value, torch.Tensor):
-            digest.update(repr(value).encode())
-            continue
-        digest.update(f"{value.dtype} {value.device} {tuple(value.shape)} {value.stride()}".encode())
-        data = with_memory(value.detach()).contiguous().cpu()
-        if data.numel():
-            digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def _identity(program: FailingCase) -> Hashable:
+    """Everything that decides what a program does, apart from its compiler."""
+    values = [
+        (value.dtype, value.device, value.shape, value.stride(), fingerprint(with_memory(value.detach())))
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+        for value in program.case.inputs
+    ]
+    return (program.case.graph.code, program.subject, program.case.dynamic, *values)
 
 
 def _unusual(dtype: torch.dtype) -> int:
@@ -142,24 +138,12 @@ def _argument_size(node: fx.Node) -> int:
     return sum(1 if leaf in (0, None) else 1 + len(str(leaf)) for leaf in _leaves(node))
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionProgress:
-    """How far a reduction is. ``str()`` is a line for people."""
-
-    step: str
-    tried: int
-    size: Size
-    seconds_left: float
-
-    def __str__(self) -> str:
-        return f"{self.size}, {self.tried} tried, {self.step}, at most {max(0.0, self.seconds_left):.0f} s left"
-
-
 class Problem:
     """The smallest program so far that goes wrong in the same way.
 
     Args:
         deadline: A `time.monotonic` moment after which nothing is tried.
+        progress: Called before each program that is tried, with a line for people.
         screen: Tells in advance which cases cannot go wrong.
     """
 
@@ -169,7 +153,7 @@ class Problem:
         kind: Kind,
         deadline: float,
         *,
-        progress: Callable[[ReductionProgress], None] | None = None,
+        progress: Callable[[str], None] = lambda _line: None,
         oracle: Oracle = verdict_oracle,
         screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_cases,
     ) -> None:
@@ -181,26 +165,17 @@ class Problem:
         self._progress = progress
         self._oracle = oracle
         self._screen = screen
-        self._size = measure_size(program)
+        self.size = measure_size(program)
         self._signs: set[tuple[str, str]] = set()
-        self._rejected: set[str] = set()
+        self._rejected: set[Hashable] = set()
         self._timeout = 10 * MIN_TIMEOUT_S
         self._races = has_race(program)
 
-    @property
-    def size(self) -> Size:
-        """The size of the smallest program so far."""
-        return self._size
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the deadline."""
-        return self._deadline - time.monotonic()
-
     def _timeout_left(self) -> float:
-        if self.seconds_left <= 0:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
             raise OutOfTime
-        return min(self._timeout, self.seconds_left)
+        return min(self._timeout, left)
 
     def is_interesting(self, program: FailingCase) -> bool:
         """Whether a program goes wrong as wanted, checked anew.
@@ -209,8 +184,8 @@ class Problem:
             OutOfTime: The deadline has passed, or passed while it was checked.
         """
         timeout = self._timeout_left()
-        if self._progress is not None:
-            self._progress(ReductionProgress(self.step, self.tried, self._size, self.seconds_left))
+        left = self._deadline - time.monotonic()
+        self._progress(f"{self.size}, {self.tried} tried, {self.step}, at most {max(0.0, left):.0f} s left")
         self.tried += 1
         began = time.monotonic()
         found = self._oracle(program.case, timeout) or ()
@@ -229,17 +204,17 @@ class Problem:
         A program with an undefined result is not accepted, unless the original program has one.
         """
         size = measure_size(candidate)
-        if not size < self._size:
+        if not size < self.size:
             return False
         if not self._races and has_race(candidate):
             return False
-        digest = fingerprint(candidate)
-        if digest in self._rejected:
+        identity = _identity(candidate)
+        if identity in self._rejected:
             return False
         if not self.is_interesting(candidate):
-            self._rejected.add(digest)
+            self._rejected.add(identity)
             return False
-        self.best, self._size = candidate, size
+        self.best, self.size = candidate, size
         return True
 
     def screened(self, candidates: Sequence[FailingCase]) -> list[FailingCase]:
@@ -248,7 +223,7 @@ class Problem:
         Args:
             candidates: The best program on other values of the same shapes.
         """
-        smaller = [program for program in candidates if measure_size(program) < self._size]
+        smaller = [program for program in candidates if measure_size(program) < self.size]
         if self._kind not in VALUE_KINDS or not self._screen:
             return smaller
         flags = self._screen([program.case for program in smaller], self._timeout_left())
@@ -260,6 +235,34 @@ class Problem:
         subjects = {item.subject for item in found if item.kind == self._kind}
         count = len(outputs_of(program.case.graph.graph))
         return [place for place in range(count) if f"output[{place}]" in subjects]
+
+    def all_or_each(self, items: Callable[[], Sequence[_T]], changed: Callable[[Sequence[_T]], FailingCase]) -> None:
+        """Accept a program in which all of some items are changed, else programs in which each of them is.
+
+        Args:
+            items: The items that there are now.
+        """
+        found = items()
+        if len(found) > 1 and self.consider(changed(found)):
+            return
+        for one in found:
+            if one in items():
+                self.consider(changed([one]))
+
+    def drop_runs(self, items: Callable[[], Sequence[_T]], without: Callable[[Sequence[_T]], FailingCase]) -> None:
+        """Accept programs without ever shorter runs of items.
+
+        Args:
+            items: The items that there are now.
+            without: Makes the program without some of them.
+        """
+        size = max(1, len(items()) // 2)
+        while size:
+            place = 0
+            while place < len(now := items()):
+                if not self.consider(without(now[place : place + size])):
+                    place += size
+            size //= 2
 
     def first_of(self, candidates: Sequence[FailingCase]) -> bool:
         """Accept the first of these that `consider` accepts."""

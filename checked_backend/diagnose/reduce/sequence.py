@@ -11,7 +11,7 @@ from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes import calls, graph, shapes
 from checked_backend.diagnose.reduce.passes.values import simplify_values
-from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, ReductionProgress, Size
+from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, Size
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
 
@@ -60,7 +60,6 @@ class Reduction:
 
     case: GraphCase
     subject: str
-    kind: Kind
     shown: bool
     stopped: Literal["done", "deadline", "interrupted"]
     tried: int
@@ -73,7 +72,7 @@ def reduce(
     subject: str,
     kind: Kind,
     deadline: float,
-    progress: Callable[[ReductionProgress], None] | None = None,
+    progress: Callable[[str], None] = lambda _line: None,
     oracle: Oracle = verdict_oracle,
 ) -> Reduction:
     """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
@@ -82,7 +81,7 @@ def reduce(
 
     Args:
         deadline: A `time.monotonic` moment; the best until then is returned.
-        progress: Called before each program that is tried; ``str(progress)`` is a line for people.
+        progress: Called before each program that is tried, with a line for people.
 
     Returns:
         The smallest program found, also after the deadline and after Ctrl-C.
@@ -101,7 +100,7 @@ def reduce(
     except KeyboardInterrupt:
         stopped = "interrupted"
     best = problem.best
-    return Reduction(best.case, best.subject, kind, shown, stopped, problem.tried, problem.size)
+    return Reduction(best.case, best.subject, shown, stopped, problem.tried, problem.size)
 
 
 def _fitting(kind: Kind) -> tuple[_Steps, _Steps]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,11 +36,10 @@ _COMMON: Mapping[torch.dtype, torch.dtype] = {
 
 def common_dtypes(problem: Problem) -> None:
     """Use float32 and int64 for other dtypes: all of them, then one after the other."""
-    found = sorted(_dtypes(problem.best) & _COMMON.keys(), key=str)
-    if len(found) > 1 and problem.consider(_cast(problem.best, {dtype: _COMMON[dtype] for dtype in found})):
-        return
-    for dtype in found:
-        problem.consider(_cast(problem.best, {dtype: _COMMON[dtype]}))
+    problem.all_or_each(
+        lambda: sorted(_dtypes(problem.best) & _COMMON.keys(), key=str),
+        lambda found: _cast(problem.best, {dtype: _COMMON[dtype] for dtype in found}),
+    )
 
 
 def in_float64(program: FailingCase) -> FailingCase:
@@ -77,12 +76,7 @@ def _cast(program: FailingCase, dtypes: Mapping[torch.dtype, torch.dtype]) -> Fa
 
 def drop_optional_tensors(problem: Problem) -> None:
     """Leave out optional tensors of calls: all of them, then one after the other."""
-    places = list(_optional(problem.best))
-    if len(places) > 1 and problem.consider(_without(problem.best, places)):
-        return
-    for place in places:
-        if place in _optional(problem.best):
-            problem.consider(_without(problem.best, [place]))
+    problem.all_or_each(lambda: list(_optional(problem.best)), lambda places: _without(problem.best, places))
 
 
 def _optional(program: FailingCase) -> Iterator[tuple[str, int]]:
@@ -93,7 +87,7 @@ def _optional(program: FailingCase) -> Iterator[tuple[str, int]]:
                     yield node.name, position
 
 
-def _without(program: FailingCase, places: list[tuple[str, int]]) -> FailingCase:
+def _without(program: FailingCase, places: Sequence[tuple[str, int]]) -> FailingCase:
     draft = Draft(program)
     for name, position in places:
         draft.node(name).update_arg(position, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -27,26 +27,18 @@ _MANY = 60
 
 def drop_outputs(problem: Problem) -> None:
     """Return the tracked output alone, or as few outputs as it needs beside it."""
-    program = problem.best
-    total = len(outputs_of(program.case.graph.graph))
-    if total <= 1:
-        return
-    tracked = program.tracked
-    if problem.consider(_returning(program, () if tracked is None else (tracked,))):
-        return
-    chunk = total // 2
-    while chunk:
-        place = 0
-        while place < len(outputs_of(problem.best.case.graph.graph)):
-            best = problem.best
-            count = len(outputs_of(best.case.graph.graph))
-            kept = tuple(at for at in range(count) if not place <= at < place + chunk or at == best.tracked)
-            if len(kept) == count or not problem.consider(_returning(best, kept)):
-                place += chunk
-        chunk //= 2
+
+    def places() -> range:
+        return range(len(outputs_of(problem.best.case.graph.graph)))
+
+    def without(dropped: Sequence[int]) -> FailingCase:
+        return _returning(problem.best, [at for at in places() if at not in dropped or at == problem.best.tracked])
+
+    if len(places()) > 1 and not problem.consider(without(places())):
+        problem.drop_runs(places, without)
 
 
-def _returning(program: FailingCase, kept: tuple[int, ...]) -> FailingCase:
+def _returning(program: FailingCase, kept: Sequence[int]) -> FailingCase:
     draft = Draft(program)
     returned = outputs_of(draft.graph)
     tracked = program.tracked
@@ -132,14 +124,10 @@ def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
 
 def recorded_calls(problem: Problem) -> None:
     """Replace ever smaller runs of calls by the values that they have in eager."""
-    chunk = max(1, len(call_nodes(problem.best.case.graph.graph)) // 2)
-    while chunk:
-        place = 0
-        while place < len(calls := call_nodes(problem.best.case.graph.graph)):
-            names = frozenset(node.name for node in calls[place : place + chunk])
-            if not problem.consider(with_recorded(problem.best, names)):
-                place += chunk
-        chunk //= 2
+    problem.drop_runs(
+        lambda: call_nodes(problem.best.case.graph.graph),
+        lambda calls: with_recorded(problem.best, frozenset(node.name for node in calls)),
+    )
 
 
 def earlier_output(problem: Problem) -> None:
