@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,10 @@ from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import is_wrapper_type, rewrapped
 from checked_backend.checking.cotangents import Incoming, draw, laid_out
 from checked_backend.errors import CheckedBackendError
+from checked_backend.findings import Skip
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
-__all__ = ["Objective", "roots_of", "run_backward"]
+__all__ = ["Objective", "not_differentiated", "roots_of", "run_backward", "unreached_leaves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +119,45 @@ def _entering(root: torch.Tensor, name: str, objective: Objective) -> tuple[torc
     distance = root - values / 2
     scale = 1 / max(root.numel(), 1)
     return distance * scale, distance.abs().square().sum().double() * (scale / 2)
+
+
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+def unreached_leaves(roots: Mapping[str, torch.Tensor], wanted: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that a backward pass from some roots reaches and whose gradients are not wanted."""
+    known = {id(leaf) for leaf in wanted}
+    todo = [edge.node for root in roots.values() if (edge := gradient_edge(root)) is not None]
+    seen = set(todo)
+    found = []
+    while todo:
+        node = todo.pop()
+        if node.name() == _LEAF and id(leaf := node.variable) not in known:  # type: ignore[attr-defined]
+            found.append(leaf)
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        todo += new
+    return found
+
+
+def not_differentiated(
+    unreached: Iterable[torch.Tensor], is_copy: Callable[[torch.Tensor], bool], again: Callable[[], list[torch.Tensor]]
+) -> Iterator[Skip]:
+    """Skips for tensors from outside the program whose gradients are not compared.
+
+    Args:
+        is_copy: Whether a tensor was copied for the run.
+        again: Gives the leaves of another run. Leaves that both runs have were not made by the program in its call.
+    """
+    missed = list(unreached)
+    if not missed:
+        return
+    others = {id(leaf) for leaf in again()}
+    for leaf in missed:
+        if is_copy(leaf) or id(leaf) in others:
+            yield Skip(
+                f"gradient of a tensor {tuple(leaf.shape)}",
+                "the program reads a tensor that requires grad from a place that check does not know, so its gradient "
+                "is compared nowhere; hand it in as an argument, or make it a parameter of the module",
+                matters=True,
+            )

@@ -9,16 +9,21 @@ from typing import Any
 
 import torch
 
-from checked_backend.checking.coverages import joined, told_once
 from checked_backend.checking.dynamo_level import with_dynamo_cause
-from checked_backend.checking.effort import THOROUGH, Effort
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
 from checked_backend.checking.levels import with_levels
-from checked_backend.checking.merge import Shown, merged, showing_calls, told, with_baked_values
-from checked_backend.checking.original import eager_function, function_name
+from checked_backend.checking.merge import (
+    Shown,
+    joined,
+    merged,
+    showing_calls,
+    told,
+    told_once,
+    with_baked_values,
+)
 from checked_backend.checking.own_random import compare_own_random
-from checked_backend.checking.program import Program, ProgramCall, refuse_misfits
+from checked_backend.checking.program import Program, ProgramCall, eager_function, function_name, refuse_misfits
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
 from checked_backend.checking.sizes import Shapes, other_sizes, tile_sizes
@@ -36,12 +41,37 @@ from checked_backend.report.environment import environment
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.write import KeptReport, files_of_one_report, keep_alone
 
-__all__ = ["check"]
+__all__ = ["Effort", "check"]
 
 ISOLATED_TIMEOUT = 1800.0
 """Seconds after which an isolated check counts as hung."""
 
 _NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a check does beyond the program's own calls.
+
+    Attributes:
+        sizes: How many calls with other sizes of the dynamic dimensions there are at most.
+        tiles: How many calls with sizes around powers of two there are at most; None: as many as their time allows.
+        levels: Whether to find the level at which a failure arises, with the calls compiled again for each level.
+        further: Positional arguments of further calls, each with copies of its own: what goes wrong in a later call, or
+            writes to what an earlier one was given or has returned, shows there.
+        refilled: Positional arguments of calls after those, with their values in the tensors of the first call: what
+            remembers a tensor by its address shows there.
+    """
+
+    sizes: int = 32
+    tiles: int | None = None
+    levels: bool = True
+    further: Sequence[Sequence[Any]] = ()
+    refilled: Sequence[Sequence[Any]] = ()
+
+
+THOROUGH = Effort()
+"""What a program of a user gets."""
 
 
 def check(
@@ -103,14 +133,15 @@ def check(
         OptionError: An argument that `check` does not take.
         CheckedBackendError: Something cannot be copied; or ``isolate=True`` and no process can be forked here.
     """
-    if gradients not in (True, False, "auto"):
-        raise OptionError(f"check: gradients got {gradients!r}; valid: True, False, 'auto'.")
-    if not isinstance(iterations, int) or iterations < 1:
-        raise OptionError(f"check: iterations got {iterations!r}; valid: 1, 2, 3, ...")
-    if not isinstance(choices, int) or isinstance(choices, bool) or choices < 1:
-        raise OptionError(f"check: choices got {choices!r}; valid: 1, 2, 3, ...")
-    if dynamic not in (True, False, None):
-        raise OptionError(f"check: dynamic got {dynamic!r}; valid: True, False, None.")
+    for name, count in ("iterations", iterations), ("choices", choices):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise OptionError(f"check: {name} got {count!r}; valid: 1, 2, 3, ...")
+    for name, chosen, valid in (
+        ("gradients", gradients, (True, False, "auto")),
+        ("dynamic", dynamic, (True, False, None)),
+    ):
+        if chosen not in valid:
+            raise OptionError(f"check: {name} got {chosen!r}; valid: {', '.join(map(repr, valid))}.")
     if not callable(fn_or_module):
         raise OptionError(f"check: fn_or_module got {type(fn_or_module).__qualname__}, which cannot be called.")
     given_args: object = args
@@ -174,11 +205,7 @@ class _Plan:
         return {"compiled by": self.options.compiled_by}
 
     def report(self, keep: Keep = lambda _findings: None) -> Report:
-        """Carry out the plan.
-
-        Args:
-            keep: Receives the findings before they are localized.
-        """
+        """Carry out the plan. ``keep`` receives the findings before they are localized."""
         file = KeptReport(self.options.report_dir)
         begun = False
         findings: list[Finding] = []

@@ -234,12 +234,7 @@ class TensorVariables(CodeSearch):
     """
 
     def __init__(self, roots: Iterable[Any], ours: Collection[int]) -> None:
-        """Search.
-
-        Args:
-            roots: The copied function or module, and arguments that may be called.
-            ours: The identities of copies, whose contents need no other copy.
-        """
+        """Search from the copied function or module. ``ours`` are the identities of copies, which need no other."""
         super().__init__()
         self.variables: dict[tuple[int, str], Variable] = {}
         self._ours = ours

@@ -31,7 +31,7 @@ from checked_backend.checking.tree import argument_leaves, has_attributes, has_t
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
 
-__all__ = ["Copier"]
+__all__ = ["Copier", "refill"]
 
 
 class _Handover(torch.autograd.Function):
@@ -136,11 +136,7 @@ class Copier:
         return any(value is copied for copied in self._memo.values())
 
     def value(self, value: Any, what: str) -> Any:
-        """Copy anything; ``what`` names it in an error.
-
-        Raises:
-            CheckedBackendError: It cannot be copied.
-        """
+        """Copy anything; ``what`` names it in the `CheckedBackendError` if it cannot be copied."""
         self._tensors([leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.Tensor)])
         try:
             return self._deep(value)
@@ -309,8 +305,7 @@ class Copier:
     def patched_globals(self, roots: Iterable[Any]) -> PatchedGlobals:
         """Copies of the tensors that code which is not copied finds in its own places, as methods do.
 
-        Args:
-            roots: The copied function or module, and arguments: what the program may call.
+        ``roots`` are what the program may call: the copied function or module, and arguments.
         """
         ours = {id(copied) for copied in self._memo.values()}
         if self._globals is not None:
@@ -406,3 +401,30 @@ def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
         if not isinstance(value, FunctionType) or value.__globals__ is namespace
     }
     return own, "STORE_GLOBAL" in names
+
+
+def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object]]) -> bool:
+    """Put the values of some tensors into others, with whatever their memory holds beside them.
+
+    Returns:
+        Whether it was done. Nothing is changed if a leaf is no plain tensor, or is not what it was when it was given:
+        a call has changed its shape, or has given it an autograd history.
+    """
+    pairs: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+    for (_, old), (_, new) in zip(held, fresh, strict=True):
+        if type(old) is not torch.Tensor or type(new) is not torch.Tensor or _layout(old) != _layout(new):
+            return False
+        storages = old.untyped_storage(), new.untyped_storage()
+        if storages[0].nbytes() != storages[1].nbytes():
+            return False
+        pairs[storages[0].data_ptr()] = storages
+    for old_storage, new_storage in pairs.values():
+        old_storage.copy_(new_storage)
+    return True
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    if tensor.layout is not torch.strided:
+        return (tensor.layout, id(tensor))
+    place = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
+    return (*place, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf)

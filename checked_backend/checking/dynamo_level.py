@@ -92,9 +92,8 @@ def with_dynamo_cause(
         evidence[EvidenceKey.REPRO] = f"none: {error}"
     else:
         repro, confirmed = str(written.path), written.confirmed
-        if not confirmed:
-            last = (written.output.strip().splitlines() or ["nothing"])[-1]
-            evidence[EvidenceKey.REPRO] = f"the script does not show it in a fresh process; it said: {last}"
+        if written.doubt:
+            evidence[EvidenceKey.REPRO] = written.doubt
     workaround = _left_to_eager(source)
     if workaround is not None:
         evidence[EvidenceKey.WORKAROUND] = "not tried: it is a change of the program"

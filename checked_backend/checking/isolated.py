@@ -22,7 +22,7 @@ from checked_backend.report.write import write_whole
 
 __all__ = ["run_isolated"]
 
-_DONE, _MISUSED, _IMPOSSIBLE = "done:", "misused:", "impossible:"
+_DONE, _MISUSED, _IMPOSSIBLE = "done", "misused", "impossible"
 
 
 def run_isolated(
@@ -133,26 +133,23 @@ def _told(make_report: Callable[[Keep], Report], known: Path) -> str:
         write_whole(Report(tuple(findings), Coverage(checked={"program runs": 1})).to_json(), known)
 
     try:
-        text = _DONE + make_report(keep).to_json()
-    except OptionError as error:
-        return f"{_MISUSED}{error}"
+        text = make_report(keep).to_json()
     except CheckedBackendError as error:
-        return f"{_IMPOSSIBLE}{error}"
+        return f"{_MISUSED if isinstance(error, OptionError) else _IMPOSSIBLE}:{error}"
     except (MemoryError, OSError) as error:
         short = unsupported_here(error, control=False)  # the check itself got no memory, or no room
         if short is None:
             raise
-        return _DONE + _report_of(short).to_json()
+        return f"{_DONE}:{_report_of(short).to_json()}"
     _exercise_heap()
-    return text
+    return f"{_DONE}:{text}"
 
 
 def _read(text: str) -> Report:
-    if text.startswith(_MISUSED):
-        raise OptionError(text.removeprefix(_MISUSED))
-    if text.startswith(_IMPOSSIBLE):
-        raise CheckedBackendError(text.removeprefix(_IMPOSSIBLE))
-    return Report.from_json(text.removeprefix(_DONE))
+    how, _, told = text.partition(":")
+    if how != _DONE:
+        raise (OptionError if how == _MISUSED else CheckedBackendError)(told)
+    return Report.from_json(told)
 
 
 def _exercise_heap() -> None:
@@ -169,14 +166,9 @@ def _finding(death: Death, eager_death: Death | None) -> Finding:
         message = f"the process {what}, and so does one that runs the program in eager alone"
         return _unsupported(death, message, eager_death.words)
     other = f"one that runs it in eager alone does{'' if death.hung else ' not'}"
-    return Finding(
-        kind=Kind.CRASH,
-        detail=death.detail,
-        subject="candidate",
-        message=f"the process that compiled and ran the program {what}; {other}",
-        expected="an end" if death.hung else "no death",
-        actual=death.words,
-    )
+    message = f"the process that compiled and ran the program {what}; {other}"
+    expected = "an end" if death.hung else "no death"
+    return Finding(Kind.CRASH, "candidate", message, death.detail, expected=expected, actual=death.words)
 
 
 def _slow(death: Death) -> Finding:
@@ -185,11 +177,4 @@ def _slow(death: Death) -> Finding:
 
 
 def _unsupported(death: Death, message: str, expected: str) -> Finding:
-    return Finding(
-        kind=Kind.UNSUPPORTED,
-        detail="unsupported",
-        subject="candidate",
-        message=message,
-        expected=expected,
-        actual=death.words,
-    )
+    return Finding(Kind.UNSUPPORTED, "candidate", message, "unsupported", expected=expected, actual=death.words)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from checked_backend._torch.autotuning import Autotuning, Retime, watch_autotuning
-from checked_backend.checking.coverages import joined
+from checked_backend.checking.merge import joined
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.findings.evidence import EvidenceKey
 from checked_backend.regions.fresh_cache import FreshCache

@@ -34,8 +34,7 @@ def late_writes(
             message = (
                 f"a later call of the compiled program writes to this argument of call {index + 1}; eager does not"
             )
-            finding = Finding(kind=Kind.MUTATION, detail="mutation.unexpected", subject=name, message=message)
-            found.append((index, finding))
+            found.append((index, Finding(Kind.MUTATION, name, message, "mutation.unexpected")))
     return found
 
 

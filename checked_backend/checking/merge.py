@@ -1,17 +1,18 @@
-"""Merge the findings of the compiled regions and of the whole program into one list, call by call."""
+"""Merge the findings of the compiled regions and of the whole program into one list, and their coverages into one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import ProgramCall
 from checked_backend.checking.program_run import ProgramRun
-from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
 from checked_backend.regions.process_state import is_setting
+from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["VALUES", "Shown", "merged", "showing_calls", "told", "with_baked_values"]
+__all__ = ["VALUES", "Shown", "joined", "merged", "showing_calls", "told", "told_once", "with_baked_values"]
 
 VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.RNG})
 """Kinds of findings about wrong values."""
@@ -23,6 +24,10 @@ MOST_COMPILED = 3
 """Calls that are compiled once more, each alone."""
 
 _USERS_OWN = "the arguments as given"
+_BAKED = (
+    "it is right when the program is compiled for this call: something of the call that it was compiled for is baked "
+    "into the compiled program"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +126,9 @@ def showing_calls(shown: Sequence[Shown], run: ProgramRun) -> list[ProgramCall]:
 def with_baked_values(
     shown: Sequence[Shown], run: ProgramRun, alone: Callable[[ProgramCall], Sequence[Finding]]
 ) -> list[Shown]:
-    """Compile again for single calls that go wrong in a program that was compiled for another call.
+    """Compile again for single calls that go wrong in a program that was compiled for another call (``alone``).
 
     If a call is right when the program is compiled for it, its finding says so.
-
-    Args:
-        alone: Compiles and runs a single call; returns its findings.
     """
     doubtful = [
         entry
@@ -139,20 +141,13 @@ def with_baked_values(
     for index in list(dict.fromkeys(entry.calls[0] for entry in doubtful))[:MOST_COMPILED]:
         found = alone(replace(run.program.calls[index], label=""))
         wrong[index] = {finding.subject for finding in found if finding.kind.fails}
+    baked = [one for one in doubtful if one.finding.subject not in wrong.get(one.calls[0], {one.finding.subject})]
     return [
-        _baked(entry)
-        if entry in doubtful and entry.finding.subject not in wrong.get(entry.calls[0], {entry.finding.subject})
+        replace(entry, finding=replace(entry.finding, kind=Kind.LOGIC, detail="logic.baked", message=_BAKED))
+        if entry in baked
         else entry
         for entry in shown
     ]
-
-
-def _baked(entry: Shown) -> Shown:
-    message = (
-        "it is right when the program is compiled for this call: something of the call that it was compiled for is "
-        "baked into the compiled program"
-    )
-    return replace(entry, finding=replace(entry.finding, kind=Kind.LOGIC, detail="logic.baked", message=message))
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -181,3 +176,60 @@ def told(shown: Shown, run: ProgramRun) -> Finding:
         return finding
     message = finding.message if labels[0] == _USERS_OWN else f"{finding.message}; {labels[0]}"
     return replace(finding, message=message, evidence={**finding.evidence, EvidenceKey.FAILING_CALLS: _listed(labels)})
+
+
+def told_once(
+    regions: Coverage, program: Coverage, names: Mapping[tuple[str, str], str | None]
+) -> tuple[Coverage, Coverage]:
+    """Both coverages of a run, with the better detection limit for tensors that both compared.
+
+    In a program of one region, the region's gradients are the program's, and so are the results that the program
+    returns. The region's float64 twin says nothing about Dynamo's translation of the program: such an error only shows
+    in the program's own comparison.
+
+    Args:
+        names: The program's names of the regions' results; the order may differ.
+    """
+    if len(regions.regions) != 1:
+        return regions, program
+    region = regions.regions[0].name
+
+    def named(subject: str) -> str:
+        """The program's name of a result; a result that the program does not return gets a name of its own."""
+        known = names.get((region, subject))
+        return known or (f"{subject} of {region}" if Subject(subject).kind is SubjectKind.OUTPUT else subject)
+
+    limits = {named(subject): limit for subject, limit in regions.detection_limit.items()}
+    own = {named(subject): limit for subject, limit in regions.own_precision_limit.items()}
+    whole = dict(program.detection_limit)
+    for name in limits.keys() & whole.keys():
+        if Subject(name).kind in (SubjectKind.GRADIENT, SubjectKind.OUTPUT):
+            own[name] = max(own.get(name, 0.0), whole[name])
+            limits[name] = whole[name] = min(limits[name], whole[name])
+    return (
+        replace(regions, detection_limit=limits, own_precision_limit=own),
+        replace(program, detection_limit=whole),
+    )
+
+
+def joined(coverages: Sequence[Coverage]) -> Coverage:
+    """The coverage of several runs of one program, as one: what was checked in all, and the bluntest limits."""
+    counts: dict[str, int] = {}
+    limit: dict[str, float] = {}
+    own: dict[str, float] = {}
+    for coverage in coverages:
+        for name, number in coverage.checked.items():
+            counts[name] = counts.get(name, 0) + number
+        for known, new in (limit, coverage.detection_limit), (own, coverage.own_precision_limit):
+            for name, smallest in new.items():
+                known[name] = max(smallest, known.get(name, 0.0))
+    return replace(
+        coverages[0],
+        regions=tuple(region for coverage in coverages for region in coverage.regions),
+        checked=counts,
+        skipped=tuple(dict.fromkeys(skip for coverage in coverages for skip in coverage.skipped)),
+        ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
+        notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
+        detection_limit=limit,
+        own_precision_limit=own,
+    )

@@ -16,8 +16,7 @@ from statistics import fmean, pvariance
 import torch
 
 from checked_backend.checking.compare_runs import compare_errors, compare_structure
-from checked_backend.checking.program import Outcome, Program, ProgramCopy, Transform
-from checked_backend.checking.stopwatch import Stopwatch
+from checked_backend.checking.program import Outcome, Program, ProgramCopy, Stopwatch, Transform
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
@@ -152,16 +151,8 @@ def _different(statistics: _Statistics) -> Iterator[Finding]:
 
 
 def _finding(subject: str, detail: str, message: str, expected: str, actual: str) -> Finding:
-    return Finding(
-        kind=Kind.RNG,
-        detail=detail,
-        subject=subject,
-        message=message,
-        expected=expected,
-        actual=actual,
-        stage="compiled",
-        searched=True,
-    )
+    found = Finding(Kind.RNG, subject, message, detail, expected=expected, actual=actual)
+    return replace(found, stage="compiled", searched=True)
 
 
 def _range(values: list[float]) -> str:

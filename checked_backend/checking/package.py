@@ -15,11 +15,16 @@ from torch.export import ExportedProgram
 
 from checked_backend._torch.inductor import load_compiled_package
 from checked_backend.checking.compare_runs import compare_runs
-from checked_backend.checking.original import eager_function, function_name
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import Program, ProgramCopy, refuse_misfits
+from checked_backend.checking.program import (
+    Program,
+    ProgramCopy,
+    eager_function,
+    function_name,
+    no_warning_is_an_error,
+    refuse_misfits,
+)
 from checked_backend.checking.program_controls import ProgramControls
-from checked_backend.checking.stance import no_warning_is_an_error
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
 from checked_backend.random_state import random_untouched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -12,22 +13,30 @@ from typing import Any
 import torch
 
 from checked_backend._torch.dynamo import inner_exception
-from checked_backend.checking.backward import Objective, roots_of, run_backward
-from checked_backend.checking.copies import Copier
+from checked_backend.checking.backward import Objective, roots_of, run_backward, unreached_leaves
+from checked_backend.checking.copies import Copier, refill
 from checked_backend.checking.cotangents import Incoming
-from checked_backend.checking.original import called_inside
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.refill import refill
-from checked_backend.checking.stance import eager_stance, no_warning_is_an_error
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
-from checked_backend.checking.unreached import unreached_leaves
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_unharmed
 
-__all__ = ["Modes", "Outcome", "Program", "ProgramCall", "ProgramCopy", "Transform", "refuse_misfits"]
+__all__ = [
+    "Modes",
+    "Outcome",
+    "Program",
+    "ProgramCall",
+    "ProgramCopy",
+    "Stopwatch",
+    "Transform",
+    "eager_function",
+    "function_name",
+    "no_warning_is_an_error",
+    "refuse_misfits",
+]
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -148,7 +157,7 @@ class ProgramCopy:
         with program.undone():
             self._function = self._copier.function(program.function)
             self._globals = self._copier.patched_globals([self._function, *program.args, *program.kwargs.values()])
-        self._called = self._function if transform is None else transform(called_inside(self._function))
+        self._called = self._function if transform is None else transform(_called_inside(self._function))
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[ProgramCall, tuple[list[Any], dict[str, Any]]] = {}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -300,7 +309,10 @@ class ProgramCopy:
         modes = self._modes(number)
         with ExitStack() as stack:
             if self._called is self._function:
-                stack.enter_context(eager_stance(untraced=bool(modes) or self._program.untraced))
+                # the program's own torch.compile calls compile nothing here: a fault there would be on both sides
+                untraced = bool(modes) or self._program.untraced
+                stance: Any = ("force_eager",) if untraced else ("default",)
+                stack.enter_context(torch.compiler.set_stance(*stance, force_backend=None if untraced else "eager"))
             for mode in modes:
                 stack.enter_context(mode)
             try:
@@ -388,3 +400,63 @@ def _raise_if_ours(error: Exception) -> None:
     for cause in (error, inner_exception(error)):
         if isinstance(cause, CheckedBackendError) and not isinstance(cause, CandidateError):
             raise cause
+
+
+def no_warning_is_an_error() -> None:
+    """Show warnings that filters turn into errors: when torch compiles, it gives other warnings, at other times."""
+    shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
+    vars(warnings)["filters"][:] = shown
+    warnings.simplefilter("default", append=True)  # so that it is noticed
+
+
+def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The original of a function that ``torch.compile`` returned; any other function itself.
+
+    A function that ``torch.compiler.disable`` returned stays as it is.
+    """
+    if _is_disabled(function):
+        return function
+    inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
+    return function if inner is None else eager_function(inner)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name of the user's function, for people: ``ConvNet`` for a module, ``train_step``, ``<lambda>``."""
+    while isinstance(function, partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__
+    named = str(getattr(function, "__qualname__", type(function).__name__))
+    return named.rpartition("<locals>.")[2]
+
+
+def _called_inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function to compile: for a disabled function a function that calls it, for any other the function itself.
+
+    ``torch.compile`` removes ``torch.compiler.disable`` from the function that it is given. Everywhere else in the
+    user's program, where compiled code calls the function, it is not compiled.
+    """
+    if not _is_disabled(function):
+        return function
+
+    def calls_disabled(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return calls_disabled
+
+
+def _is_disabled(function: Callable[..., Any]) -> bool:
+    """Whether ``torch.compiler.disable`` returned a function, or a module's ``forward``."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    return bool(getattr(called, "_torchdynamo_disable", False))
+
+
+class Stopwatch:
+    """Counts the processor time of this process since it was made, but no more than the time that has passed."""
+
+    def __init__(self) -> None:
+        self._passed, self._used = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> float:
+        """The seconds so far. Several threads use more than the time that passes; a shared machine gives less of it."""
+        return min(time.perf_counter() - self._passed, time.process_time() - self._used)

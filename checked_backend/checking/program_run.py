@@ -19,6 +19,7 @@ from checked_backend._torch.dynamo import (
     dynamo_reset,
     uses_numpy,
 )
+from checked_backend.checking.backward import not_differentiated
 from checked_backend.checking.compare_runs import Comparison, compare_runs
 from checked_backend.checking.gradient_variants import (
     coverage_of,
@@ -28,12 +29,10 @@ from checked_backend.checking.gradient_variants import (
     without_rounding,
 )
 from checked_backend.checking.late_writes import late_writes
-from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
-from checked_backend.checking.stopwatch import Stopwatch
-from checked_backend.checking.unreached import not_differentiated
 from checked_backend.diagnose.investigate import investigate
 from checked_backend.findings import Coverage, Finding, Skip
 from checked_backend.options import CheckOptions

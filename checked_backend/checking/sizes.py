@@ -14,8 +14,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.symbols import evaluate_expression, shape_facts
-from checked_backend.checking.program import Program, ProgramCall
-from checked_backend.checking.stopwatch import Stopwatch
+from checked_backend.checking.program import Program, ProgramCall, Stopwatch
 from checked_backend.checking.tree import argument_leaves
 from checked_backend.checking.variants import substituted
 from checked_backend.findings import Skip
@@ -128,11 +127,7 @@ class Shapes:
         return run
 
     def locate(self, leaves: Sequence[tuple[str, Any]]) -> None:
-        """Find out which dimension of which input is dynamic, once the first call is over.
-
-        Args:
-            leaves: The inputs that the compiled program was called with, by name.
-        """
+        """Find out which dimension of which input is dynamic, once the first call with these inputs is over."""
         tensors = {id(leaf): (name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
         integers = {name: leaf for name, leaf in leaves if isinstance(leaf, int) and not isinstance(leaf, bool)}
         for number, region in enumerate(self._regions):
@@ -324,24 +319,23 @@ def _small_choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
 
 def _varied(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
     new = _resized(name, old, shapes, values)
-    new = old if new is None else new
     return _in_range(new, shapes, values) if isinstance(new, torch.Tensor) else new
 
 
 def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
-    """An input for other sizes; None if these sizes do not change it."""
+    """An input for other sizes; itself if these do not change it."""
     sizes = shapes.sizes.get(name)
     if sizes is None:
-        return None
+        return old
     if not isinstance(sizes, tuple):
         new = values.get(sizes, old)
-        return None if new == old else new
+        return old if new == old else new
     try:
         shape = [size if isinstance(size, int) else evaluate_expression(size, values) for size in sizes]
     except KeyError:  # a symbol of which no input tells the value
-        return None
+        return old
     if tuple(shape) == tuple(old.shape):
-        return None
+        return old
     order = sorted(range(old.dim()), key=lambda dim: (-old.stride(dim), dim))
     new = old.detach().permute(order)
     for dim, size in enumerate(shape[place] for place in order):

@@ -106,14 +106,17 @@ class State:
 
     def subjects(self) -> dict[str, Any]:
         """The tensors that a call may have changed, by subject."""
-        named = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
-        named |= {f"attribute[{name}]": tensor for name, tensor in self.attributes.items()}
-        named |= {f"param[{name}]": tensor for name, tensor in self.parameters.items()}
-        return named | {f"buffer[{name}]": tensor for name, tensor in self.buffers.items()}
+        inputs = {name: leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
+        groups = (
+            ("mutated", inputs),
+            ("attribute", self.attributes),
+            ("param", self.parameters),
+            ("buffer", self.buffers),
+        )
+        return {f"{kind}[{name}]": leaf for kind, group in groups for name, leaf in group.items()}
 
     def memory(self) -> dict[str, Any]:
         """The tensors that outputs may share memory with, by name."""
-        named = {f"input {name}": leaf for name, leaf in self.inputs.items()}
-        named |= {f"attribute {name}": tensor for name, tensor in self.attributes.items()}
-        named |= {f"parameter {name}": tensor for name, tensor in self.parameters.items()}
-        return named | {f"buffer {name}": tensor for name, tensor in self.buffers.items()}
+        groups = {"attribute": self.attributes, "parameter": self.parameters, "buffer": self.buffers}
+        named = {f"{kind} {name}": leaf for kind, group in groups.items() for name, leaf in group.items()}
+        return {**{f"input {name}": leaf for name, leaf in self.inputs.items()}, **named}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from checked_backend.checking import check
-from checked_backend.checking.effort import Effort
+from checked_backend.checking.check import Effort
 from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity

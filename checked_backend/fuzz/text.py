@@ -103,7 +103,7 @@ def render_check(
     }
     arguments = "".join(f"    {name}={value},\n" for name, value in given.items())
     check = f"report = checked_backend.check(\n    program,\n    inputs(),\n{arguments})\nprint(report)"
-    needed = ("import checked_backend", *(["from checked_backend.checking.effort import Effort"] if again else []))
+    needed = ("import checked_backend", *(["from checked_backend.checking.check import Effort"] if again else []))
     head = [*_head(program, [*about, _NEEDS], exact=True, imports=(*needed, *imports))]
     if again:
         head += _inputs(on_other_values(program), "other_inputs", exact=True)

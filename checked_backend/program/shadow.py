@@ -26,21 +26,19 @@ import torch
 from checked_backend._torch.autograd import StopRecomputationError, autograd_sequence_number
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.dynamo import OptimizedModule, uses_numpy
+from checked_backend.checking.backward import not_differentiated
 from checked_backend.checking.code_search import PatchedGlobals
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import VALUES
-from checked_backend.checking.original import eager_function
 from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import Program, ProgramCopy
+from checked_backend.checking.program import Program, ProgramCopy, eager_function
 from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.side_effects import Remembered, SideEffects
-from checked_backend.checking.stance import NEED_DYNAMO
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
-from checked_backend.checking.unreached import not_differentiated
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions
@@ -57,6 +55,9 @@ from checked_backend.report.session import Session
 from checked_backend.report.write import KeptReport
 
 __all__ = ["Shadows"]
+
+_NEED_DYNAMO = frozenset({"associative_scan", "cond", "flex_attention", "scan", "while_loop"})
+"""The names of torch's functions that need Dynamo, also in eager, to trace their bodies."""
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class OwnCall:
             gradients,
             own_code=True,
             keep_grad=True,
-            untraced=NEED_DYNAMO.isdisjoint(reached.names),
+            untraced=_NEED_DYNAMO.isdisjoint(reached.names),
             entering={},
         )
         patched = copier.patched_globals([copied, *copied_args, *copied_kwargs.values()])

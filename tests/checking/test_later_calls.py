@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from checked_backend.checking import check
-from checked_backend.checking.effort import Effort
-from checked_backend.checking.refill import refill
+from checked_backend.checking.check import Effort
+from checked_backend.checking.copies import refill
 from checked_backend.findings import Verdict
 from checked_backend.report import Report
 from tests.support import faults

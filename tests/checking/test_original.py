@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import checked_backend as cb
-from checked_backend.checking.original import eager_function, function_name
+from checked_backend.checking.program import eager_function, function_name
 from tests.support import faults
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking import sizes as module
-from checked_backend.checking.effort import Effort
+from checked_backend.checking.check import Effort
 from tests.support.check_tools import agreed, batch, rounding_otherwise, skips, wrong_where
 
 WRONG: dict[str, Callable[[int], bool]] = {
