@@ -318,9 +318,8 @@ class _Investigation:
         op = None if location.node is None else self.found.op
         # if eager raises, there are no results to compare the small program with
         case = None if small is None or small.finding.kind is Kind.EXCEPTION else small.case
-        workaround = search.first(case, op, self.found.source)
-        self.found.workaround = None if workaround is None else workaround.code
-        self.found.workaround_confirmed = workaround is not None or not search.in_vain
+        self.found.workaround = search.first(case, op, self.found.source)
+        self.found.workaround_confirmed = self.found.workaround is not None or not search.in_vain
 
     def _measure_flow(self, location: Location) -> None:
         if location.flow is None or time.monotonic() + FLOW_LIMIT > self.deadline:

@@ -14,7 +14,6 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from checked_backend.diagnose.workaround.settings import Workaround
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 
@@ -74,7 +73,7 @@ def _parts(gm: fx.GraphModule, source: str) -> dict[str, int]:
     return parts
 
 
-def keep_out(op: str, source: str | None) -> Workaround:
+def keep_out(op: str, source: str | None) -> str:
     """The last resort: leave the call to eager, at the price of a graph break.
 
     Args:
@@ -93,27 +92,23 @@ def keep_out(op: str, source: str | None) -> Workaround:
         return keep_line_out(source or "the line that calls it")
     eager = f"eager_{base.strip('_')}"
     where = f"# and call {eager} at {source}" if source else f"# and call {eager} instead"
-    return Workaround(f"{base} outside of the compiler", f"{first}\n{eager} = torch.compiler.disable({known})\n{where}")
+    return f"{first}\n{eager} = torch.compiler.disable({known})\n{where}"
 
 
 _LINE = re.compile(r"^(?P<place>[^:]*:\d+ in [^:]+): (?P<code>.*)$")
 
 
-def keep_line_out(source: str) -> Workaround:
+def keep_line_out(source: str) -> str:
     """The last resort if the line has more than one call, or makes its calls in a backward pass or in a body."""
-    name = "the line outside of the compiler"
     found = _LINE.match(source)
     moved = None if found is None else _moved(found["code"])
     if found is None or moved is None:
-        return Workaround(
-            name,
+        return (
             f"import torch\n\n\n# move what stands at {source}\n# into a function of its own, and call that there\n"
-            "@torch.compiler.disable\ndef in_eager(*args): ...",
+            "@torch.compiler.disable\ndef in_eager(*args): ..."
         )
     function, call = moved
-    return Workaround(
-        name, f"import torch\n\n\n@torch.compiler.disable\n{function}\n\n\n# and at {found['place']}: {call}"
-    )
+    return f"import torch\n\n\n@torch.compiler.disable\n{function}\n\n\n# and at {found['place']}: {call}"
 
 
 _KNOWN = frozenset({"F", "math", "nn", "np", "torch", "bool", "complex", "float", "int", "str"})

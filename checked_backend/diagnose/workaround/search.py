@@ -22,7 +22,6 @@ from checked_backend.diagnose.workaround.settings import (
     PROCESS,
     SETTINGS,
     Setting,
-    Workaround,
     applicable,
     operator_fallbacks,
     pass_settings,
@@ -67,8 +66,8 @@ class WorkaroundSearch:
     evidence: dict[str, str]
     in_vain: bool = False
 
-    def first(self, case: GraphCase | None, op: str | None, source: str | None) -> Workaround | None:
-        """Find a workaround: cheap settings, the user's line in eager, costly settings, everything in eager.
+    def first(self, case: GraphCase | None, op: str | None, source: str | None) -> str | None:
+        """Find a workaround, as code: cheap settings, the user's line in eager, costly settings, everything in eager.
 
         Args:
             case: The small program; None if eager raises, so that there are no results to compare.
@@ -76,13 +75,10 @@ class WorkaroundSearch:
             source: The user's line.
         """
         found = None if case is None else self.setting(case)
-        if found is None and op is not None:
-            found = self.line(op, source)
-        if found is None and case is not None:
+        code = self.line(op, source) if found is None and op is not None else None
+        if found is None and code is None and case is not None:
             found = self.setting(case, COSTLY) or self.setting(case, EAGER)
-        if found is None or found.setting is None:
-            return found
-        return replace(found, code=found.setting.code_with(self._own))
+        return code if found is None else found.code_with(self._own)
 
     @property
     def _own(self) -> dict[str, Any]:
@@ -90,7 +86,7 @@ class WorkaroundSearch:
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
         return {**by_mode, **self.failure.options.compiler_options}
 
-    def setting(self, case: GraphCase, costly: Sequence[Setting] = ()) -> Workaround | None:
+    def setting(self, case: GraphCase, costly: Sequence[Setting] = ()) -> Setting | None:
         """Find a setting that helps the small program, and the region too: a cheap one, or one of the given."""
         if time.monotonic() >= self.deadline:
             self.evidence.setdefault(EvidenceKey.SETTINGS, "not tried: the time was over")
@@ -114,12 +110,8 @@ class WorkaroundSearch:
             self.evidence[EvidenceKey.SETTINGS] = "none found in the time there was"
         return found
 
-    def line(self, op: str, source: str | None) -> Workaround | None:
-        """Leave the user's line to eager, if that helps.
-
-        Returns:
-            The workaround; None if it does not help, or could not be tried.
-        """
+    def line(self, op: str, source: str | None) -> str | None:
+        """Code that leaves the user's line to eager; None if that does not help, or could not be tried."""
         calls = [] if source is None else _calls_from(self.failure.graph, source)
         if source is None or not calls:
             why = (
@@ -137,8 +129,7 @@ class WorkaroundSearch:
             self.evidence[EvidenceKey.WORKAROUND] = told
             return None
         single = outer == source and len(calls) == 1
-        found = keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)
-        return replace(found, source=outer)
+        return keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)
 
     @property
     def options(self) -> CheckOptions:
@@ -206,7 +197,7 @@ def find_workaround(
     process: Sequence[Setting] = PROCESS,
     costly: Sequence[Setting] = (),
     oracle: Oracle = verdict_oracle,
-) -> Workaround | None:
+) -> Setting | None:
     """Find a setting under which a program that goes wrong is right.
 
     Cheap settings are tried first, down to a single graph pass. Then follow eager's kernel for one operator, and
@@ -233,7 +224,7 @@ def find_workaround(
                 found = search.one_of(pass_settings(_passes_of(case, deadline))) or found
             elif found is None:
                 found = search.first_of([*operator_fallbacks(case), *applicable(process, case)])
-    return None if found is None else Workaround(found.name, found.code, found)
+    return found
 
 
 def _passes_of(case: GraphCase, deadline: float) -> list[str]:

@@ -26,7 +26,6 @@ __all__ = [
     "PROCESS",
     "SETTINGS",
     "Setting",
-    "Workaround",
     "applicable",
     "operator_fallbacks",
     "pass_settings",
@@ -93,21 +92,6 @@ class Setting:
             patches = {"fallback_random": True, **options.compiler_options}
             changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
         return options.model_copy(update=changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Workaround:
-    """Something to set, or to write, so that a finding vanishes.
-
-    Attributes:
-        setting: The setting, to be tried elsewhere; None for `keep_out` and `keep_line_out`, which are no settings.
-        source: The line that is kept out of the compiler; None for a setting.
-    """
-
-    name: str
-    code: str
-    setting: Setting | None = None
-    source: str | None = None
 
 
 _EARLY = "# before the first call of a compiled function"

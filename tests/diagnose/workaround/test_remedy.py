@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from checked_backend.diagnose.workaround import search
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
-from checked_backend.diagnose.workaround.settings import Setting, Workaround
+from checked_backend.diagnose.workaround.settings import Setting
 from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
@@ -54,11 +54,11 @@ def search_in(failure: Failure, findings: Sequence[Finding], evidence: dict[str,
 
 def searched(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
-) -> tuple[Workaround | None, dict[str, str]]:
+) -> tuple[Setting | None, dict[str, str]]:
     """Offer these compilers, as settings that help the small program."""
 
-    def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Workaround | None:
-        return next((Workaround(name, name) for name in compilers if confirm(Setting(name))), None)
+    def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Setting | None:
+        return next((Setting(name) for name in compilers if confirm(Setting(name))), None)
 
     monkeypatch.setattr(search, "find_workaround", find)
     monkeypatch.setattr(
@@ -75,7 +75,7 @@ def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is
 ) -> None:
     found, evidence = searched(failed, monkeypatch, first=WRONG, second=faults.clean())
     assert found is not None
-    assert found.code == "second"
+    assert found.name == "second"
     assert evidence["settings"].startswith("first (output[0] is wrong: ")
     assert evidence["settings"].endswith(") helps the small program, but not the region")
 
@@ -119,7 +119,7 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
             assert found is None  # what was not seen to help is not announced
             continue
         assert found is not None
-        assert "torch.compiler.disable(torch.relu)" in found.code
+        assert "torch.compiler.disable(torch.relu)" in found
 
 
 @pytest.mark.process

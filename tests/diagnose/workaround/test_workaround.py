@@ -24,7 +24,6 @@ from checked_backend.diagnose.workaround.settings import (
     PROCESS,
     SETTINGS,
     Setting,
-    Workaround,
     applicable,
     operator_fallbacks,
     pass_settings,
@@ -51,7 +50,7 @@ def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping
     return oracle
 
 
-def found_by(oracle: Any, seconds: float = 300.0) -> Workaround | None:
+def found_by(oracle: Any, seconds: float = 300.0) -> Setting | None:
     """Cheap settings, then costly ones."""
     deadline = time.monotonic() + seconds
     cheap = find_workaround(CASE, deadline=deadline, oracle=oracle)
@@ -141,7 +140,7 @@ def test_the_table_names_settings_that_exist() -> None:
 
 
 def test_the_last_resort_can_be_pasted() -> None:
-    code = keep_out("aten.relu.default", "model.py:4 in forward: x = x.relu()").code
+    code = keep_out("aten.relu.default", "model.py:4 in forward: x = x.relu()")
     names: dict[str, Any] = {}
     exec(code, names)
     assert torch.equal(names["eager_relu"](torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
@@ -149,11 +148,11 @@ def test_the_last_resort_can_be_pasted() -> None:
 
 
 def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
-    assert "disable(torch.Tensor.mul_)" in keep_out("aten.mul_.Tensor", None).code
-    assignment = keep_out("operator.setitem", None).code
+    assert "disable(torch.Tensor.mul_)" in keep_out("aten.mul_.Tensor", None)
+    assignment = keep_out("operator.setitem", None)
     assert "\neager_setitem = torch.compiler.disable(operator.setitem)" in assignment
     exec(assignment, {})
-    assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None).code
+    assert "disable(torch.nn.functional.gelu)" in keep_out("torch.nn.functional.gelu", None)
 
 
 @pytest.mark.process
@@ -171,8 +170,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert found is not None
     assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'wrong_pass'})")
     given = CASE.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
-    assert found.setting is not None
-    assert found.setting.on(given).compiler_options == {"disabled_passes": "mine,wrong_pass"}
+    assert found.on(given).compiler_options == {"disabled_passes": "mine,wrong_pass"}
 
 
 @pytest.mark.slow
@@ -272,7 +270,7 @@ def test_a_line_can_be_left_to_eager() -> None:
     ],
 )
 def test_a_line_becomes_a_function_that_can_be_called_in_its_place(line: str, signature: str, call: str) -> None:
-    code = keep_line_out(f"model.py:4 in forward: {line}").code
+    code = keep_line_out(f"model.py:4 in forward: {line}")
     exec(code, {})
     assert f"@torch.compiler.disable\ndef {signature}:\n    {line}\n" in f"{code}\n"
     assert code.endswith(f"# and at model.py:4 in forward: {call}")
@@ -280,13 +278,13 @@ def test_a_line_becomes_a_function_that_can_be_called_in_its_place(line: str, si
 
 @pytest.mark.parametrize("line", ["torch.relu(", "if x.any():", "self.y = x.relu()", ""])
 def test_a_line_that_is_no_whole_statement_is_left_to_the_user(line: str) -> None:
-    code = keep_line_out(f"model.py:4 in forward: {line}").code
+    code = keep_line_out(f"model.py:4 in forward: {line}")
     exec(code, {})
     assert "# move what stands at model.py:4 in forward" in code
 
 
 def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None:
-    code = keep_out("torch._C._linalg.linalg_cholesky", "model.py:4 in f: y = torch.linalg.cholesky(x)").code
+    code = keep_out("torch._C._linalg.linalg_cholesky", "model.py:4 in f: y = torch.linalg.cholesky(x)")
     exec(code, {})
     assert "def in_eager(x):\n    y = torch.linalg.cholesky(x)\n    return y" in code
 
