@@ -212,7 +212,9 @@ class _Watch(OperatorMode):
         result = func(*args, **kwargs)
         leaves = tree_leaves(result)
         made = tuple(map(_described, leaves))
-        marks = () if operator.kind is OperatorKind.UNINITIALISED else tuple(map(_mark, leaves))
+        marks: tuple[int | None, ...] = ()
+        if operator.kind is not OperatorKind.UNINITIALISED:
+            marks = tuple(fingerprint(leaf) if type(leaf) is torch.Tensor else None for leaf in leaves)
         told = None if fakes is None else _disagreement(func, *fakes, leaves)
         reshapes = in_place and args[0].shape != shape
         self.calls.append(_Called(str(func), (str(func), given, made, marks), _users_line(), told, reshapes))
@@ -223,10 +225,6 @@ def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)
-
-
-def _mark(value: Any) -> int | None:
-    return fingerprint(value) if type(value) is torch.Tensor else None
 
 
 def _fakes(args: Any, kwargs: Any) -> tuple[FakeTensorMode, Any, Any] | None:

@@ -113,7 +113,8 @@ class Draft:
     def finish(self) -> FailingCase:
         """Drop unused nodes and inputs, and make the program."""
         for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op not in ("placeholder", "output") and not _acts(node):
+            acts = node.op in ("placeholder", "output") or writes(node) or sets_mode(node)
+            if not node.users and not acts:
                 self.graph.erase_node(node)
         for node in self.graph.find_nodes(op="placeholder"):
             if not node.users:
@@ -165,10 +166,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_copied(item) for item in value)
     return value
-
-
-def _acts(node: fx.Node) -> bool:
-    return writes(node) or sets_mode(node)
 
 
 def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:

@@ -129,7 +129,8 @@ class GraphWriter:
             self._names[node] = "None"  # an assignment's value, if a cut returns it
             return f"{self.text(target)}[{self._index(place)}] = {self.text(value)}"
         first = node.args[0] if node.args else None
-        if node.target in IN_PLACE_SIGNS and isinstance(first, fx.Node) and _is_tensor(first):
+        is_tensor = isinstance(first, fx.Node) and isinstance(recorded_value(first), torch.Tensor)
+        if node.target in IN_PLACE_SIGNS and isinstance(first, fx.Node) and is_tensor:
             self._names[node] = self._names[first]
             return IN_PLACE_SIGNS[node.target].format(*map(self.text, node.args))
         return None
@@ -235,10 +236,6 @@ class GraphWriter:
     def text(self, value: Any) -> str:
         """A value as code."""
         return write_value(value, lambda item: self._names[item] if isinstance(item, fx.Node) else None)
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(recorded_value(node), torch.Tensor)
 
 
 def _equal(expected: Any, actual: Any) -> bool:

@@ -124,7 +124,8 @@ def _moved(code: str) -> tuple[str, str] | None:
         return None
     names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
     inner = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
-    inner |= {node.id for part in ast.walk(statement) if isinstance(part, ast.comprehension) for node in _names(part)}
+    looped = [part.target for part in ast.walk(statement) if isinstance(part, ast.comprehension)]
+    inner |= {node.id for target in looped for node in ast.walk(target) if isinstance(node, ast.Name)}
     stored = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store) and node.id not in inner)
     called = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
     inner |= {node.id for node in called if isinstance(node, ast.Name) and node.id in _BUILT_IN}
@@ -141,7 +142,3 @@ def _moved(code: str) -> tuple[str, str] | None:
         return None
     results = ", ".join(stored)
     return f"def in_eager({given}):\n    {code}\n    return {results}", f"{results} = {call}"
-
-
-def _names(part: ast.comprehension) -> list[ast.Name]:
-    return [node for node in ast.walk(part.target) if isinstance(node, ast.Name)]

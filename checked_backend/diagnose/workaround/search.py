@@ -181,11 +181,12 @@ def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
     """The calls of a Dynamo graph from a line; if there are none, the calls with a body that has such calls."""
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
     own = [node for node in calls if source_line(node) == source]
-    return own or [node for node in calls if any(_calls_from(body, source) for body in _bodies(gm, node))]
 
+    def has_body(node: fx.Node) -> bool:
+        bodies = (graph_fetched(gm, one) for one in node.all_input_nodes)
+        return any(_calls_from(body, source) for body in bodies if body is not None)
 
-def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    return [body for one in node.all_input_nodes if (body := graph_fetched(gm, one)) is not None]
+    return own or [node for node in calls if has_body(node)]
 
 
 def find_workaround(

@@ -136,14 +136,11 @@ def earlier_output(problem: Problem) -> None:
         root = outputs_of(program.case.graph.graph)[program.tracked]
         if not isinstance(root, fx.Node) or root.op == "placeholder":
             return
-        sources = [node for node in root.all_input_nodes if node.op.startswith("call_") and not _has_items(node)]
+        calls = [node for node in root.all_input_nodes if node.op.startswith("call_")]
+        # of a call that gives several results only single ones can be returned
+        sources = [node for node in calls if not any(map(is_getitem, node.users))]
         if not problem.first_of([_ending_at(program, node.name) for node in sources]):
             return
-
-
-def _has_items(node: fx.Node) -> bool:
-    """Whether a call gives several results. Only single items of these can be returned."""
-    return any(map(is_getitem, node.users))
 
 
 def _ending_at(program: FailingCase, name: str) -> FailingCase:
