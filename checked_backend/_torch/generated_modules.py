@@ -1,20 +1,39 @@
-"""The Python modules that Inductor generates, and which nodes of its graph their buffers hold."""
+"""The Python modules that Inductor generates: what of its graph their buffers hold, and what each kernel computes."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 
-__all__ = ["GeneratedModule", "generated_modules_noted"]
+__all__ = ["GeneratedModule", "KernelCall", "buffers_in", "calls_kernel", "generated_modules_noted", "kernel_calls"]
+
+_BUFFER = re.compile(r"buf\d+")
+_NO_KERNEL = re.compile(r"empty_strided|reinterpret_tensor|assert_|args\.clear|get_raw_stream|device\(")
+"""The beginnings of calls that write no element."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A call of a kernel in a module's text.
+
+    Attributes:
+        name: The kernel's name in the module, or that of a function of a library.
+        nodes: The names of the nodes that it computes.
+    """
+
+    name: str
+    statement: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +47,17 @@ class GeneratedModule:
             of its writes. None stands for a value that is no node's.
         functions: The functions that call kernels, each with its definition in the module's text.
         written: The graph's inputs that are written to.
+        text: The module's text, which has the sources of the kernels as strings.
+        made: By the name of a buffer: the names of the nodes that it is computed from.
     """
 
-    kind: str
+    kind: Literal["forward", "backward", "inference"]
     graph: fx.GraphModule
     held: Mapping[str, Sequence[fx.Node | None]]
     functions: Sequence[tuple[FunctionType, ast.FunctionDef]]
     written: Collection[str]
+    text: str = ""
+    made: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -73,10 +96,41 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
 
 
 def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
-    kind = "backward" if lowering.is_backward else "inference" if lowering.is_inference else "forward"
-    return GeneratedModule(
-        kind, lowering.module, _held(lowering), _functions(module, text), frozenset(lowering.mutated_inputs)
-    )
+    forward: Literal["forward", "inference"] = "inference" if lowering.is_inference else "forward"
+    kind = "backward" if lowering.is_backward else forward
+    made = {
+        buffer.get_name(): [node.name for node in operation.get_origins()]
+        for operation in lowering.operations
+        for buffer in operation.get_outputs()
+    }
+    written = frozenset(lowering.mutated_inputs)
+    return GeneratedModule(kind, lowering.module, _held(lowering), _functions(module, text), written, text, made)
+
+
+def kernel_calls(module: GeneratedModule) -> Iterator[KernelCall]:
+    """The calls of kernels, in order. A buffer is computed by the first call that has it."""
+    inside = (one for _, definition in module.functions for one in ast.walk(definition))
+    statements = [one for one in inside if isinstance(one, (ast.Expr, ast.Assign)) and calls_kernel(one)]
+    lines = module.text.splitlines()
+    known: set[str] = set()
+    for statement in sorted(statements, key=lambda one: one.lineno):
+        buffers = sorted(buffers_in(statement) - known)
+        known.update(buffers)
+        nodes = tuple(dict.fromkeys(node for name in buffers for node in module.made.get(name, ())))
+        if nodes:
+            name = ast.unparse(statement.value.func).removesuffix(".run")  # type: ignore[attr-defined]
+            own = lines[statement.lineno - 1 : statement.end_lineno]
+            yield KernelCall(name, "\n".join(line.strip() for line in own), nodes)
+
+
+def calls_kernel(statement: ast.Expr | ast.Assign) -> bool:
+    """Whether a statement may call a kernel."""
+    return isinstance(statement.value, ast.Call) and not _NO_KERNEL.match(ast.unparse(statement.value))
+
+
+def buffers_in(statement: ast.stmt) -> set[str]:
+    """The names of the buffers in a statement."""
+    return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and _BUFFER.fullmatch(one.id)}
 
 
 def _functions(module: ModuleType, text: str) -> list[tuple[FunctionType, ast.FunctionDef]]:

@@ -18,8 +18,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
-from checked_backend.diagnose.localize.flow import FLOW_LIMIT
-from checked_backend.diagnose.localize.kernel import KERNEL_LIMIT, generated_kernel
+from checked_backend.diagnose.localize.kernel import kernel_in
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
@@ -255,8 +254,7 @@ class _Investigation:
             return
         self._find_workaround(location, small)
         self.keep(found)
-        self._measure_flow(location)
-        self.keep(found)
+        found.flow = location.flow
         if why := self._find_kernel(location):
             found.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
 
@@ -321,15 +319,6 @@ class _Investigation:
         self.found.workaround = search.first(case, op, self.found.source)
         self.found.workaround_confirmed = self.found.workaround is not None or not search.in_vain
 
-    def _measure_flow(self, location: Location) -> None:
-        if location.flow is None or time.monotonic() + FLOW_LIMIT > self.deadline:
-            return
-        self._tell("measuring how the error goes on through the graph")
-        try:
-            self.found.flow = location.flow()
-        except Exception as error:  # a report without this picture says the same
-            log.debug("no flow: %s", error)
-
     def _find_kernel(self, location: Location) -> str:
         """Find the generated code of the operator. Returns why there is none."""
         if self.failure.options.compiler != "inductor":
@@ -338,14 +327,12 @@ class _Investigation:
             return f"the error is made before code is generated, at the stage {location.stage}"
         if location.graph is None or location.node is None:
             return "no operator was named"
-        if time.monotonic() + KERNEL_LIMIT > self.deadline:
-            return "no time was left to compile the region again"
-        self._tell("compiling the region once more, for the generated code of the operator")
+        kernels = self.failure.kernels
         try:
-            self.found.kernel = generated_kernel(self.failure, location.graph, location.node.name)
-        except Exception as error:  # a report without it says the same
-            said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
-            return (said.splitlines() or ["?"])[0]
+            modules = () if kernels is None else kernels.modules
+            self.found.kernel = kernel_in(modules, location.graph, location.node.name, self.failure.graph)
+        except CheckedBackendError as error:  # a report without it says the same
+            return str(error)
         return ""
 
 

@@ -124,7 +124,7 @@ class CallComparison:
             return found
         self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
-            checked = self._variants.operators.forward(call, outputs, decisions, self._scales)
+            checked = self._variants.operators.forward(call, decisions, self._scales)
             self._reporter.count({"operators": checked})
         names = [call.subjects.output(index) for index in range(len(outputs))]
         return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from checked_backend._torch.dynamo import TracingContext, compiling, tracing
 from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.findings import Finding
-from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import Compiler, copy_graph
 from checked_backend.regions.execution import execute
@@ -16,7 +14,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.session import collect
 
-__all__ = ["compile_again", "rerun_failure", "wrong_like"]
+__all__ = ["rerun_failure", "wrong_like"]
 
 
 def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
@@ -36,7 +34,10 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     before = RngState.capture(tuple(failure.rng.cuda))
     try:
         with collect(alone=True) as session:
-            region = _compiled(failure, options, None)
+            fake_mode = detect_fake_mode(failure.example_inputs)
+            context = None if fake_mode is None else TracingContext(fake_mode)
+            with compiling(), failure.ambient.entered(), tracing(context):
+                region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
             arguments, leaves = failure.inputs.fresh()
             failure.rng.restore()
             with failure.ambient.entered():
@@ -56,19 +57,3 @@ def wrong_like(before: Sequence[Finding], findings: Iterable[Finding]) -> list[F
     """The findings that fail. Where values were wrong before, a different layout is none of them."""
     layout = all(finding.is_layout for finding in before if finding.kind.fails)
     return [finding for finding in findings if finding.kind.fails and (layout or not finding.is_layout)]
-
-
-def compile_again(failure: Failure) -> None:
-    """Compile the region of a failed call once more, as it was compiled for the user. Nothing of it is run.
-
-    A compiler that raises does not raise here, as in `build_region`.
-    """
-    with collect(alone=True):
-        _compiled(failure, failure.options.model_copy(update={"localize": False}), failure.mode)
-
-
-def _compiled(failure: Failure, options: CheckOptions, mode: str | None) -> Callable[..., Any]:
-    fake_mode = detect_fake_mode(failure.example_inputs)
-    context = None if fake_mode is None else TracingContext(fake_mode)
-    with compiling(), failure.ambient.entered(), tracing(context):
-        return build_region(copy_graph(failure.graph), failure.example_inputs, options, mode, silent=True)

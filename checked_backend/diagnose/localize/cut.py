@@ -17,6 +17,7 @@ from checked_backend.diagnose.localize.subgraph import (
     is_item,
     is_symbolic,
     is_view,
+    maker_of,
     part_of,
     tensors_made,
     unshared,
@@ -28,7 +29,17 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["CallOracle", "Cut", "cut_before", "cut_out", "shortest_wrong_prefix", "widening", "wrong_prefix"]
+__all__ = [
+    "CallOracle",
+    "Cut",
+    "bisected",
+    "cut_before",
+    "cut_out",
+    "prefix_of",
+    "shortest_wrong_prefix",
+    "widening",
+    "wrong_prefix",
+]
 
 CallOracle = Callable[[GraphCase], Sequence[Finding]]
 """Tries a case and gives its failing findings. An error of the attempt itself is not a finding of the case."""
@@ -131,14 +142,35 @@ def shortest_wrong_prefix(
         The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
     """
     calls = calls_of(gm)
-    low, high = 0, len(calls)  # prefixes of `low` calls are right, of `high` calls wrong
-    found = _checked_prefix(gm, inputs, calls, options, killing or oracle)
-    if found is not None and found.finding.kind is Kind.CRASH:
-        oracle = killing or oracle
+    tries = killing or oracle
+
+    def wrong(count: int) -> Cut | None:
+        nonlocal tries
+        found = _checked_prefix(gm, inputs, calls[:count], options, tries)
+        if count == len(calls) and (found is None or found.finding.kind is not Kind.CRASH):
+            tries = oracle
+        return found
+
+    return bisected(len(calls), wrong, lambda found, low: narrowed(found, calls[low - 1] if low else None))
+
+
+def bisected(
+    count: int,
+    wrong: Callable[[int], Cut | None],
+    narrowed: Callable[[Cut, int], None] = lambda _wrong, _right: None,
+) -> Cut | None:
+    """Bisect for the least number of calls that are wrong together.
+
+    Args:
+        count: The number of all calls.
+        wrong: Tries the first calls: that many of them.
+        narrowed: Called with the shortest wrong case so far, and the greatest number of calls that are right.
+    """
+    low, high, found = 0, count, wrong(count)
     while found is not None and high - low > 1:
-        narrowed(found, calls[low - 1] if low else None)
+        narrowed(found, low)
         middle = (low + high) // 2
-        shorter = _checked_prefix(gm, inputs, calls[:middle], options, oracle)
+        shorter = wrong(middle)
         if shorter is not None:
             high, found = middle, shorter
         else:
@@ -157,27 +189,32 @@ def wrong_prefix(
 def _checked_prefix(
     gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, oracle: CallOracle
 ) -> Cut | None:
-    # an operator with several results is compared by its items; without them, it would be dead code
     last = calls[-1]
-    items = [made for node in calls for made in tensors_made(node)]
-    calls = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
-    inside = set(calls)
-    results = {node for node in outputs_of(gm.graph) if isinstance(node, fx.Node)}
-    frontier = [
-        node
-        for node in calls
-        if isinstance(recorded_value(node), torch.Tensor)
-        and (node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users))
-    ]
+    calls, frontier = prefix_of(gm, calls)
     if not frontier and not any(map(has_effects, calls)):
         return None
     part, sources = part_of(gm, calls, frontier)
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
     case = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
     findings = oracle(case)
-    while is_item(last) and isinstance(last.args[0], fx.Node):
-        last = last.args[0]
-    return Cut(case, last, findings[0]) if findings else None
+    return Cut(case, maker_of(last), findings[0]) if findings else None
+
+
+def prefix_of(gm: fx.GraphModule, calls: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The first calls of a graph with the items of their results, and those of them that the rest of it needs."""
+    # an operator with several results is compared by its items; without them, it would be dead code
+    items = [made for node in calls for made in tensors_made(node)]
+    chosen = [*calls, *(made for made in dict.fromkeys(items) if made not in set(calls))]
+    inside = set(chosen)
+    results = {node for node in outputs_of(gm.graph) if isinstance(node, fx.Node)}
+    results.update((calls[-1], *tensors_made(calls[-1])))
+    frontier = [
+        node
+        for node in chosen
+        if isinstance(recorded_value(node), torch.Tensor)
+        and (node in results or any(user not in inside for user in node.users))
+    ]
+    return chosen, frontier
 
 
 def _tried(

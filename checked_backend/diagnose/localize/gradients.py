@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_map_only
-from checked_backend.diagnose.localize.cut import CallOracle, Cut, widening
+from checked_backend.diagnose.localize.cut import CallOracle, Cut, bisected, prefix_of, widening
 from checked_backend.diagnose.localize.graph_modes import modes_left
-from checked_backend.diagnose.localize.subgraph import called_name, calls_of, is_item, part_of, tensors_made
+from checked_backend.diagnose.localize.subgraph import called_name, calls_of, maker_of, part_of, tensors_made
 from checked_backend.graphs.effects import writes
-from checked_backend.graphs.nodes import outputs_of, recorded_value
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -52,7 +52,8 @@ class GradientSearch:
         """
         tell("bisecting Dynamo's graph, with its gradients")
         values = _Values.of(self)
-        prefix = self._shortest_wrong_prefix(values, oracle)
+        calls = calls_of(self.graph)
+        prefix = bisected(len(calls), lambda count: self._prefix(calls[:count], values, oracle))
         if prefix is None:
             return None
         tell(f"the gradient of {prefix.node.name} ({called_name(prefix.node)}) is wrong; cutting it out")
@@ -62,33 +63,9 @@ class GradientSearch:
                 return cut
         return prefix
 
-    def _shortest_wrong_prefix(self, values: _Values, oracle: CallOracle) -> Cut | None:
-        calls = calls_of(self.graph)
-        low, high = 0, len(calls)
-        found = self._prefix(calls, values, oracle)
-        while found is not None and high - low > 1:
-            middle = (low + high) // 2
-            shorter = self._prefix(calls[:middle], values, oracle)
-            if shorter is not None:
-                high, found = middle, shorter
-            else:
-                low = middle
-        return found
-
     def _prefix(self, calls: Sequence[fx.Node], values: _Values, oracle: CallOracle) -> Cut | None:
-        last = calls[-1]
-        items = [item for node in calls for item in tensors_made(node)]
-        chosen = [*calls, *(item for item in dict.fromkeys(items) if item not in set(calls))]
-        inside, results = set(chosen), {node for node in outputs_of(self.graph.graph) if isinstance(node, fx.Node)}
-        frontier = [
-            node
-            for node in chosen
-            if isinstance(recorded_value(node), torch.Tensor)
-            and (
-                node in (last, *tensors_made(last)) or node in results or any(user not in inside for user in node.users)
-            )
-        ]
-        return self._checked(chosen, frontier, last, values.given, values, oracle)
+        chosen, frontier = prefix_of(self.graph, calls)
+        return self._checked(chosen, frontier, calls[-1], values.given, values, oracle)
 
     def _tried(self, nodes: Sequence[fx.Node], node: fx.Node, values: _Values, oracle: CallOracle) -> Cut | None:
         made = tensors_made(node)
@@ -121,9 +98,7 @@ class GradientSearch:
             frozenset(place for place, source in enumerate(sources) if source in values.differentiable),
         )
         findings = [finding for finding in oracle(case) if finding.about.is_gradient]
-        while is_item(node) and isinstance(node.args[0], fx.Node):
-            node = node.args[0]
-        return Cut(case, node, findings[0]) if findings else None
+        return Cut(case, maker_of(node), findings[0]) if findings else None
 
 
 @dataclass(frozen=True, slots=True)

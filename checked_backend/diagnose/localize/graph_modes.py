@@ -17,7 +17,7 @@ from checked_backend.graphs.effects import mode_name
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.torch_state import TorchState, modes_unharmed
 
-__all__ = ["PartModes", "modes_before", "modes_left", "self_contained"]
+__all__ = ["PartModes", "modes_left", "self_contained"]
 
 
 def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool = False) -> fx.GraphModule:
@@ -40,16 +40,6 @@ def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool =
                 copied.graph.call_function(exit_autocast, (entered,))
     copied.recompile()
     return copied
-
-
-def modes_before(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """The calls before a node that set the modes under which it runs."""
-    modes = _Modes()
-    for each in gm.graph.nodes:
-        if each is node:
-            break
-        modes.meet(each)
-    return modes.in_force()
 
 
 @contextmanager
@@ -77,10 +67,6 @@ class _Modes:
         elif name:
             self.flags.pop(node.target, None)  # the latest comes last
             self.flags[node.target] = node
-
-    def in_force(self) -> list[fx.Node]:
-        """The calls that set the modes in force."""
-        return [*self.flags.values(), *self.entered]
 
 
 class PartModes:

@@ -12,8 +12,7 @@ from checked_backend.diagnose.localize.aten_name import aten_name
 from checked_backend.diagnose.localize.cut import CallOracle, cut_before
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.graph_modes import modes_left, self_contained
-from checked_backend.diagnose.localize.local import LAYOUT
-from checked_backend.diagnose.localize.search import Location, Search, is_of_values
+from checked_backend.diagnose.localize.search import LAYOUT, Location, Search, is_of_values
 from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, stages_of
 from checked_backend.diagnose.localize.subgraph import is_symbolic
 from checked_backend.findings import Finding, Kind
@@ -22,7 +21,7 @@ from checked_backend.regions.compile import Compiler, eager_graph, resolve_compi
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.operator_check.tensor_checks import Wrong
+from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
 from checked_backend.regions.rerun import rerun_failure, wrong_like
 from checked_backend.regions.torch_state import RngState
 
@@ -83,21 +82,20 @@ def _located(
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    kernels = None if failure.kernels is None or stage.compiler is not None else partial(_wrong_kernels, failure)
+    kernels = None
+    if failure.kernels is not None and stage.compiler is None:
+        kernels = partial(_checked_kernels, failure, failure.kernels)
     search = Search(
         graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients, kernels
     )
     return search.run(stage, failing)
 
 
-def _wrong_kernels(failure: Failure) -> Sequence[tuple[str, Wrong]]:
-    """The kernels of the compiled region that are wrong on the inputs that they really get, each with its graph."""
-    if failure.kernels is None:
-        return ()
+def _checked_kernels(failure: Failure, kernels: KernelCheck) -> Sequence[CheckedModule]:
+    """The kernels of the compiled region, on the inputs that they really get."""
     sent = {} if failure.cotangents is None else failure.cotangents.outputs
     with failure.ambient.entered():
-        _, checked = failure.kernels.run(failure.inputs, failure.rng, lambda _results: sent, MOST_BYTES)
-    return [(module.kind, wrong) for module, checks in checked for wrong in checks.wrong]
+        return kernels.run(failure.inputs, failure.rng, lambda _results: sent, MOST_BYTES)
 
 
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:

@@ -9,39 +9,47 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch.dynamo import TracingContext, compiling, tracing
-from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend._torch.operators import OpOverload
-from checked_backend._torch.pytree import tree_flatten, tree_unflatten
-from checked_backend.diagnose.localize.bodies import is_higher_order
-from checked_backend.diagnose.localize.graph_modes import modes_before, modes_left
-from checked_backend.diagnose.localize.local import OperatorCall, call_oracle
-from checked_backend.diagnose.localize.subgraph import calls_of, is_view, part_of, tensors_made, unshared, with_outputs
+from checked_backend.diagnose.localize.flow import error_flow
+from checked_backend.diagnose.localize.graph_modes import modes_left
+from checked_backend.diagnose.localize.subgraph import (
+    bytes_of,
+    calls_of,
+    is_view,
+    maker_of,
+    part_of,
+    tensors_made,
+    unshared,
+    with_outputs,
+)
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Coverage, Finding
-from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
-from checked_backend.modes.random_tape import RandomTape, RecordRandom
+from checked_backend.numerics.measure import measure
 from checked_backend.process.worker import Death, cannot_fork, run_in_worker
-from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
+from checked_backend.regions.compile import Compiler
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.operator_check.findings import error_message
+from checked_backend.regions.operator_check.probe import Exposed, Probed
+from checked_backend.regions.operator_check.tensor_checks import Wrong
+from checked_backend.regions.operator_check.walk import Walk
+from checked_backend.regions.recompile import compile_again
 from checked_backend.report import Report
 
 __all__ = [
     "CLEAR",
     "MUCH",
     "FaultyOperator",
-    "bytes_of",
-    "compile_graph",
+    "faulty_operator",
     "probe",
     "probe_isolated",
     "segments",
@@ -65,7 +73,7 @@ Compilers compute some functions (``erf`` on CPU, for example) with a little les
 
 @dataclass(frozen=True, slots=True)
 class FaultyOperator:
-    """An operator with a local error."""
+    """An operator with a local error. The finding says how the error flows on, as far as the values are known."""
 
     node: fx.Node
     finding: Finding
@@ -74,6 +82,14 @@ class FaultyOperator:
     def size(self) -> float:
         """The error's share of the result, in rms; infinite if the error is not one of finite values."""
         return share_of(self.finding)
+
+    def seen_in(self, gm: fx.GraphModule, inputs: Sequence[Any], values: Mapping[str, torch.Tensor]) -> FaultyOperator:
+        """The same with the flow of its error through a graph, given values of the compiled program."""
+        try:
+            flow = error_flow(gm, inputs, values, self.node.name)
+        except Exception:  # a report without this picture says the same
+            return self
+        return replace(self, finding=replace(self.finding, flow=flow))
 
 
 def share_of(finding: Finding) -> float:
@@ -85,16 +101,16 @@ def share_of(finding: Finding) -> float:
     return share if share == share else math.inf
 
 
-def compile_graph(compiler: Compiler, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Compile an ATen graph as it is, for symbolic sizes where it has them."""
-    traced = [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
-    fake_mode = detect_fake_mode(traced)
-    # loops have values of unknown size; to trace them, the first trace's fake mode is needed
-    needed = any(isinstance(value, torch.SymInt) for value in traced) or any(map(is_higher_order, calls_of(gm)))
-    kept = fake_mode is not None and needed
-    examples = traced if kept else list(inputs)
-    with compiling(), tracing(TracingContext(fake_mode) if kept else None), torch.no_grad():
-        return compile_candidate(compiler, copy_graph(gm), examples)
+def faulty_operator(wrong: Wrong) -> FaultyOperator:
+    """The operator that an error of a walk accuses."""
+    node = maker_of(wrong.node)
+    what, found, metrics = f"what {node.name} computes", wrong.found, None
+    if math.isinf(wrong.error.relative):
+        message = f"{what} is not of the shape and dtype that eager's has, or is not a number where eager's is one"
+    else:
+        metrics = measure(reference=wrong.right, candidate=found)
+        message = error_message(what, str(found.dtype).removeprefix("torch."), wrong.error, found.numel())
+    return FaultyOperator(node, Finding(Kind.LOGIC, "output[0]", message, metrics=metrics))
 
 
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
@@ -107,29 +123,78 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     Returns:
         The faulty operator; None if every operator is right when all are exposed.
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    values = dict(zip(placeholders, unshared(gm, inputs), strict=True))
-    exact = frozenset(id(value) for value in values.values())
-    uses = _last_uses(gm)
+    compiled = _Compiled(gm, compiler, limit)
+    probed = Probed(unshared(gm, inputs), frozenset(), compiled.results, {}, {}, {})
     best: FaultyOperator | None = None
-    for part in segments(gm, limit):
-        segment, sources = _segment(gm, part)
-        exposed = [made for node in part if worth_exposing(node) for made in tensors_made(node)]
-        instrumented, places = with_outputs(segment, [_find(segment, node) for node in exposed])
-        arguments = [values[source] for source in sources]
-        given = copy_values(arguments)
-        with torch.no_grad():
-            results = compile_graph(compiler, instrumented, arguments)(*given)
-        candidate = {node: results[place] for node, place in zip(exposed, places, strict=True)}
-        del results
-        left = dict(zip(sources, given, strict=True))
-        with modes_left():
-            for faulty in _walk(part, gm, values, candidate, left, exact, uses):
-                if best is None or faulty.size > MUCH * best.size:
-                    best = faulty
-                if best.size >= CLEAR:
-                    return best
-    return best
+    known = 0
+
+    def go_on(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+        nonlocal best, known
+        for wrong in walk.checks.wrong[known:]:
+            known += 1
+            faulty = faulty_operator(wrong)
+            if best is None or faulty.size > MUCH * best.size:
+                best = faulty
+            if best.size >= CLEAR:
+                return False
+        compiled.run(node, values)
+        return True
+
+    walk = Walk(gm, compiled.exposed, probed, strict=True, before=go_on)
+    with torch.no_grad(), modes_left():
+        walk.run()
+    return None if best is None else best.seen_in(gm, inputs, compiled.kept)
+
+
+class _Compiled:
+    """A graph compiled in segments, each when a walk comes to it, with what its operators compute as results.
+
+    Attributes:
+        exposed: The places of the results.
+        results: What was computed so far: the tensors, and each input that was written to.
+        kept: The tensors by name, if they are few enough to show how an error flows.
+    """
+
+    def __init__(self, gm: fx.GraphModule, compiler: Compiler, limit: int) -> None:
+        self._gm = gm
+        self._compiler = compiler
+        self._parts = {part[0]: part for part in segments(gm, limit)}
+        calls = calls_of(gm)
+        made = [made.name for node in calls if worth_exposing(node) for made in tensors_made(node)]
+        written = {_written_input(node): node for node in calls if _written_input(node) is not None}
+        values = {name: place for place, name in enumerate(made)}
+        versions = {node.name: {f"{source}": len(made) + place} for place, (source, node) in enumerate(written.items())}
+        self.exposed = Exposed(gm, 0, values, versions, {}, 0)
+        self.results: list[Any] = [None] * (len(made) + len(written))
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def run(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
+        """Compile and run the segment that begins with a node, if one does, on the values in front of it."""
+        part = self._parts.get(node)
+        if part is None:
+            return
+        segment, sources = _segment(self._gm, part)
+        own = {node.name: node for node in segment.graph.nodes}
+        exposed = [made.name for node in part if worth_exposing(node) for made in tensors_made(node)]
+        instrumented, places = with_outputs(segment, [own[name] for name in exposed])
+        given = copy_values([values[source] for source in sources])
+        traced = [recorded_value(node) for node in instrumented.graph.find_nodes(op="placeholder")]
+        compiled = compile_again(self._compiler, instrumented, traced, given)
+        torch.manual_seed(0)  # the caller puts the random state back
+        results = compiled(*given)
+        for name, place in zip(exposed, places, strict=True):
+            self.results[self.exposed.values[name]] = results[place]
+        if len(self._parts) == 1:
+            self.kept.update((name, results[place]) for name, place in zip(exposed, places, strict=True))
+        for node in part:
+            for source, place in self.exposed.versions.get(node.name, {}).items():
+                self.results[place] = given[[each.name for each in sources].index(source)]
+
+
+def _written_input(node: fx.Node) -> fx.Node | None:
+    """The input of the graph that a call writes to."""
+    source = node.all_input_nodes[0] if writes(node) and node.all_input_nodes else None
+    return source if source is not None and source.op == "placeholder" else None
 
 
 def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
@@ -155,126 +220,12 @@ def _segment(gm: fx.GraphModule, part: Sequence[fx.Node]) -> tuple[fx.GraphModul
     return part_of(gm, part, returned)
 
 
-def _find(segment: fx.GraphModule, node: fx.Node) -> fx.Node:
-    found: fx.Node = next(own for own in segment.graph.nodes if own.name == node.name)
-    return found
-
-
-def _walk(
-    part: Sequence[fx.Node],
-    gm: fx.GraphModule,
-    values: dict[fx.Node, Any],
-    candidate: dict[fx.Node, torch.Tensor],
-    left: Mapping[fx.Node, Any],
-    exact: frozenset[int],
-    uses: Mapping[fx.Node, fx.Node],
-) -> Iterator[FaultyOperator]:
-    """Check each call of a part. ``left`` has the inputs as the compiled part left them."""
-    interpreter = fx.Interpreter(gm)
-    written: dict[fx.Node, tuple[OperatorCall, Any]] = {}
-    for node in _with_modes(gm, part):
-        if sets_mode(node):
-            interpreter.env = values
-            values[node] = interpreter.run_node(node)
-            continue
-        for source in node.all_input_nodes:
-            if source.op == "get_attr" and source not in values:
-                values[source] = interpreter.run_node(source)
-        interpreter.env = values
-        args, kwargs = interpreter.fetch_args_kwargs_from_env(node)
-        run = _runner(interpreter, node)
-        call = OperatorCall(node, tuple(args), kwargs, run, exact)
-        if writes(node):
-            call = OperatorCall(node, *_copied(args, kwargs), partial(_on_copies, run), exact)
-            written.update((source, (call, values[source])) for source in node.all_input_nodes[:1] if source in left)
-        tape = RandomTape()
-        with torch.no_grad(), RecordRandom(tape):
-            expected = run(*args, **kwargs)
-        made = tensors_made(node)
-        known = {one: candidate.pop(one) for one in made if one in candidate}
-        if not known:
-            values[node] = expected
-        else:
-            actual = _assembled(node, expected, known)
-            values[node] = actual
-            # a draw depends on earlier draws, and a compiler may choose some of these; so draws are not compared
-            finding = call_oracle(call, expected, actual) if tape.empty else None
-            if finding is not None:
-                yield FaultyOperator(node, finding)
-        for source in node.all_input_nodes:
-            if uses.get(source) is node:
-                values.pop(source, None)
-        if node not in uses:
-            values.pop(node, None)
-    for source, (call, expected) in written.items():
-        finding = call_oracle(call, expected, left[source]) if isinstance(expected, torch.Tensor) else None
-        if finding is not None:
-            yield FaultyOperator(call.node, finding)
-
-
-def _with_modes(gm: fx.GraphModule, part: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """The calls of a part and the mode calls between them. The modes in force before the part come first."""
-    yield from modes_before(gm, part[0])
-    inside, begun = set(part), False
-    for node in gm.graph.nodes:
-        begun = begun or node is part[0]
-        if node in inside or (begun and sets_mode(node)):
-            yield node
-        if node is part[-1]:
-            return
-
-
-def _runner(interpreter: fx.Interpreter, node: fx.Node) -> Any:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return getattr(interpreter, node.op)(node.target, args, kwargs)
-
-    return run
-
-
-def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
-    copies: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(copy_values(leaves), spec)
-    return copies
-
-
-def _on_copies(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that writes to its arguments on copies, so that it can be run again."""
-    own_args, own_kwargs = _copied(args, kwargs)
-    return run(*own_args, **own_kwargs)
-
-
-def _assembled(node: fx.Node, expected: Any, known: Mapping[fx.Node, torch.Tensor]) -> Any:
-    """The candidate's result of a call, completed by eager's items where the candidate's were not exposed."""
-    if node in known:
-        return known[node]
-    results = list(expected)
-    for item, value in known.items():
-        results[int(item.args[1])] = value  # type: ignore[arg-type]
-    return type(expected)(results) if isinstance(expected, list) else tuple(results)
-
-
 def worth_exposing(node: fx.Node) -> bool:
     """Whether a node's value should be exposed. Views and writes to inputs show in the values made from them."""
     if isinstance(node.target, OpOverload):
         operator = describe_operator(node.target)
         return not (is_view(node) or operator.mutated or operator.kind is OperatorKind.UNINITIALISED)
     return True
-
-
-def bytes_of(node: fx.Node) -> int:
-    """Bytes of the tensor that a node stands for, 0 if it is none."""
-    value = recorded_value(node)
-    if not isinstance(value, torch.Tensor):
-        return 0
-    elements = 1
-    for size in value.shape:
-        elements *= size if isinstance(size, int) else (size.node.hint or 1)
-    return elements * value.element_size()
-
-
-def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
-    """For each node, the last call that takes its value. The graph's results are not kept."""
-    return {source: node for node in calls_of(gm) for source in node.all_input_nodes}
 
 
 def probe_isolated(

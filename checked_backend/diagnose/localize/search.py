@@ -1,4 +1,4 @@
-"""The search for an operator in the graphs of a region: probe, probe the fused graphs, bisect, cut out."""
+"""The search for an operator in the graphs of a region: look at the kernels, probe, bisect, cut out."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from checked_backend.diagnose.localize.cut import (
     shortest_wrong_prefix,
     wrong_prefix,
 )
-from checked_backend.diagnose.localize.flow import error_flow_isolated
-from checked_backend.diagnose.localize.fused import fused_graph, is_fused
 from checked_backend.diagnose.localize.gradients import GradientSearch
-from checked_backend.diagnose.localize.local import LAYOUT
-from checked_backend.diagnose.localize.probe import CLEAR, MUCH, FaultyOperator, bytes_of, probe_isolated, share_of
+from checked_backend.diagnose.localize.probe import (
+    CLEAR,
+    MUCH,
+    FaultyOperator,
+    faulty_operator,
+    probe_isolated,
+    share_of,
+)
 from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import GraphKind, Recorded, Stage
-from checked_backend.diagnose.localize.subgraph import called_name, calls_of, can_be_walked, is_symbolic
+from checked_backend.diagnose.localize.subgraph import bytes_of, called_name, calls_of, can_be_walked, is_symbolic
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind, NodeError
 from checked_backend.graphs.nodes import origin_of, outputs_of, recorded_value
 from checked_backend.graphs.source_line import module_path, source_line
-from checked_backend.numerics.measure import measure
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.operator_check.findings import error_message
-from checked_backend.regions.operator_check.tensor_checks import Wrong
+from checked_backend.regions.operator_check.in_place import CheckedModule
 
-__all__ = ["LEAST_PROBE_BYTES", "Location", "Search", "is_of_values", "probe_limit"]
+__all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Location", "Search", "is_of_values", "probe_limit"]
 
 LEAST_PROBE_BYTES = 1 << 28
 """Bytes that the exposed tensors of one compilation may always take."""
@@ -50,6 +52,10 @@ MOST_SUSPECTED = 3
 
 _IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
 """Kinds of findings that a wrong value inside the graph may cause."""
+
+
+LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
+"""Details that neither cause wrong values nor are caused by them: a compiler may choose them inside a graph."""
 
 
 def is_of_values(finding: Finding) -> bool:
@@ -75,7 +81,7 @@ class Location:
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.
         again: Whether the operator was found in another region before, and is wrong here too.
-        flow: Measures how the error flows through the graph; None if that cannot be done.
+        flow: How the error flows through the graph, if what found the operator saw that.
     """
 
     stage: str
@@ -88,7 +94,7 @@ class Location:
     notes: tuple[str, ...] = ()
     gross: bool = False
     again: bool = False
-    flow: Callable[[], tuple[NodeError, ...]] | None = None
+    flow: tuple[NodeError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +107,7 @@ class Search:
         gross: Tries a case, and only finds gross differences.
         suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
-        kernels: Finds kernels that are wrong on the inputs that they really get, each with the kind of its graph; None
-            if kernels cannot be seen, or are right.
+        kernels: Checks kernels on the inputs that they really get; None if they cannot be seen, or are right.
     """
 
     graphs: Sequence[Recorded]
@@ -116,7 +121,7 @@ class Search:
     known: Callable[[Location], None]
     suspects: Collection[tuple[str, str]] = ()
     gradients: GradientSearch | None = None
-    kernels: Callable[[], Sequence[tuple[str, Wrong]]] | None = None
+    kernels: Callable[[], Sequence[CheckedModule]] | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
         """Look for the operator, by the quickest means first."""
@@ -130,8 +135,7 @@ class Search:
         slight = self._in_place(notes) or self._probed(self.graphs, notes)
         if slight is not None and _explains(slight[1], in_values):
             return self._faulty(stage, *slight, notes)
-        found = self._fused(stage, slight, notes) or self._past(stage, slight, notes)
-        found = found or self._differentiated(stage, notes)
+        found = self._past(stage, slight, notes) or self._differentiated(stage, notes)
         if found is None and slight is not None:
             return self._faulty(stage, *slight, notes)
         if found is None:
@@ -162,22 +166,27 @@ class Search:
             return None
         self.tell("looking at the kernels as they run")
         try:
-            wrong = self.kernels()
+            checked = self.kernels()
         except Exception as error:  # the probe does without them
             notes.append(f"the kernels could not be looked at: {type(error).__name__}: {error}".splitlines()[0])
             return None
-        for kind, one in wrong:
-            metrics = measure(reference=one.right, candidate=one.found)
-            dtype = str(one.found.dtype).removeprefix("torch.")
-            message = error_message(f"what {one.node.name} computes", dtype, one.error, one.found.numel())
-            faulty = FaultyOperator(one.node, Finding(Kind.LOGIC, "output[0]", message, metrics=metrics))
+        for seen, one in ((module, wrong) for module in checked for wrong in module.checks.wrong):
+            faulty = faulty_operator(one)
             if faulty.size < CLEAR:
                 continue
-            for recorded in self.graphs:
-                named = [node for node in calls_of(recorded.graph) if node.name == one.node.name]
-                if recorded.kind == kind and recorded.inputs is not None and named:
-                    return recorded, replace(faulty, node=named[0])
+            recorded, node = self._recorded(seen, faulty.node, notes)
+            return recorded, replace(faulty, node=node).seen_in(recorded.graph, recorded.inputs or (), seen.values)
         return None
+
+    def _recorded(self, seen: CheckedModule, node: fx.Node, notes: list[str]) -> tuple[Recorded, fx.Node]:
+        """The recorded graph that has a node of a lowered one; the lowered one itself if a last pass made the node."""
+        kind = seen.module.kind
+        for recorded in self.graphs:
+            named = [one for one in calls_of(recorded.graph) if one.name == node.name]
+            if recorded.kind == kind and recorded.inputs is not None and named:
+                return recorded, named[0]
+        notes.append(f"Inductor's graph passes made {node.name}; they would not, were its parts exposed")
+        return Recorded(kind, seen.module.graph, tuple(seen.inputs)), node
 
     def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Hypothesis | None:
         best: _Hypothesis | None = None
@@ -196,27 +205,6 @@ class Search:
             if best is not None and best[1].size >= CLEAR:
                 break
         return best
-
-    def _fused(self, stage: Stage, slight: _Hypothesis | None, notes: list[str]) -> Location | None:
-        """Probe the graphs with their patterns already fused, because exposed tensors would prevent that fusion."""
-        if stage.compiler is not None:
-            return None
-        graphs: list[Recorded] = []
-        for recorded in self.graphs:
-            try:
-                fused = fused_graph(recorded, self.options)
-            except Exception as error:  # bisection does without it
-                notes.append(f"the {recorded.kind} graph could not be fused: {type(error).__name__}".splitlines()[0])
-                continue
-            graphs += [] if fused is None else [fused]
-        found = self._probed(graphs, notes)
-        if found is None or (slight is not None and found[1].size <= MUCH * slight[1].size):
-            return None
-        recorded, faulty = found
-        [before] = [one.graph for one in self.graphs if one.kind == recorded.kind]
-        if is_fused(faulty.node, before):
-            notes.append(f"Inductor's graph passes made {faulty.node.name}; they would not, were its parts exposed")
-        return self._faulty(stage, recorded, faulty, notes)
 
     def _past(self, stage: Stage, slight: _Hypothesis | None, notes: list[str]) -> Location | None:
         """Bisect for an error that hides from the probe, beyond a slight error that does not explain the findings."""
@@ -263,19 +251,20 @@ class Search:
         inside = self._inside(stage, recorded, faulty.node, notes)
         if inside is not None:
             return inside
+        at = partial(self._at, stage, recorded, flow=faulty.finding.flow)
         self.tell(f"{faulty.node.name} ({called_name(faulty.node)}) is wrong; cutting it out")
-        self.known(self._at(stage, recorded, faulty.node, faulty.finding.message, None, notes))
+        self.known(at(faulty.node, faulty.finding.message, None, notes))
         cut = self._cut(recorded, inputs, faulty.node)
         if cut is not None:
             why: list[str] = []
             node, message = self._blamed(recorded.graph, cut, faulty.finding.message, why)
             alone = None if node is faulty.node else self._cut(recorded, inputs, node)
             if alone is not None:  # a kernel computes several operators
-                return self._at(stage, recorded, node, alone.finding.message, alone, notes)
-            return self._at(stage, recorded, node, message, cut, [*notes, *why])
+                return at(node, alone.finding.message, alone, notes)
+            return at(node, message, cut, [*notes, *why])
         notes.append(f"{faulty.node.name} is wrong in the whole graph; no part of it is that ends there")
         whole = shortest_wrong_prefix(recorded.graph, inputs, self.options, self.oracle)
-        return self._at(stage, recorded, faulty.node, faulty.finding.message, whole, notes)
+        return at(faulty.node, faulty.finding.message, whole, notes)
 
     def _inside(self, stage: Stage, recorded: Recorded, node: fx.Node, notes: list[str]) -> Location | None:
         """Look into the bodies of control flow, with the inputs of their calls."""
@@ -302,7 +291,14 @@ class Search:
         return replace(found, notes=(*notes, note, *inner))
 
     def _at(
-        self, stage: Stage, recorded: Recorded, node: fx.Node, message: str, cut: Cut | None, notes: Sequence[str]
+        self,
+        stage: Stage,
+        recorded: Recorded,
+        node: fx.Node,
+        message: str,
+        cut: Cut | None,
+        notes: Sequence[str],
+        flow: tuple[NodeError, ...] = (),
     ) -> Location:
         op, within = aten_name(recorded.graph, recorded.inputs or (), node), None
         origin = None if recorded.kind == "dynamo" else origin_of(node, self.dynamo.graph)
@@ -311,10 +307,6 @@ class Search:
             within = f"{op} is in the decomposition of {whole}"
             if whole.startswith("aten.") and (stage.name == "partitioned" or op.startswith("prims.")):
                 op = whole  # passes and lowerings work on decomposed operators, not on those that the user called
-        inputs = recorded.inputs
-        flow = None
-        if inputs is not None:
-            flow = partial(error_flow_isolated, recorded.graph, inputs, self.compiler, node.name)
         return Location(stage.name, recorded.kind, node, op, within, message, cut, tuple(notes), flow=flow)
 
     def _cut(self, recorded: Recorded, inputs: Sequence[Any], node: fx.Node) -> Cut | None:

@@ -16,6 +16,7 @@ from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.inputs import copy_values, storage_key
 
 __all__ = [
+    "bytes_of",
     "called_name",
     "calls_of",
     "can_be_walked",
@@ -23,6 +24,7 @@ __all__ = [
     "is_symbolic",
     "is_view",
     "is_view_operator",
+    "maker_of",
     "part_of",
     "tensors_made",
     "unshared",
@@ -128,6 +130,13 @@ def is_item(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and not isinstance(recorded_value(source), torch.Tensor)
 
 
+def maker_of(node: fx.Node) -> fx.Node:
+    """The call that makes a tensor; for an item of a tuple, the call that returns the tuple."""
+    while is_item(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether an ATen operator returns its input's memory, and changes nothing in it."""
     return isinstance(node.target, OpOverload) and is_view_operator(node.target)
@@ -137,6 +146,17 @@ def is_view_operator(target: OpOverload) -> bool:
     """Whether an operator returns its input's memory, and changes nothing in it."""
     returned = [item.alias_info for item in target._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Bytes of the tensor that a node stands for, 0 if it is none."""
+    value = recorded_value(node)
+    if not isinstance(value, torch.Tensor):
+        return 0
+    elements = 1
+    for size in value.shape:
+        elements *= size if isinstance(size, int) else (size.node.hint or 1)
+    return elements * value.element_size()
 
 
 def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[int]]:

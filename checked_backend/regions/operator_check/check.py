@@ -19,16 +19,17 @@ from torch import fx
 
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.compile import Compiler, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
-from checked_backend.regions.operator_check.other_program import Elsewhere, Place, errors_of_probe
+from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
 from checked_backend.regions.operator_check.out_of_place import out_of_place
-from checked_backend.regions.operator_check.probe import Exposed, expose
+from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, expose, run_region
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
-from checked_backend.regions.operator_check.walk import Probed, Walk
+from checked_backend.regions.operator_check.walk import Walk
 from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.control_runner import short
@@ -49,10 +50,6 @@ _OTHER = (
     "with the tensors inside handed out the compiler makes another program, which is wrong where the region as it was "
     "compiled is not: {}"
 )
-_INSIDE = (
-    "checked together with what reads them, because the compiler gets the region wrong where they are handed out, and "
-    "only there: {}"
-)
 
 
 @dataclass(slots=True)
@@ -66,7 +63,6 @@ class OperatorDecisions:
         checked: Number of tensors that were checked.
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
             operators were checked, None if none was.
-        outputs: The region's own results, as the probe computed them.
         reason: Why no operator, or no operator's gradient, was checked; "" if they were.
     """
 
@@ -75,7 +71,6 @@ class OperatorDecisions:
     skips: list[Skip] = field(default_factory=list)
     checked: int = 0
     limits: Mapping[str, float] | None = None
-    outputs: Sequence[Any] = ()
     reason: str = ""
 
 
@@ -119,7 +114,6 @@ class OperatorCheck:
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._failed: str | None = None
-        self._hidden: frozenset[str] = frozenset()
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
         """Check the operators of one call.
@@ -144,7 +138,7 @@ class OperatorCheck:
                 self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
             except NotInPlaceError:
                 self._kernels = None
-                self._make_anew()
+                self._forget()
         if not decisions.forward and not decisions.backward:
             self._check_with_probe(inputs, rng, subjects, decisions)
 
@@ -160,8 +154,8 @@ class OperatorCheck:
         gm = eager_graph(self._graph)
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
-            results, checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
-        self._conclude(gm, of_region(gm, checked), results, subjects, decisions)
+            checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
+        self._conclude(gm, of_region(gm, checked), subjects, decisions)
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
@@ -173,28 +167,21 @@ class OperatorCheck:
                 raise
             decisions.reason = short(error)
             decisions.skips.append(Skip(GRADIENTS, f"not checked: {short(error)}"))
-            self._make_anew(gradients=False)
-            doubtful = self._check_probe(inputs, rng, subjects, decisions)
-        if doubtful and not self._hidden:
-            # tensors that the compiler only gets wrong when they are handed out stay inside
-            self._make_anew(hidden=frozenset(one.node.name for one in doubtful))
+            self._gradients = False
+            self._forget()
             doubtful = self._check_probe(inputs, rng, subjects, decisions)
         if doubtful:
             raise ProbeError(_OTHER.format(_names(one.node.name for one in doubtful)))
-        if self._hidden:
-            decisions.skips.append(Skip(SUBJECT, _INSIDE.format(_names(self._hidden))))
 
     def _conclude(
         self,
         gm: fx.GraphModule,
         checks: TensorChecks,
-        outputs: Sequence[Any],
         subjects: Subjects,
         decisions: OperatorDecisions,
         doubtful: Sequence[Wrong] = (),
     ) -> None:
         wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
-        decisions.outputs = decisions.outputs or outputs
         decisions.checked += sum(map(len, checks.limits))
         decisions.forward += findings_of(gm, [one for one in wrong if not one.gradient], subjects)
         decisions.backward += findings_of(gm, [one for one in wrong if one.gradient], subjects)
@@ -202,7 +189,7 @@ class OperatorCheck:
         if checks.unchecked:
             decisions.skips.append(Skip(SUBJECT, _told(checks.unchecked)))
         elif not doubtful:
-            limits = _limits(gm, subjects, len(outputs), *checks.limits)
+            limits = _limits(gm, subjects, *checks.limits)
         known = decisions.limits
         decisions.limits = (
             limits if known is None else {name: max(limits[name], known[name]) for name in limits.keys() & known.keys()}
@@ -224,26 +211,20 @@ class OperatorCheck:
         checks = _walk(gm, exposed, probed, inputs, rng)
         doubtful: Sequence[Wrong] = ()
         if checks.wrong:
-            doubtful = errors_of_probe(gm, checks.wrong, self._elsewhere(probed, outputs, inputs, rng))
+            probed.results = outputs  # the walk has forgotten the others
+            places = other_places(probed, self._candidate, eager_graph(self._graph).forward, inputs, rng)
+            doubtful = errors_of_probe(gm, checks.wrong, places)
             if len(doubtful) == len(checks.wrong):
                 return doubtful
-        self._conclude(gm, checks, outputs, subjects, decisions, doubtful)
+        self._conclude(gm, checks, subjects, decisions, doubtful)
         return ()
-
-    def _elsewhere(self, probed: Probed, outputs: Sequence[Any], inputs: Inputs, rng: RngState) -> set[Place]:
-        """The results and gradients in which the probe is another program than the compiled region."""
-        own: dict[Place, Any] = {(False, place): value for place, value in enumerate(outputs)}
-        own |= {(True, place): value for place, value in probed.gradients.items()}
-        return Elsewhere(own, probed.cotangents, inputs, rng).places(self._candidate, eager_graph(self._graph).forward)
 
     def _taps(self, inputs: Inputs) -> bool:
         return self._gradients and bool(inputs.requires_grad)
 
-    def _make_anew(self, *, gradients: bool | None = None, hidden: frozenset[str] = frozenset()) -> None:
-        """Forget the compiled probe, so that another one is compiled when it is next needed."""
+    def _forget(self) -> None:
+        """Have another probe compiled when it is next needed."""
         with self._lock:
-            self._gradients = self._gradients if gradients is None else gradients
-            self._hidden = self._hidden | hidden
             self._compiled = self._failed = None
 
     def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
@@ -252,7 +233,7 @@ class OperatorCheck:
         if self._compiled is None:
             try:
                 graph = out_of_place(self._graph)
-                exposed = expose(graph, gradients=self._taps(inputs), hidden=self._hidden)
+                exposed = expose(graph, gradients=self._taps(inputs))
                 given, _ = inputs.fresh()
                 room = min(LARGEST, SHARE * _memory(given))
                 if exposed.size > room:
@@ -263,7 +244,7 @@ class OperatorCheck:
                 taps = exposed.make_taps(self._example_inputs, given)
                 examples = [*self._example_inputs, *exposed.taps.values()]
                 compiler = self._compiler if self._kernels is None else self._front or self._compiler
-                compiled = compile_again(compiler, exposed.graph, examples, [*given, *taps])
+                compiled = compile_again(compiler, exposed.graph, examples, [*given, *taps.values()])
             except Exception as error:
                 self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise
@@ -271,40 +252,24 @@ class OperatorCheck:
         return self._compiled
 
     def _run(self, exposed: Exposed, compiled: Callable[..., Any], inputs: Inputs, rng: RngState) -> Probed:
-        arguments, leaves = inputs.fresh()
-        taps = exposed.make_taps(self._example_inputs, arguments)
-        rng.restore()
-        returned = compiled(*arguments, *taps)
         expected = exposed.outputs + len(exposed.values) + sum(map(len, exposed.versions.values()))
-        if not isinstance(returned, (tuple, list)) or len(returned) != expected:
-            raise ProbeError(f"compiled to hand out {expected} tensors, the region returns something else")
-        results = list(returned)
-        cotangents = _cotangents(results[: exposed.outputs]) if self._gradients and (exposed.taps or leaves) else {}
-        names: list[str | int] = [*exposed.taps, *leaves]
-        wanted = dict(zip(names, [*taps, *leaves.values()], strict=True))
-        found: Mapping[Any, torch.Tensor | None] = {}
-        if cotangents and wanted:
-            gradients = torch.autograd.grad(
-                [results[place] for place in cotangents],
-                list(wanted.values()),
-                list(cotangents.values()),
-                allow_unused=True,
-            )
-            found = dict(zip(wanted, gradients, strict=True))
-        return Probed(
-            inputs=(),
-            wanted=frozenset(leaves) if cotangents else frozenset(),
-            results=[value.detach() if isinstance(value, torch.Tensor) else value for value in results],
-            cotangents=cotangents,
-            gradients={place: found.get(place) for place in leaves},
-            taps={name: found.get(name) for name in exposed.taps},
-        )
+
+        def run(*args: Any) -> Sequence[Any]:
+            returned = compiled(*args)
+            if not isinstance(returned, (tuple, list)) or len(returned) != expected:
+                raise ProbeError(f"compiled to hand out {expected} tensors, the region returns something else")
+            return returned
+
+        def sent(results: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+            return _cotangents(results[: exposed.outputs]) if self._gradients else {}
+
+        return run_region(run, inputs, rng, sent, lambda given: exposed.make_taps(self._example_inputs, given))
 
 
 def _walk(gm: fx.GraphModule, exposed: Exposed, probed: Probed, inputs: Inputs, rng: RngState) -> TensorChecks:
     """Check what a run of the probe handed out."""
     given, _ = inputs.fresh()
-    probed.inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
+    probed.inputs = [bare(value) for value in given]
     walk = Walk(gm, exposed, probed)
     rng.restore()
     walk.run()
@@ -312,7 +277,7 @@ def _walk(gm: fx.GraphModule, exposed: Exposed, probed: Probed, inputs: Inputs, 
 
 
 def _limits(
-    gm: fx.GraphModule, subjects: Subjects, outputs: int, forward: Mapping[str, float], backward: Mapping[str, float]
+    gm: fx.GraphModule, subjects: Subjects, forward: Mapping[str, float], backward: Mapping[str, float]
 ) -> dict[str, float]:
     """The error that hides in each result: that of the operator with the greatest noise relative to its own result.
 
@@ -320,7 +285,7 @@ def _limits(
     that are zero but for rounding themselves.
     """
     common = max((limit for limit in forward.values() if limit < 1), default=0.0)
-    limits = {subjects.output(place): common for place in range(outputs)} if forward else {}
+    limits = {subjects.output(place): common for place in range(len(outputs_of(gm.graph)))} if forward else {}
     if backward:
         common = max([common, *(limit for limit in backward.values() if limit < 1)])
         for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):

@@ -8,11 +8,12 @@ import torch
 from torch import fx
 
 from checked_backend.findings import EvidenceKey, Finding, Kind, NoiseScale
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import source_line
 from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
-from checked_backend.regions.operator_check.probe import CALLS, value_of
+from checked_backend.regions.operator_check.probe import CALLS
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.local_error import LocalError
@@ -146,8 +147,8 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    value, source = value_of(node), node.all_input_nodes[0] if node.all_input_nodes else None
-    other = None if source is None else value_of(source)
+    value, source = recorded_value(node), node.all_input_nodes[0] if node.all_input_nodes else None
+    other = None if source is None else recorded_value(source)
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return value is not other and value._is_view() and value.untyped_storage()._cdata == other.untyped_storage()._cdata
@@ -159,7 +160,7 @@ def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
         return subjects.output(wrong.output)
     if wrong.gradient:
         for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-            value = value_of(node)
+            value = recorded_value(node)
             if node is wrong.node or (
                 isinstance(value, torch.Tensor) and value.requires_grad and wrong.node in reached(node)
             ):

@@ -9,8 +9,7 @@ import torch
 from torch import fx
 
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.operator_check.gradient_parts import CANCELS
-from checked_backend.regions.operator_check.lane import Lane, Moved
+from checked_backend.regions.operator_check.lane import CANCELS, Lane, Moved
 from checked_backend.regions.operator_check.tensor_checks import (
     TOO_FEW,
     TensorChecks,

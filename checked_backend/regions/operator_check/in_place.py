@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,17 +12,31 @@ from torch import fx
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.errors import CheckedBackendError
-from checked_backend.graphs.nodes import origin_of
+from checked_backend.graphs.nodes import origin_of, recorded_value
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.probe import Exposed, value_of
+from checked_backend.regions.operator_check.probe import Exposed, Probed, run_region
 from checked_backend.regions.operator_check.recorder import Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
-from checked_backend.regions.operator_check.walk import Probed, Walk
+from checked_backend.regions.operator_check.walk import Walk
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["CheckedModule", "KernelCheck", "NotInPlaceError", "of_region"]
 
-CheckedModule = tuple[GeneratedModule, TensorChecks]
+
+@dataclass(frozen=True, slots=True)
+class CheckedModule:
+    """What one call of a generated module's kernels showed.
+
+    Attributes:
+        inputs: What the module was called with.
+        values: What its kernels wrote, by the names of the nodes.
+    """
+
+    module: GeneratedModule
+    checks: TensorChecks
+    inputs: Sequence[Any]
+    values: Mapping[str, torch.Tensor]
+
 
 MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
 """Makes the gradients that are sent in, by place among the results."""
@@ -38,6 +53,9 @@ class KernelCheck:
         region: The region as it was compiled.
         modules: What was generated for it, as far as that is known.
         lower: Compiles it once more for given inputs, past torch's caches of graphs.
+
+    Attributes:
+        modules: What was generated for it, as far as that is known by now.
     """
 
     def __init__(
@@ -47,12 +65,10 @@ class KernelCheck:
         lower: Callable[[Sequence[Any]], Callable[..., Any]],
     ) -> None:
         self._region = region
-        self._modules = list(modules)
+        self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
 
-    def run(
-        self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
-    ) -> tuple[Sequence[Any], Sequence[CheckedModule]]:
+    def run(self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float) -> Sequence[CheckedModule]:
         """Run the region on copies of its inputs, and check what its kernels wrote.
 
         Args:
@@ -62,72 +78,54 @@ class KernelCheck:
             room: The most bytes that a module's tensors may take.
 
         Returns:
-            The results of the region, and the checks of each module's tensors.
+            What each module showed.
 
         Raises:
             NotInPlaceError: No kernel was seen, or there is no room.
         """
-        results, called = self._recorded(inputs, rng, cotangents, room)
+        called = self._recorded(inputs, rng, cotangents, room)
         if not called and self._lower is not None:  # it comes from a cache, its kernels are compiled already
             lower, self._lower = self._lower, None
             given, _ = inputs.fresh()
-            with without_compile_caches(), generated_modules_noted(self._modules):
+            with without_compile_caches(), generated_modules_noted(self.modules):
                 self._region = lower(given)
-                results, called = self._recorded(inputs, rng, cotangents, room)
+                called = self._recorded(inputs, rng, cotangents, room)
         if not called:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
         if not all(recording.is_complete for _, recording in called):
             raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
-        return results, [(module, _checks(module, recording, rng)) for module, recording in called]
+        return [_checked(module, recording, rng) for module, recording in called]
 
     def _recorded(
         self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
-    ) -> tuple[Sequence[Any], Sequence[tuple[GeneratedModule, Recording]]]:
-        """The results, and what was recorded of each module; nothing if that is not the whole region."""
+    ) -> Sequence[tuple[GeneratedModule, Recording]]:
+        """What was recorded of each module; nothing if that is not the whole region."""
         known = -1
-        while known < len(self._modules):  # a backward pass may be compiled when it is first run
-            known = len(self._modules)
-            with generated_modules_noted(self._modules), recorded(self._modules, room) as recordings:
-                results, sent = _ran(self._region, inputs, rng, cotangents)
+        while known < len(self.modules):  # a backward pass may be compiled when it is first run
+            known = len(self.modules)
+            with generated_modules_noted(self.modules), recorded(self.modules, room) as recordings:
+                sent = run_region(self._region, inputs, rng, cotangents).cotangents
         called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
         kinds = {module.kind for module, _ in called}
         mixed = any(recording.is_mixed for _, recording in called)
         complete = kinds and not mixed and (not sent or kinds == {"forward", "backward"})
-        return results, called if complete else ()
+        return called if complete else ()
 
 
-def _ran(
-    region: Callable[..., Any],
-    inputs: Inputs,
-    rng: RngState,
-    cotangents: MakeCotangents,
-) -> tuple[Sequence[Any], bool]:
-    """The results of a region, and whether gradients were sent in."""
-    arguments, leaves = inputs.fresh()
-    rng.restore()
-    results = list(region(*arguments))
-    sent = cotangents(results) if leaves else {}
-    if sent:
-        wanted = list(leaves.values())
-        torch.autograd.grad([results[place] for place in sent], wanted, list(sent.values()), allow_unused=True)
-    return [value.detach() if isinstance(value, torch.Tensor) else value for value in results], bool(sent)
-
-
-def _checks(module: GeneratedModule, recording: Recording, rng: RngState) -> TensorChecks:
+def _checked(module: GeneratedModule, recording: Recording, rng: RngState) -> CheckedModule:
     """Walk through a module's graph on the tensors that its kernels wrote."""
     arguments = recording.arguments or ()
     if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
         raise NotInPlaceError("the compiled region is called with other inputs than its graph has")
-    results = list(recording.results)
-    places: dict[str, int] = {}
-    for node, value in _written(module, recording):
-        places[node.name] = len(results)
-        results.append(value)
-    exposed = Exposed(module.graph, len(recording.results), places, {}, {}, recording.kept)
-    walk = Walk(module.graph, exposed, Probed(arguments, frozenset(), results, {}, {}, {}))
+    values = {node.name: value for node, value in _written(module, recording)}
+    count = len(recording.results)
+    places = {name: count + place for place, name in enumerate(values)}
+    exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
+    probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
+    walk = Walk(module.graph, exposed, probed)
     rng.restore()
     walk.run()
-    return walk.checks
+    return CheckedModule(module, walk.checks, arguments, values)
 
 
 def _written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:
@@ -136,7 +134,7 @@ def _written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx
         versions = recording.values.get(name, ())
         if len(versions) == len(nodes):
             for node, value in zip(nodes, versions, strict=True):
-                if node is not None and _is_alike(value_of(node), value):
+                if node is not None and _is_alike(recorded_value(node), value):
                     yield node, value
 
 
@@ -150,8 +148,8 @@ def _is_alike(traced: Any, value: torch.Tensor) -> bool:
 def of_region(gm: fx.GraphModule, checked: Iterable[CheckedModule]) -> TensorChecks:
     """The checks of all modules, with errors at the nodes of Dynamo's graph where these are known."""
     checks = TensorChecks()
-    for module, own in checked:
-        backward = module.kind == "backward"
+    for one in checked:
+        own, backward = one.checks, one.module.kind == "backward"
         if backward:
             common = max((limit for limit in own.limits[False].values() if limit < 1), default=0.0)
             checks.limits[True].update({node.name: common for node in gm.graph.find_nodes(op="placeholder")})

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import Node
 
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend.graphs.effects import has_effects
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.operator_check.gradient_parts import largest_parts
-from checked_backend.regions.operator_check.probe import value_of
+from checked_backend.regions.execution import gradient_edge
+from checked_backend.regions.gradient_gate import Edge
 
-__all__ = ["FEW_VALUES", "Lane", "Missing", "Moved"]
+__all__ = ["CANCELS", "FEW_VALUES", "Lane", "Missing", "Moved"]
 
 FEW_VALUES = 64
 """A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together."""
 
+
+CANCELS = 8.0
+"""A sum cancels where its greatest part is more than so many times what is left: three bits are lost."""
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -86,7 +92,7 @@ class Lane:
             return self._interpreter.run_node(node)
 
     def _kept(self, node: fx.Node) -> AbstractContextManager[Any]:
-        value = value_of(node)
+        value = recorded_value(node)
         moved = self.moved
         if moved is None or not isinstance(value, torch.Tensor) or value.dtype not in _LOW:
             return nullcontext()
@@ -119,7 +125,7 @@ class Lane:
         exact = self.wide and self.moved is None
         watched: AbstractContextManager[dict[fx.Node, torch.Tensor]] = nullcontext({})
         if exact:
-            watched = largest_parts(made, {leaf: self.values[leaf] for leaf in leaves})
+            watched = _largest_parts(made, {leaf: self.values[leaf] for leaf in leaves})
         with self._mode(), watched as parts:
             found = torch.autograd.grad(
                 made,
@@ -165,6 +171,53 @@ class Moved:
         step = wide.abs().clamp_max_(limits.max / 8).mul_(roundoff).add_(limits.tiny * limits.eps / 2)
         moved: torch.Tensor = step.mul_(noise).nan_to_num_()
         return moved
+
+
+@contextmanager
+def _largest_parts(made: torch.Tensor, leaves: Mapping[fx.Node, torch.Tensor]) -> Iterator[dict[fx.Node, torch.Tensor]]:
+    """Watch the backward pass that is run from a tensor within the block.
+
+    A tensor that is read several times gets the sum of what its readers send. Where great parts cancel, a rounding of
+    the sum on the way is greater than what is left of it. The order of the sum is the compiler's.
+
+    Args:
+        made: A tensor that requires grad.
+        leaves: The tensors for which gradients are asked.
+
+    Returns:
+        The magnitude of the greatest part that each leaf gets, by element, once the pass has run.
+    """
+    edges: dict[Edge, fx.Node] = {}
+    for leaf, tensor in leaves.items():
+        if (edge := gradient_edge(tensor)) is not None:
+            edges[edge.node, edge.output_nr] = leaf
+    largest: dict[fx.Node, torch.Tensor] = {}
+
+    def sent(targets: Sequence[tuple[int, fx.Node]], gradients: Sequence[torch.Tensor | None], _: object) -> None:
+        for number, leaf in targets:
+            part = gradients[number]
+            if part is not None and part.shape == leaves[leaf].shape:
+                with DisableTorchDispatch(), torch.no_grad():
+                    size = part.abs()
+                    largest[leaf] = torch.maximum(largest[leaf], size) if leaf in largest else size
+
+    handles = []
+    queue: list[Node] = [] if made.grad_fn is None else [made.grad_fn]
+    known = set(queue)
+    while queue:
+        node = queue.pop()
+        targets = [(number, edges[edge]) for number, edge in enumerate(node.next_functions) if edge in edges]
+        if targets:
+            handles.append(node.register_hook(partial(sent, targets)))
+        for target, number in node.next_functions:
+            if target is not None and target not in known and (target, number) not in edges:
+                known.add(target)
+                queue.append(target)
+    try:
+        yield largest
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _wants_gradient(value: Any) -> bool:

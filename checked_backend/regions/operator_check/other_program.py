@@ -6,8 +6,8 @@ the compiled region than rounding takes them, and the compiled region's are near
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRa
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import reached
+from checked_backend.regions.operator_check.probe import Probed, run_region
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState
 from checked_backend.verdict.elements import difference, root_mean_square
 
-__all__ = ["Elsewhere", "Place", "errors_of_probe"]
+__all__ = ["errors_of_probe", "other_places"]
 
 FAR = 4.0
 """A probe this many times as far from the region as the region is from eager is another program than the region."""
@@ -34,64 +35,35 @@ SAMPLES = 2
 Place = tuple[bool, int]
 """Whether it is a gradient, and its place among the results or the inputs."""
 
-Region = Callable[..., Sequence[Any]]
 
-
-class Elsewhere:
-    """The results and gradients of a probe that are far from those of the region as it was compiled.
+def other_places(
+    probed: Probed, region: Callable[..., Any], eager: Callable[..., Any], inputs: Inputs, rng: RngState
+) -> set[Place]:
+    """The results and gradients in which a probe is another program than the region as it was compiled.
 
     Args:
-        probed: The probe's results and gradients.
-        cotangents: The gradients that were sent in, by place among the results.
+        probed: A run of the probe, with no results but the region's own.
         rng: The random state before the call.
     """
 
-    def __init__(
-        self, probed: Mapping[Place, Any], cotangents: Mapping[int, torch.Tensor], inputs: Inputs, rng: RngState
-    ) -> None:
-        self._probed = probed
-        self._cotangents = cotangents
-        self._inputs = inputs
-        self._rng = rng
+    def ran(program: Callable[..., Any], *modes: AbstractContextManager[Any]) -> dict[Place, Any]:
+        return _by_place(run_region(program, inputs, rng, lambda _results: probed.cotangents, modes=modes))
 
-    def places(self, region: Region, eager: Region) -> set[Place]:
-        """The results and gradients that show that the probe is another program.
+    tape, choices = RandomTape(), ChoiceTape()
+    own, right = ran(region), ran(eager, RecordRandom(tape), RecordChoices(choices))
+    rounded = [
+        ran(eager, ReplayRandom(tape), MonteCarloMode(1 + seed, 1.0), ReplayChoices(choices)) for seed in range(SAMPLES)
+    ]
+    return {
+        place
+        for place, found in _by_place(probed).items()
+        if _is_far(found, own.get(place), right.get(place), [sample.get(place) for sample in rounded])
+    }
 
-        Args:
-            region: The region as it was compiled.
-        """
-        own = self._ran(region, ())
-        tape, choices = RandomTape(), ChoiceTape()
-        right = self._ran(eager, (RecordRandom(tape), RecordChoices(choices)))
-        rounded = [
-            self._ran(eager, (ReplayRandom(tape), MonteCarloMode(1 + seed, 1.0), ReplayChoices(choices)))
-            for seed in range(SAMPLES)
-        ]
-        return {
-            place
-            for place, found in self._probed.items()
-            if _is_far(found, own.get(place), right.get(place), [sample.get(place) for sample in rounded])
-        }
 
-    def _ran(self, region: Region, modes: Sequence[AbstractContextManager[Any]]) -> dict[Place, Any]:
-        """A region's results, and its gradients for the cotangents that the probe was given."""
-        arguments, leaves = self._inputs.fresh()
-        gradients: Sequence[Any] = ()
-        self._rng.restore()
-        with ExitStack() as stack:
-            for mode in modes:
-                stack.enter_context(mode)
-            results = list(region(*arguments))
-            if self._cotangents and leaves:
-                gradients = torch.autograd.grad(
-                    [results[place] for place in self._cotangents],
-                    list(leaves.values()),
-                    list(self._cotangents.values()),
-                    allow_unused=True,
-                )
-        bare = (value.detach() if isinstance(value, torch.Tensor) else value for value in results)
-        found: dict[Place, Any] = {(False, place): value for place, value in enumerate(bare)}
-        return found | {(True, place): value for place, value in zip(leaves, gradients, strict=False)}
+def _by_place(probed: Probed) -> dict[Place, Any]:
+    results: dict[Place, Any] = {(False, place): value for place, value in enumerate(probed.results)}
+    return results | {(True, place): value for place, value in probed.gradients.items()}
 
 
 def errors_of_probe(gm: fx.GraphModule, wrong: Sequence[Wrong], elsewhere: set[Place]) -> list[Wrong]:

@@ -17,9 +17,9 @@ from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend.graphs.effects import has_effects, mode_name
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import storage_key
-from checked_backend.regions.operator_check.probe import value_of
 
 __all__ = ["out_of_place"]
 
@@ -59,7 +59,7 @@ def out_of_place(gm: fx.GraphModule) -> fx.GraphModule:
             writer.target, writer.args, writer.kwargs = _spelled(writer) or (writer.target, writer.args, writer.kwargs)
             for node in former:
                 node.replace_all_uses_with(writer, delete_user_cb=_behind(places, writer))
-            writer.meta["example_value"] = _anew(value_of(writer))
+            writer.meta["example_value"] = _anew(recorded_value(writer))
             former.append(writer)
     copied.recompile()
     return copied
@@ -76,7 +76,7 @@ def _by_memory(nodes: Any) -> Iterator[list[fx.Node]]:
             recording = bool(node.args[0])
         elif "inference" in name:
             return  # where that ends is not looked for
-        value = value_of(node)
+        value = recorded_value(node)
         key = storage_key(value) if isinstance(value, torch.Tensor) else None
         if key is None:
             continue
@@ -109,8 +109,8 @@ def _spelled(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | Non
     """Target, arguments and keywords of the call that makes a new tensor; None if that may be another one."""
     if not node.args or not isinstance(node.args[0], fx.Node) or "out" in node.kwargs:
         return None
-    own = value_of(node.args[0])
-    others = [value_of(source) for source in node.all_input_nodes if source is not node.args[0]]
+    own = recorded_value(node.args[0])
+    others = [recorded_value(source) for source in node.all_input_nodes if source is not node.args[0]]
     if not isinstance(own, FakeTensor) or not own.is_floating_point() or not all(_keeps(own, one) for one in others):
         return None
     kwargs = dict(node.kwargs)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,12 @@ from torch import fx
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.symbols import evaluate_expression, size_hint
 from checked_backend.graphs.effects import has_effects, sets_mode, written_by
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.compile import copy_graph
-from checked_backend.regions.inputs import storage_key
+from checked_backend.regions.inputs import Inputs, storage_key
+from checked_backend.regions.torch_state import RngState
 
-__all__ = ["CALLS", "Exposed", "expose", "value_of"]
+__all__ = ["CALLS", "Exposed", "Probed", "bare", "expose", "run_region"]
 
 CALLS = ("call_function", "call_method", "call_module")
 
@@ -48,8 +51,8 @@ class Exposed:
     taps: Mapping[str, torch.Tensor]
     size: int
 
-    def make_taps(self, example_inputs: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Taps for one call.
+    def make_taps(self, example_inputs: Sequence[Any], inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Taps for one call, by node.
 
         Args:
             example_inputs: The recorded values of the region's placeholders.
@@ -58,7 +61,74 @@ class Exposed:
             KeyError: A size follows from no input.
         """
         known = dict(_symbols(example_inputs, inputs))
-        return [_zeros(recorded, known) for recorded in self.taps.values()]
+        return {name: _zeros(recorded, known) for name, recorded in self.taps.items()}
+
+
+@dataclass(slots=True)
+class Probed:
+    """The results of one run of a region, or of its probe.
+
+    Attributes:
+        inputs: The inputs it was called with, as they were before.
+        wanted: Positions of the inputs whose gradients were taken.
+        results: All that the probe returned.
+        cotangents: The gradients sent in, by place among the results.
+        gradients: The gradients of the inputs, by position.
+        taps: The gradients of the taps, by node.
+    """
+
+    inputs: Sequence[Any]
+    wanted: frozenset[int]
+    results: list[Any]
+    cotangents: Mapping[int, torch.Tensor]
+    gradients: Mapping[int, torch.Tensor | None]
+    taps: Mapping[str, torch.Tensor | None]
+
+
+def run_region(
+    region: Callable[..., Any],
+    inputs: Inputs,
+    rng: RngState,
+    cotangents: Callable[[Sequence[Any]], Mapping[int, torch.Tensor]],
+    make_taps: Callable[[Sequence[Any]], Mapping[str, torch.Tensor]] = lambda _arguments: {},
+    modes: Sequence[AbstractContextManager[Any]] = (),
+) -> Probed:
+    """Run a region, or its probe, on copies of its inputs; backward, too, where gradients are asked for.
+
+    Args:
+        rng: The random state before the call.
+        cotangents: Makes the gradients that are sent in, by place among the results.
+        make_taps: Makes the taps of a probe.
+        modes: Modes to run it in.
+    """
+    arguments, leaves = inputs.fresh()
+    taps = make_taps(arguments)
+    names: list[str | int] = [*taps, *leaves]
+    wanted = dict(zip(names, [*taps.values(), *leaves.values()], strict=True))
+    gradients: dict[str | int, torch.Tensor | None] = {}
+    rng.restore()
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        results = list(region(*arguments, *taps.values()))
+        sent = cotangents(results) if wanted else {}
+        if sent:
+            roots = [results[place] for place in sent]
+            found = torch.autograd.grad(roots, list(wanted.values()), list(sent.values()), allow_unused=True)
+            gradients.update(zip(wanted, found, strict=True))
+    return Probed(
+        inputs=(),
+        wanted=frozenset(leaves if sent else ()),
+        results=[bare(value) for value in results],
+        cotangents=sent,
+        gradients={place: gradients.get(place) for place in leaves},
+        taps={name: gradients.get(name) for name in taps},
+    )
+
+
+def bare(value: Any) -> Any:
+    """A value without its history."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(slots=True)
@@ -70,23 +140,22 @@ class _Plan:
     versions: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
 
 
-def expose(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str] = ()) -> Exposed:
+def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     """Make the probe of a region.
 
     Args:
         gm: The region's Dynamo graph; it is not changed.
         gradients: Whether to tap.
-        hidden: Names of nodes that stay inside.
     """
     probe = copy_graph(gm)
     graph = probe.graph
-    plan = _planned(probe, gradients=gradients, hidden=hidden)
+    plan = _planned(probe, gradients=gradients)
     values: dict[str, int] = {}
     versions: dict[str, dict[str, int]] = {}
     taps: dict[str, torch.Tensor] = {}
     behind = {node: node for node in plan.values}  # where a node's own value is handed out: after its tap
     for node in plan.taps:
-        taps[node.name] = value_of(node)
+        taps[node.name] = recorded_value(node)
         behind[node] = _tapped(graph, node, len(taps))
     [output] = graph.find_nodes(op="output")
     results = list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
@@ -105,21 +174,18 @@ def expose(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str] = ())
     return Exposed(probe, count, values, versions, taps, sum(map(_bytes, handed)))
 
 
-def value_of(node: fx.Node) -> Any:
-    """The value that tracing recorded for a node."""
-    return node.meta.get("example_value", node.meta.get("val"))
-
-
-def _planned(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str]) -> _Plan:
+def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
     plan = _Plan()
-    symbols = {symbol for symbol, _ in _symbols([value_of(node) for node in gm.graph.find_nodes(op="placeholder")], ())}
+    symbols = {
+        symbol for symbol, _ in _symbols([recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")], ())
+    }
     written = {key for node in gm.graph.nodes for key in _written(node)}
     owners: dict[int, fx.Node] = {}
     for node in gm.graph.nodes:
-        value = value_of(node)
+        value = recorded_value(node)
         for memory in _written(node):
             owner = owners.get(memory)
-            if owner is not None and owner.name not in hidden and any(_reads(later, memory) for later in _later(node)):
+            if owner is not None and any(_reads(later, memory) for later in _later(node)):
                 plan.versions.setdefault(node, []).append(owner)
         if not isinstance(value, torch.Tensor):
             continue
@@ -128,8 +194,6 @@ def _planned(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str]) ->
             continue
         owners[key] = node
         if node.op not in CALLS or sets_mode(node) or has_effects(node) or not _is_plain(value):
-            continue
-        if node.name in hidden:
             continue
         plan.values.append(node)
         floating = value.is_floating_point() and value.requires_grad
@@ -141,7 +205,7 @@ def _planned(gm: fx.GraphModule, *, gradients: bool, hidden: Collection[str]) ->
 def _written(node: fx.Node) -> list[int]:
     """The memory that a node writes to, as far as its name tells."""
     target = written_by(node)
-    value = None if target is None else value_of(target)
+    value = None if target is None else recorded_value(target)
     key = storage_key(value) if isinstance(value, torch.Tensor) else None
     return [] if key is None else [key]
 
@@ -154,7 +218,7 @@ def _later(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _reads(node: fx.Node, key: int) -> bool:
-    values = [value_of(source) for source in node.all_input_nodes]
+    values = [recorded_value(source) for source in node.all_input_nodes]
     return any(isinstance(value, torch.Tensor) and storage_key(value) == key for value in values)
 
 
@@ -175,7 +239,7 @@ def _tapped(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
     last = [each for each in graph.nodes if each.op == "placeholder"][-1:]
     with graph.inserting_after(last[0]) if last else graph.inserting_before(next(iter(graph.nodes))):
         tap = graph.placeholder(f"operator_tap_{number}")
-    tap.meta["example_value"] = value_of(node)
+    tap.meta["example_value"] = recorded_value(node)
     with graph.inserting_after(node):
         total = graph.call_function(operator.add, (node, tap))
     total.meta = {name: node.meta[name] for name in ("example_value", "stack_trace") if name in node.meta}
@@ -185,12 +249,12 @@ def _tapped(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
 
 def _copied(graph: fx.Graph, node: fx.Node, after: fx.Node) -> fx.Node:
     with graph.inserting_after(after):
-        bare = graph.call_method("detach", (node,))
-    with graph.inserting_after(bare):
-        copy = graph.call_method("clone", (bare,))
-    value = value_of(node)
-    for made in (bare, copy):
-        made.meta["example_value"] = value.detach() if isinstance(value, torch.Tensor) else value
+        detached = graph.call_method("detach", (node,))
+    with graph.inserting_after(detached):
+        copy = graph.call_method("clone", (detached,))
+    value = recorded_value(node)
+    for made in (detached, copy):
+        made.meta["example_value"] = bare(value)
     return copy
 
 
@@ -216,6 +280,6 @@ def _zeros(recorded: torch.Tensor, known: Mapping[Any, int]) -> torch.Tensor:
 
 
 def _bytes(node: fx.Node) -> int:
-    value = value_of(node)
+    value = recorded_value(node)
     sizes = [size if isinstance(size, int) else int(size_hint(size) or 1) for size in value.shape]
     return math.prod(sizes) * int(value.element_size())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,15 +10,12 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch.generated_modules import GeneratedModule
+from checked_backend._torch.generated_modules import GeneratedModule, buffers_in, calls_kernel
 from checked_backend._torch.tensors import clone_preserve_strides
 
 __all__ = ["Recording", "recorded"]
 
 _NAME = "checked_backend_recording"
-_BUFFER = re.compile(r"buf\d+")
-_NO_KERNEL = re.compile(r"empty_strided|reinterpret_tensor|assert_|args\.clear|get_raw_stream|device\(")
-"""The beginnings of calls that write no element."""
 
 
 class Recording:
@@ -151,12 +147,10 @@ class _Instrument(ast.NodeTransformer):
         return ast.parse(f"return {self._name}.end({ast.unparse(node.value or ast.Constant(None))})").body[0]
 
     def _seen(self, node: ast.Expr | ast.Assign) -> list[ast.stmt]:
-        text = ast.unparse(node.value)
-        is_kernel = isinstance(node.value, ast.Call) and not _NO_KERNEL.match(text)
-        if not is_kernel and not isinstance(node.value, ast.Subscript):
+        if not calls_kernel(node) and not isinstance(node.value, ast.Subscript):
             return [node]
-        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and _BUFFER.fullmatch(one.id)}
-        written = ", ".join(f"{name!r}: {name}" for name in sorted(names))
+        names = sorted(buffers_in(node))
+        written = ", ".join(f"{name!r}: {name}" for name in names)
         return [node, *ast.parse(f"{self._name}.wrote({{{written}}})").body] if names else [node]
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
-
-import torch
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
-from checked_backend.numerics.quick_diff import quick_diff
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
@@ -24,9 +21,6 @@ _HIDDEN = (
     "its noise would hide an error of 100 % of a kernel in this precision alone, and the operators in front of it were "
     "not checked by themselves: {}"
 )
-
-SLACK = 4.0
-"""The probe's results may be this many times as far from the candidate's as eager's are."""
 
 
 class _Call(Protocol):
@@ -57,15 +51,13 @@ class OperatorStep:
         self._backward: list[Finding] = []
         self._reason = ""
 
-    def forward(
-        self, call: _Call, outputs: Sequence[Any], decisions: Decisions, scales: Mapping[str, NoiseBaseline]
-    ) -> int:
+    def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
         """Check the operators of a call that is rechecked, unless an error has been found in it already.
 
         Findings about their gradients are kept until the region's backward pass is compared.
 
         Args:
-            decisions: The decisions on its results; findings, skips and notes are added.
+            decisions: The decisions on its results; findings and skips are added.
             scales: The noise of the results in earlier calls.
 
         Returns:
@@ -78,7 +70,6 @@ class OperatorStep:
                 self._limits, self._backward, self._reason = found.limits or {}, found.backward, found.reason
             decisions.findings += found.forward
             decisions.skips += found.skips
-            decisions.notes += _changed(call.subjects, outputs, found, {**scales, **decisions.scales})
             checked = found.checked
         self._limit(decisions)
         self._tell(decisions, {**scales, **decisions.scales})
@@ -130,23 +121,3 @@ class OperatorStep:
 
 def _fails(decisions: Decisions) -> bool:
     return any(finding.kind.fails for finding in decisions.findings)
-
-
-def _changed(
-    subjects: Subjects, outputs: Sequence[Any], found: OperatorDecisions, scales: Mapping[str, NoiseBaseline]
-) -> list[str]:
-    """Notes about results that change once inner tensors are handed out, because then other kernels were checked."""
-    changed = []
-    for place, (own, output) in enumerate(zip(found.outputs, outputs, strict=False)):
-        scale = scales.get(subjects.output(place))
-        if scale is None or not isinstance(own, torch.Tensor) or own.shape != output.shape:
-            continue
-        glance = quick_diff(reference=output, candidate=own)
-        if glance is not None and not scale.covers(glance, slack=SLACK):
-            changed.append(subjects.output(place))
-    if not changed:
-        return []
-    return [
-        f"operators by themselves: with the tensors inside handed out, {', '.join(changed[:3])} is another by more "
-        "than its noise, so that an error which needs the operators to be fused would not show there"
-    ]

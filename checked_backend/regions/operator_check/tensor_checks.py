@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "Wrong",
     "alike",
     "can_be_checked",
+    "exact_error",
     "is_rounded_otherwise",
     "own_error",
     "roundoff_of",
@@ -27,6 +29,9 @@ __all__ = [
 
 COARSEST_FLOAT32 = 2.0**-13
 """The roundoff for float32 in a region of half precision, because of fast library functions and products in TF32."""
+
+ULPS_OF_FLOAT32 = 8.0
+"""Library functions of float32 may be so many times as far off as a rounding, where float32 is checked for itself."""
 
 LOW = (torch.float16, torch.bfloat16)
 """Half precision."""
@@ -130,9 +135,44 @@ def own_error(
     )
 
 
-def can_be_checked(value: Any) -> bool:
-    """Whether something is a tensor of a dtype whose roundings are known."""
-    return isinstance(value, torch.Tensor) and value.dtype in _CHECKED
+def exact_error(found: Any, made: Sequence[Any]) -> LocalError | None:
+    """An error that no rounding makes: another shape or dtype, other integers, NaN and infinity where none belongs.
+
+    Args:
+        made: The value of each lane. Where the lanes are of several minds, rounding may choose.
+    """
+    eager = made[0]
+    if not isinstance(found, torch.Tensor) or not isinstance(eager, torch.Tensor):
+        return None
+    if found.shape != eager.shape or found.dtype != eager.dtype or found.layout != eager.layout:
+        return LocalError(math.inf, 1.0, 0.0, 1.0, math.inf, 0.0)
+    floating = found.is_floating_point() or found.is_complex()
+    given = (found, *(value for value in made if alike(value, eager)))
+    own, expected, *others = (_class(value) if floating else value for value in given)
+    differs = own != expected
+    for value in others:
+        differs &= value == expected
+    count = int(differs.sum())
+    if not count:
+        return None
+    size = float((own.double() - expected.double()).square().mean().sqrt())
+    scale = float(expected.double().square().mean().sqrt())
+    relative = math.inf if floating or not scale else size / scale
+    return LocalError(math.inf, 1.0, 0.0, 1.0, relative, 0.0, outliers=count, worst=relative)
+
+
+def _class(value: torch.Tensor) -> torch.Tensor:
+    """0 for each finite element, and a number each for NaN and the two infinities."""
+    return value.isnan() * 3 + value.isinf() * (2 if value.is_complex() else 1 + (value == math.inf))
+
+
+def can_be_checked(value: Any, *, strict: bool = False) -> bool:
+    """Whether something is a tensor of a dtype whose roundings are known.
+
+    Args:
+        strict: Whether float64 is checked, too: in units of float32's roundings.
+    """
+    return isinstance(value, torch.Tensor) and (value.dtype in _CHECKED or (strict and value.dtype is torch.float64))
 
 
 def is_rounded_otherwise(value: Any) -> bool:
@@ -141,9 +181,12 @@ def is_rounded_otherwise(value: Any) -> bool:
     return rounded and value.dtype not in (*_CHECKED, torch.float64, torch.complex128)
 
 
-def roundoff_of(value: Any) -> float:
+def roundoff_of(value: Any, *, strict: bool = False) -> float:
     """How far a rounding moves eager's value; 0 for a value that is not checked."""
-    return max(unit_roundoff(value.dtype), COARSEST_FLOAT32) if can_be_checked(value) else 0.0
+    if not can_be_checked(value, strict=strict):
+        return 0.0
+    least = ULPS_OF_FLOAT32 * unit_roundoff(torch.float32) if strict else COARSEST_FLOAT32
+    return max(unit_roundoff(value.dtype), least)
 
 
 def alike(value: Any, found: Any) -> bool:

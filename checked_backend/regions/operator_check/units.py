@@ -10,9 +10,10 @@ from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend.graphs.effects import has_effects
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.modes.choice_tape import CHOOSING
 from checked_backend.numerics.bits import is_floating
-from checked_backend.regions.operator_check.probe import CALLS, value_of
+from checked_backend.regions.operator_check.probe import CALLS
 
 __all__ = ["Unit", "Units"]
 
@@ -133,9 +134,9 @@ class Units:
         self._last[node] = max(place, self._last.get(node, 0))
 
     def _take_note(self, node: fx.Node) -> None:
-        unit, value = self.of(node), value_of(node)
+        unit, value = self.of(node), recorded_value(node)
         if not value.is_floating_point() and any(
-            source in self._choices or is_floating(value_of(source)) for source in unit.sources
+            source in self._choices or is_floating(recorded_value(source)) for source in unit.sources
         ):
             self._choices.add(node)
         depth = 1 + max((self._depths.get(source, 0) for source in unit.sources), default=0)

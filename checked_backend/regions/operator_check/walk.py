@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from checked_backend._torch.pytree import tree_leaves
-from checked_backend.graphs.effects import has_effects, sets_mode, written_by
+from checked_backend.graphs.effects import has_effects, sets_mode, writes, written_by
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
@@ -26,20 +26,21 @@ from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
-from checked_backend.regions.operator_check.probe import Exposed, value_of
+from checked_backend.regions.operator_check.probe import Exposed, Probed
 from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
     TOO_FEW,
     TensorChecks,
     alike,
     can_be_checked,
+    exact_error,
     is_rounded_otherwise,
     own_error,
     roundoff_of,
 )
 from checked_backend.regions.operator_check.units import Unit, Units
 
-__all__ = ["Probed", "Walk"]
+__all__ = ["Walk"]
 
 SAMPLES = 3
 """The number of runs in float64 with inputs that are moved by a rounding."""
@@ -51,39 +52,31 @@ SAME_DRAWS = 0.99
 """Results of a random operator that come from the same random numbers have at least this cosine."""
 
 
-@dataclass(slots=True)
-class Probed:
-    """The results of the compiled probe for one call.
-
-    Attributes:
-        inputs: The inputs it was called with, as they were before.
-        wanted: Positions of the inputs whose gradients were taken.
-        results: All that the probe returned.
-        cotangents: The gradients sent in, by place among the results.
-        gradients: The gradients of the inputs, by position.
-        taps: The gradients of the taps, by node.
-    """
-
-    inputs: Sequence[Any]
-    wanted: frozenset[int]
-    results: list[Any]
-    cotangents: Mapping[int, torch.Tensor]
-    gradients: Mapping[int, torch.Tensor | None]
-    taps: Mapping[str, torch.Tensor | None]
-
-
 class Walk:
     """One walk through a region's graph.
 
     Args:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
         exposed: The tensors that the probe hands out.
+        strict: Whether all dtypes are checked, float32 by its own roundings, and no random operator.
+        before: Called before each node with eager's values. It may fill in results of the probe; the walk ends where
+            it returns False.
 
     Attributes:
         checks: The results of the walk.
     """
 
-    def __init__(self, gm: fx.GraphModule, exposed: Exposed, probed: Probed) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        exposed: Exposed,
+        probed: Probed,
+        *,
+        strict: bool = False,
+        before: Callable[[fx.Node, Mapping[fx.Node, Any]], bool] = lambda _node, _values: True,
+    ) -> None:
+        self._strict = strict
+        self._before = before
         self.checks = TensorChecks()
         self._exposed = exposed
         self._probed = probed
@@ -98,7 +91,7 @@ class Walk:
         self._lanes += [
             Lane(gm, self._float64(1 + seed), wide=True, moved=moved) for seed, moved in enumerate(self._moved)
         ]
-        self._writes = any(map(has_effects, gm.graph.nodes))
+        self._writes = any(map(writes, gm.graph.nodes))
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
@@ -122,6 +115,8 @@ class Walk:
         """Walk through the graph, forward and backward."""
         places = iter(range(len(self._probed.inputs)))
         for node, place in self._units.order.items():
+            if not self._before(node, self._eager.values):
+                return
             if node.op == "placeholder":
                 self._input(node, next(places))
             elif node.op == "output":
@@ -230,11 +225,11 @@ class Walk:
             self._compare(writer, found.masked_fill(blank, 0.0), filled, self._units.of(writer))
             found = found.masked_fill(blank, math.nan)
         self._go_on(owner, found, made[1:], tapped=False)
-        key = storage_key(value_of(owner))
+        key = storage_key(recorded_value(owner))
         for node, place in self._units.order.items():
             if place > self._units.order[writer]:
                 break
-            value = value_of(node)
+            value = recorded_value(node)
             if node is owner or node not in self._eager.values or not isinstance(value, torch.Tensor):
                 continue
             if storage_key(value) == key and node.op != "placeholder":
@@ -264,7 +259,17 @@ class Walk:
         self, node: fx.Node, found: Any, made: Sequence[Any], unit: Unit, *, output: int | None = None
     ) -> bool:
         """Check one tensor. Returns whether the gradients that it passes back can be checked too."""
-        if not can_be_checked(found) or found.numel() == 0:
+        if self._strict:
+            if node in self._random:  # a draw depends on earlier draws, and a compiler may choose some of these
+                return True
+            made = [made[0] if isinstance(value, Missing) else value for value in made]
+            error = exact_error(found, made)
+            if error is not None:
+                self.checks.note(node, error, found, made[0], output=output)
+                return True
+            if isinstance(found, torch.Tensor) and found.is_complex():
+                found, *made = (torch.view_as_real(value.resolve_conj()) for value in (found, *made))
+        if not can_be_checked(found, strict=self._strict) or found.numel() == 0:
             if is_rounded_otherwise(found) and not _is_same(found, made[0]):
                 self.checks.unchecked[node.name] = (
                     f"roundings of {str(found.dtype).removeprefix('torch.')} are not known"
@@ -276,8 +281,10 @@ class Walk:
                 lost.reason if lost else "eager computes another shape from the same inputs"
             )
             return False
-        narrows = found.dtype in LOW and any(_is_wide(value_of(source)) for source in self._units.of(node).sources)
-        roundoff = roundoff_of(found)
+        narrows = found.dtype in LOW and any(
+            _is_wide(recorded_value(source)) for source in self._units.of(node).sources
+        )
+        roundoff = roundoff_of(found, strict=self._strict)
         error = own_error(found, made, roundoff=roundoff, narrows=narrows, jumps=unit.jumps, smooth=unit.steady)
         if error is None:
             if not _is_same(found, made[0]):
@@ -291,7 +298,7 @@ class Walk:
 
     def _results(self, node: fx.Node) -> None:
         returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
-        for place, source in enumerate(returned):
+        for place, source in enumerate(returned[: self._exposed.outputs]):
             if not isinstance(source, fx.Node):
                 continue
             found = self._probed.results[place]

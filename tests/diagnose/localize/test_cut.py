@@ -143,6 +143,7 @@ def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
     faulty = probe(gm, inputs, dropped, limit=limit)
     assert faulty is not None
     assert faulty.node is named(gm, "aten.copy_.default")
+    assert faulty.size > 0.1
     cut = cut_out(gm, inputs, faulty.node, CheckOptions(compiler=dropped), oracle)
     assert cut is not None
     assert [str(node.target) for node in calls_of(cut.case.graph)] == ["aten.copy_.default"]

@@ -12,10 +12,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.localize import flow as module
-from checked_backend.diagnose.localize.flow import error_flow, error_flow_isolated, relative
-from checked_backend.errors import CheckedBackendError
+from checked_backend.diagnose.localize.flow import error_flow, relative
+from checked_backend.diagnose.localize.probe import probe, worth_exposing
+from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made, with_outputs
 from checked_backend.findings import NodeError
-from checked_backend.process.worker import cannot_fork
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
@@ -46,12 +46,23 @@ def spoiled(factor: float = 1.01, target: Any = torch.ops.aten.relu.default) -> 
     return compiler
 
 
+def flow_of(gm: fx.GraphModule, compiler: Callable[..., Any], at_fault: str) -> tuple[NodeError, ...]:
+    """The flow of an error, as a compiler makes it in a graph whose inner tensors are results, too."""
+    inner = [made for node in calls_of(gm) if worth_exposing(node) for made in tensors_made(node)]
+    exposed, places = with_outputs(gm, inner)
+    torch.manual_seed(0)
+    results = compiler(exposed, (X,))(X)
+    return error_flow(
+        gm, (X,), {node.name: results[place] for node, place in zip(inner, places, strict=True)}, at_fault
+    )
+
+
 def by_name(found: Sequence[NodeError]) -> dict[str, NodeError]:
     return {one.name: one for one in found}
 
 
 def test_the_operator_at_fault_makes_the_error_and_later_ones_inherit_it() -> None:
-    found = by_name(error_flow(graph_of(program, X), (X,), spoiled(), "relu"))
+    found = by_name(flow_of(graph_of(program, X), spoiled(), "relu"))
     assert list(found) == ["tanh", "relu", "cos", "mul", "_softmax"]
     assert found["relu"].error == pytest.approx(0.01, rel=1e-3)
     assert found["relu"].own == pytest.approx(0.01, rel=1e-3)
@@ -66,7 +77,7 @@ def test_the_operator_at_fault_makes_the_error_and_later_ones_inherit_it() -> No
 
 def test_views_are_no_operators_of_their_own() -> None:
     """The transposition is not listed; what reads it is linked to what is before it."""
-    found = by_name(error_flow(graph_of(lambda x: torch.relu(torch.sin(x).t()), X), (X,), spoiled(), "relu"))
+    found = by_name(flow_of(graph_of(lambda x: torch.relu(torch.sin(x).t()), X), spoiled(), "relu"))
     assert list(found) == ["sin", "relu"]
     assert found["relu"].inputs == ("sin",)
 
@@ -75,20 +86,20 @@ def test_of_an_operator_with_several_results_each_is_listed() -> None:
     def normed(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.native_layer_norm(torch.relu(x), [6], None, None, 1e-5)[0]
 
-    found = by_name(error_flow(graph_of(normed, X), (X,), spoiled(2.0), "relu"))
+    found = by_name(flow_of(graph_of(normed, X), spoiled(2.0), "relu"))
     assert found["getitem"].op == "aten.native_layer_norm.default"
     assert found["getitem"].inputs == ("relu",)
     assert found["getitem"].own == 0.0
 
 
 def test_a_graph_in_which_the_error_does_not_show_has_no_flow() -> None:
-    assert error_flow(graph_of(program, X), (X,), spoiled(1.0), "relu") == ()
-    assert error_flow(graph_of(program, X), (X,), spoiled(), "tanh") == ()  # it is right
+    assert flow_of(graph_of(program, X), spoiled(1.0), "relu") == ()
+    assert flow_of(graph_of(program, X), spoiled(), "tanh") == ()  # it is right
 
 
 def test_too_large_a_graph_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 100)
-    assert error_flow(graph_of(program, X), (X,), spoiled(), "relu") == ()
+    assert flow_of(graph_of(program, X), spoiled(), "relu") == ()
 
 
 @pytest.mark.parametrize("place", [0, 60, 199])
@@ -98,7 +109,7 @@ def test_of_many_operators_those_around_the_fault_and_the_last_are_kept(place: i
             x = torch.relu(x) if number == place else torch.sin(x)
         return x
 
-    found = error_flow(graph_of(long, X), (X,), spoiled(), "relu")
+    found = flow_of(graph_of(long, X), spoiled(), "relu")
     assert len(found) == module.MOST_NODES
     names = [one.name for one in found]
     assert "relu" in names
@@ -107,7 +118,7 @@ def test_of_many_operators_those_around_the_fault_and_the_last_are_kept(place: i
 
 
 def test_nan_on_one_side_is_infinite() -> None:
-    found = by_name(error_flow(graph_of(program, X), (X,), spoiled(math.nan), "relu"))
+    found = by_name(flow_of(graph_of(program, X), spoiled(math.nan), "relu"))
     assert found["relu"].error == math.inf
 
 
@@ -116,7 +127,7 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
         return torch.relu(torch.ops.aten.native_dropout(x, 0.5, True)[0])
 
     kept, threads = X.clone(), torch.get_num_threads()
-    found = by_name(error_flow(graph_of(drops, X), (X,), spoiled(), "relu"))
+    found = by_name(flow_of(graph_of(drops, X), spoiled(), "relu"))
     assert found["relu"].error == found["relu"].own == pytest.approx(0.01, rel=1e-3)
     assert found["getitem"].error == 0.0
     assert found["getitem"].own is None  # run by itself, it draws other numbers
@@ -125,17 +136,11 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.process
-@pytest.mark.skipif(cannot_fork() is not None, reason="no process can be forked")
-def test_a_compiler_that_dies_ends_no_other_process() -> None:
+def test_what_finds_the_operator_has_seen_the_flow() -> None:
     graph = graph_of(program, X)
-    assert error_flow_isolated(graph, (X,), spoiled(), "relu") == error_flow(graph, (X,), spoiled(), "relu")
-
-    def dies(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        raise SystemExit(3)
-
-    with pytest.raises(CheckedBackendError):
-        error_flow_isolated(graph, (X,), dies, "relu")
+    faulty = probe(graph, (X,), spoiled(), limit=1 << 20)
+    assert faulty is not None
+    assert faulty.finding.flow == flow_of(graph, spoiled(), "relu")
 
 
 @pytest.mark.parametrize(
