@@ -24,8 +24,8 @@ from checked_backend.checking.merge import (
 )
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Program, ProgramCall, eager_function, function_name, refuse_misfits
-from checked_backend.checking.program_controls import ProgramControls
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes, other_sizes, tile_sizes
 from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.variants import fresh_data, other_layouts
@@ -319,7 +319,7 @@ class _Plan:
         findings = [told(entry, run) for entry in shown]
         if not self.effort.levels:
             return findings
-        controls = ProgramControls(run.program)
+        controls = ProgramRunner(run.program)
 
         def same_in_float64(place: int) -> bool | None:
             return controls.same_in_float64(shown[place].calls[0], shown[place].finding.subject)

@@ -33,10 +33,10 @@ from checked_backend.report.environment import here_and_now
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 from checked_backend.verdict.classify import NOT_REPRODUCED
-from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.runner import Runner
 from checked_backend.verdict.shapes import tolerate_flipped_shapes
 
 __all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
@@ -73,7 +73,7 @@ def in_step(index: int, name: str) -> str:
 def compare_runs(
     references: Sequence[Outcome],
     candidates: Sequence[Outcome],
-    controls: Callable[[], ControlRuns],
+    runner: Callable[[], Runner],
     ledger: Ledger,
     *,
     again: Callable[[], Sequence[Outcome]] | None = None,
@@ -84,8 +84,7 @@ def compare_runs(
     """Compare two runs, call by call.
 
     Args:
-        controls: Makes control runs, whose values are named by `in_step`.
-        ledger: Receives counts and skips.
+        runner: Gives what makes control runs, whose values are named by `in_step`.
         again: Runs eager once more, to see whether it leaves the same random state.
         trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
         first: The number of the first of these calls among those of the control runs.
@@ -114,7 +113,7 @@ def compare_runs(
                 why = f"eager has none: {described_exception(reference.backward_error)}"
                 ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
         structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
-        structure, flipped = tolerate_flipped_shapes(structure, controls, partial(_named_in, index))
+        structure, flipped = tolerate_flipped_shapes(structure, runner, partial(_named_in, index))
         for skip in flipped:
             ledger.skip(skip)
         if any(skip.matters for skip in flipped) and any(Subject(pair.name).is_gradient for pair in mine):
@@ -128,7 +127,7 @@ def compare_runs(
             else:
                 why = "eager leaves another one each time (torch.seed, or another thread draws)"
                 ledger.skip(Skip("rng state", why))
-    decisions = decide(pairs, controls, dict(known or {}))
+    decisions = decide(pairs, runner, dict(known or {}))
     devices = {str(pair.candidate.device) for pair in pairs}
     ledger.count({"tensors": decisions.compared})
     for skip in decisions.skips:

@@ -15,7 +15,7 @@ from checked_backend._torch.autotuning import Autotuning, Retime, watch_autotuni
 from checked_backend.checking.merge import joined
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.findings.evidence import EvidenceKey
-from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.unsupported import FreshCache
 from checked_backend.report import Report
 
 __all__ = ["ONLY_CHOICE", "KernelChoice", "check_choices"]

@@ -24,7 +24,7 @@ from checked_backend.checking.program import (
     no_warning_is_an_error,
     refuse_misfits,
 )
-from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
 from checked_backend.random_state import random_untouched
@@ -123,7 +123,7 @@ def _differences(program: Program, expected: Outcome, candidate: Callable[..., A
     reference, packaged = _visible(expected), _visible(actual)
     draws = expected.rng is not None and not expected.rng.same_as(program.rng)
     reference.rng = packaged.rng = None
-    compared = compare_runs([reference], [packaged], partial(ProgramControls, program), ledger, again=program.run_all)
+    compared = compare_runs([reference], [packaged], partial(ProgramRunner, program), ledger, again=program.run_all)
     findings = [finding for _, finding in compared.found]
     if draws:  # a package draws numbers of its own
         values = (Kind.LOGIC, Kind.PRECISION, Kind.MUTATION, Kind.NONFINITE)

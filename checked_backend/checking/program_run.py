@@ -30,7 +30,7 @@ from checked_backend.checking.gradient_variants import (
 )
 from checked_backend.checking.late_writes import late_writes
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch
-from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
 from checked_backend.diagnose.investigate import investigate
@@ -246,7 +246,7 @@ class _Pair:
         self._learned = compare_runs(
             run.references,
             self.candidates,
-            partial(ProgramControls, made, numpy=run.tracing.numpy),
+            partial(ProgramRunner, made, numpy=run.tracing.numpy),
             run.own,
             again=made.run_all,
             trained=self._trained,
@@ -270,7 +270,7 @@ class _Pair:
         compared = compare_runs(
             run.references[-1:],
             self.candidates[-1:],
-            partial(ProgramControls, made, numpy=run.tracing.numpy),
+            partial(ProgramRunner, made, numpy=run.tracing.numpy),
             ledger,
             again=made.run_all,
             first=len(before),

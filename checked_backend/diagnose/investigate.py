@@ -169,7 +169,8 @@ class _Investigation:
         limit, patience = _limits(self.failure)
         seconds = limit - min(TELLING, patience / 2)
         self.deadline, self.end = time.monotonic() + limit - patience, time.monotonic() + seconds
-        before = RngState.capture(tuple(self.failure.rng.cuda))  # if no process can be forked, this is the user's state
+        # if no process can be forked, this is the user's state
+        before = RngState.capture(tuple(self.failure.call.rng.cuda))
         try:
             with without_compile_caches(), self.stop.awaited(seconds):
                 self._run()

@@ -35,7 +35,7 @@ from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import VALUES
 from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import Program, ProgramCopy, eager_function
-from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.side_effects import Remembered, SideEffects
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
@@ -525,7 +525,7 @@ class _EagerCall:
         compared = compare_runs(
             [self.expected],
             [actual],
-            lambda: ProgramControls(self.call.program, numpy=self._shadows.numpy),
+            lambda: ProgramRunner(self.call.program, numpy=self._shadows.numpy),
             kept,
             again=self.call.program.run_all,
         )

@@ -42,9 +42,8 @@ from checked_backend._torch.dynamo import (
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
-from checked_backend.regions.backward_sites import find_sites
 from checked_backend.regions.execution import Cotangents
-from checked_backend.regions.gradient_gate import Edge
+from checked_backend.regions.gradient_gate import Edge, find_sites
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
@@ -60,7 +59,6 @@ class BackwardPass:
     """The record of one backward pass at a region.
 
     Attributes:
-        cotangents: Gradients that arrived at the results.
         gradients: Gradients that the candidate sent to the inputs whose gradient this pass needs, by position; None
             for an input to which it sent none.
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
@@ -161,7 +159,6 @@ class BackwardWatch:
         on_short: Receives the exception if memory ran out while a pass was watched, or watching failed otherwise; it
             may raise it. That pass gives nothing else.
         on_left_out: Called when Dynamo captures passes in one graph, so that this watch and later ones see none.
-        clock: Gives the time in seconds.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
         eager: Runs the call in eager once more; gives its outputs.
         again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.

@@ -1,10 +1,10 @@
-"""Check a region's backward passes: compare the gradients that have arrived, and handle exceptions."""
+"""What the checks of a region share; and its backward passes: compare the gradients that have arrived."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,20 +13,22 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
 from checked_backend.findings import Finding, Skip
+from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
-from checked_backend.regions.answer import RegionAnswer
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.budget import Meter, Schedule
-from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import candidate_crashed, same_exception, same_message
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
-from checked_backend.regions.eager_run import NOT_CONTINUED
-from checked_backend.regions.health import RegionHealth
+from checked_backend.regions.draw_inputs import DrawInputs
+from checked_backend.regions.eager import NOT_CONTINUED
+from checked_backend.regions.execution import Call
+from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.health import HEALTH, Health, RegionHealth
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import check_settings
-from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.reporter import Investigate, RegionReporter
 from checked_backend.regions.returned_tensors import (
     MemoryRange,
     Returned,
@@ -34,8 +36,11 @@ from checked_backend.regions.returned_tensors import (
     Snapshot,
     memory_ranges,
 )
+from checked_backend.regions.runner import Variants
+from checked_backend.regions.unsupported import MachineLimits
+from checked_backend.verdict.steps.candidate_again import AGAIN
 
-__all__ = ["BackwardCheck"]
+__all__ = ["BackwardCheck", "Checks"]
 
 Gradients = Mapping[int, "torch.Tensor | None"]
 
@@ -55,7 +60,6 @@ class _Held:
 
     Attributes:
         results: Results, and what they were then; None if nobody looked.
-        gradients: Gradients.
         over: To be called when the pass is over.
     """
 
@@ -64,34 +68,68 @@ class _Held:
     over: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardCheck:
-    """Checks the backward passes of one region's calls.
+class Checks:
+    """What the checks of one region's calls share.
+
+    Args:
+        thorough: Compile the float64 twin for every difference.
+        needed: Says how many bytes all of eager's tensors need together.
+        investigate: Finds out where findings come from; None if the user does not want that.
+        draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
 
     Attributes:
-        schedule: Is told the cost of a check.
-        reporter: Receives the coverage.
-        answer: Reports findings.
-        candidate: The compiled region.
+        info: The region's names and source lines.
+        variants: The region in eager, compiled, and in other variants.
+        schedule: Says which calls are checked, and is told the cost of a check.
+        reporter: Receives the coverage, and responds to findings.
         memory: Decides what is given up if memory runs out, or the check itself fails.
-        comparison: Compares gradients and exceptions.
-        earlier: Results of earlier calls, which a backward pass may write to, and gradients, in whose memory it may
-            send others.
+        comparison: Compares results, gradients and exceptions.
+        earlier: Results of earlier calls, which a call may write to, and gradients, in whose memory it may send others.
         unsupported: Says whether an exception is a limit of this machine, and which one.
-        health: Receives the numbers of checked calls.
-        captured: Set once compiled autograd has captured a backward pass in one graph.
     """
 
-    schedule: Schedule
-    reporter: RegionReporter
-    answer: RegionAnswer
-    candidate: Candidate
-    memory: MemoryPressure
-    comparison: CallComparison
-    earlier: ReturnedTensors
-    unsupported: Callable[[Exception], Finding | None]
-    health: RegionHealth
-    captured: threading.Event = field(default_factory=threading.Event)
+    def __init__(
+        self,
+        info: GraphInfo,
+        variants: Variants,
+        options: CheckOptions,
+        schedule: Schedule,
+        *,
+        thorough: bool = False,
+        silent: bool = False,
+        needed: Callable[[], int] = lambda: 0,
+        investigate: Investigate | None = None,
+        draws: DrawInputs | None = None,
+    ) -> None:
+        self.info, self.variants, self.options, self.schedule = info, variants, options, schedule
+        self.reporter = RegionReporter(info, options, silent=silent, investigate=investigate)
+        self.candidate = Candidate(
+            variants.candidate,
+            self.reporter.note,
+            replaceable=options.on_divergence == "fallback" and options.gradients,
+        )
+        self.memory = MemoryPressure(self.reporter, keeps_activations=options.reference == "keep")
+        self.comparison = CallComparison(
+            info, variants, self.reporter, thorough=thorough, memory=self.memory, draws=draws
+        )
+        self.earlier = ReturnedTensors(info, self.reporter)
+        self.unsupported = MachineLimits(needed, inductor=options.compiler == "inductor")
+        self.health = RegionHealth(info.name, self.reporter.note, Health() if silent else HEALTH)
+
+
+class BackwardCheck:
+    """Checks the backward passes of one region's calls."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._schedule = checks.schedule
+        self._reporter = checks.reporter
+        self._candidate = checks.candidate
+        self._memory = checks.memory
+        self._comparison = checks.comparison
+        self._earlier = checks.earlier
+        self._unsupported = checks.unsupported
+        self._health = checks.health
+        self._captured = threading.Event()  # compiled autograd has captured a backward pass in one graph
 
     def watch(
         self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
@@ -104,14 +142,14 @@ class BackwardCheck:
         """
         for position in sorted(call.inputs.entangled):
             reason = "a mutated input that shares memory with another input"
-            self.reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
+            self._reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
         mutated = {position: args[position] for position in call.inputs.mutated}
         given = memory_ranges(args)
 
         # The callbacks must not hold the outputs: they hold the nodes whose hooks hold the callbacks.
         def on_backward(passed: BackwardPass) -> Gradients | None:
-            with self.schedule.charged(
-                call.due, self.reporter.compared, backward=True, already=passed.seconds
+            with self._schedule.charged(
+                call.due, self._reporter.compared, backward=True, already=passed.seconds
             ) as meter:
                 return self._checked(call, passed, given, meter)
 
@@ -119,18 +157,18 @@ class BackwardCheck:
             return self._raised(call, passed, error)
 
         def begin() -> _Held:
-            self.reporter.hear()
-            self.reporter.call = call.number
-            over = self.reporter.skip_until(Skip(f"the gradients of call {call.number}", _DID_NOT_END, matters=True))
-            return _Held(self.earlier.look(), self.earlier.held_gradients(), over)
+            self._reporter.hear()
+            self._reporter.call = call.number
+            over = self._reporter.skip_until(Skip(f"the gradients of call {call.number}", _DID_NOT_END, matters=True))
+            return _Held(self._earlier.look(), self._earlier.held_gradients(), over)
 
         def end(begun: object) -> None:
             if isinstance(begun, _Held):
                 begun.over()
 
-        if self.captured.is_set():
+        if self._captured.is_set():
             self._left_out()  # also in a session of its own
-        again = self.candidate.backward_again
+        again = self._candidate.backward_again
         watch = BackwardWatch(
             outputs,
             mutated,
@@ -143,17 +181,17 @@ class BackwardCheck:
             again,
             self._gradients_not_copied,
             self._left_out,
-            self.schedule.clock,
+            self._schedule.clock,
             exchanges=call.exchanges is not None,
-            eager=partial(self.comparison.eager_outputs, call) if call.exchanges is None else None,
+            eager=partial(self._comparison.eager_outputs, call) if call.exchanges is None else None,
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
-            self.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+            self._reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 
     def _left_out(self) -> None:
-        self.captured.set()
-        self.reporter.skip_until_compared(Skip("gradients", _CAPTURED, matters=True), backward=True)
+        self._captured.set()
+        self._reporter.skip_until_compared(Skip("gradients", _CAPTURED, matters=True), backward=True)
 
     def _exchanged(self, call: Call, passed: BackwardPass) -> bool:
         """Note the exchanges of a backward pass. Return whether one of them failed."""
@@ -163,13 +201,13 @@ class BackwardCheck:
         return call.exchanges.failed is not None
 
     def _gradients_not_copied(self, error: Exception) -> None:
-        self.memory.not_compared("copying the gradients that arrive", error, backward=True)
+        self._memory.not_compared("copying the gradients that arrive", error, backward=True)
 
     def _checked(
         self, call: Call, passed: BackwardPass, given: Sequence[MemoryRange], meter: Meter
     ) -> Gradients | None:
         """Compare the gradients. Return eager's gradients if the program must go on with these."""
-        if self.answer.stopped or not passed.cotangents:
+        if self._reporter.stopped or not passed.cotangents:
             return None
         if self._exchanged(call, passed):
             return None
@@ -178,27 +216,27 @@ class BackwardCheck:
         held = passed.begun if isinstance(passed.begun, _Held) else _Held()
         overwritten = []
         if held.results is not None:
-            overwritten = held.results.overwritten(self.earlier.calls, self.earlier.region, counted=False)
+            overwritten = held.results.overwritten(self._earlier.calls, self._earlier.region, counted=False)
         try:
             with random_untouched(), profiled("checked_backend::comparison of gradients"):
-                findings, gradients = self.comparison.backward(call, passed) or ([], None)
+                findings, gradients = self._comparison.backward(call, passed) or ([], None)
         except Exception as error:
-            self.memory.not_compared("comparing the gradients", error, backward=True)
+            self._memory.not_compared("comparing the gradients", error, backward=True)
             return None
         if gradients is not None:
-            self.memory.compared()
+            self._memory.compared()
             overwritten += self._sent_again(call, passed, gradients, given, held)
         findings += [*overwritten, *left]
         if gradients is not None:
-            self.health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
-        fell_back = self.answer.to(findings, call=call, cotangents=passed.cotangents)
+            self._health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
+        fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
 
     def _sent_again(
         self, call: Call, passed: BackwardPass, reference: Gradients, given: Sequence[MemoryRange], held: _Held
     ) -> list[Finding]:
         name = call.subjects.gradient
-        return self.earlier.sent_again(
+        return self._earlier.sent_again(
             call.number,
             {name(position): gradient for position, gradient in passed.gradients.items()},
             {name(position): gradient for position, gradient in reference.items()},
@@ -211,41 +249,41 @@ class BackwardCheck:
         if isinstance(error, CheckedBackendError):  # it comes from a nested region's check
             return None
         if is_device_lost(error):  # by this pass, or by a kernel of the program's own before it
-            self.memory.not_compared("the compiled backward pass", error, backward=True)
+            self._memory.not_compared("the compiled backward pass", error, backward=True)
             return None
         if self._exchanged(call, passed):
-            self.reporter.hear(cause=error)
+            self._reporter.hear(cause=error)
             return None  # it must be raised: a connection broke, or another rank did not come
         left = self._settings_left(call, passed)
         # asked before eager runs, while memory is as short as it was
-        short = self.unsupported(error) if is_out_of_memory(error) else None
-        crowded = self.memory.keeps_activations
-        eager = self.comparison.eager_gradients(call, passed)
+        short = self._unsupported(error) if is_out_of_memory(error) else None
+        crowded = self._memory.keeps_activations
+        eager = self._comparison.eager_gradients(call, passed)
         if isinstance(eager, Exception) and is_out_of_memory(eager):
             if not same_exception(eager, error):
-                self.memory.not_compared("eager's backward pass", eager, backward=True)
+                self._memory.not_compared("eager's backward pass", eager, backward=True)
             return None
         unfinished = call.exchanges is not None and (
             call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
         )
         alike = isinstance(eager, Exception) and (same_exception(eager, error) or same_message(eager, error))
         if isinstance(eager, Exception) and (alike or not unfinished):
-            differs = self.comparison.backward_exceptions(eager, error)
-            self.answer.to([*left] if differs is None else [differs, *left], cause=error, raises=False)
+            differs = self._comparison.backward_exceptions(eager, error)
+            self._reporter.respond([*left] if differs is None else [differs, *left], cause=error, raises=False)
             return None
         if short is not None and crowded:
             # the check's own copies may have left too little memory; they are released now
-            self.memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
+            self._memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
         else:
-            short = short or self.unsupported(error)
+            short = short or self._unsupported(error)
             found = [candidate_crashed(error, during="backward") if short is None else short, *left]
-            self.answer.to(found, cause=error, call=call, cotangents=passed.cotangents)
+            self._reporter.respond(found, cause=error, call=call, cotangents=passed.cotangents)
         if unfinished:
-            self.reporter.note(NOT_CONTINUED)
+            self._reporter.note(NOT_CONTINUED)
         return None if unfinished or isinstance(eager, Exception) else eager
 
     def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
         before, after = passed.settings
-        again = self.comparison.controls(call, passed.cotangents).rerun_candidate
-        others_ran, skip = threading.active_count() > 1, self.reporter.skip
+        again = partial(self._comparison.runner(call, passed.cotangents).run, AGAIN[0])
+        others_ran, skip = threading.active_count() > 1, self._reporter.skip
         return check_settings(before, before, after, again=again, skip=skip, others_ran=others_ran, backward=True)

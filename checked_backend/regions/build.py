@@ -22,12 +22,13 @@ from checked_backend.numerics.fingerprint import LARGE
 from checked_backend.numerics.fused import begin_compiling
 from checked_backend.options import CheckOptions
 from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
-from checked_backend.regions.answer import Investigate
+from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.budget import clock_of_run, schedule_of
-from checked_backend.regions.call import Call
 from checked_backend.regions.candidate import NotCompiled
 from checked_backend.regions.compile import (
+    CompiledOnce,
     Compiler,
+    compile_again,
     compile_candidate,
     copy_graph,
     eager_graph,
@@ -37,23 +38,27 @@ from checked_backend.regions.compile import (
     resolve_compiler,
     unfused_compiler,
 )
-from checked_backend.regions.control_runs import Variants
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.execution import Cotangents
-from checked_backend.regions.failure import Failure, Investigator, Keep
-from checked_backend.regions.fixed_choices import FixedChoices
-from checked_backend.regions.float64_twin import compile_twin, computes_in_low_precision, needs_default_dtype
+from checked_backend.regions.execution import Call, Cotangents
+from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
+from checked_backend.regions.float64_twin import (
+    FixedChoices,
+    compile_twin,
+    computes_in_low_precision,
+    needs_default_dtype,
+)
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.investigate_alone import investigate_alone, not_investigated, time_to_search
-from checked_backend.regions.local_region import LocalRegion
+from checked_backend.regions.local_region import LocalRegion, investigate_alone, time_to_search
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import ProcessState, outlast_compiling, settings_changed
-from checked_backend.regions.recompile import CompiledOnce, compile_again
 from checked_backend.regions.region import CheckedRegion
+from checked_backend.regions.reporter import Investigate
+from checked_backend.regions.runner import Variants
 from checked_backend.regions.unsupported import compile_with_any_cache
 from checked_backend.regions.waiting import Waiting
+from checked_backend.verdict.runner import Build
 
 __all__ = ["build_region"]
 
@@ -78,10 +83,8 @@ def build_region(
 
     Args:
         gm: The Dynamo graph; or an AOT graph, for a compiler of such graphs.
-        example_inputs: As Dynamo gave them.
         mode: What the user passed as ``torch.compile(mode=...)``.
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
-        silent: Write no report to disk.
         info: Names, if they are not those that the graph has from Dynamo.
         investigator: Finds out where a failure comes from, if the options say ``localize``.
 
@@ -127,21 +130,20 @@ def build_region(
     )
     if not options.localize:
         investigator = None
-    region = CheckedRegion(
+    checks = Checks(
         info,
         variants,
         options,
         schedule,
         thorough=thorough,
         silent=silent,
-        remark=remark,
         needed=lambda: _bytes_of(pristine),
         investigate=None
         if investigator is None
         else _investigation(source, local, kernels, options, mode, investigator),
         draws=DrawInputs(compiler, pristine, source.traced) or None,
-        left_compiling=left,
     )
+    region = CheckedRegion(checks, remark=remark, left_compiling=left)
     if spread is not None:
         return lambda *args: region(*spread(args), *held)
     return (lambda *args: region(*args, *held)) if held else region
@@ -152,7 +154,6 @@ class _Source:
     """The source from which a region is compiled once more, outside of the user's program.
 
     Attributes:
-        compiler: The candidate compiler.
         graph: A pristine copy of the Dynamo graph.
         traced: The fake values of its placeholders as Dynamo traced them.
         waiting: Tells a person what a long check is doing.
@@ -201,15 +202,19 @@ def _variants(
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
         operators = _operator_step(source, candidate, local, options, mode, kernels)
+    builds: dict[Build, CompiledOnce] = {
+        Build.TWIN: CompiledOnce(
+            source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
+        ),
+        Build.RECOMPILED: source.compiled_by(compiler, "once more"),
+    }
+    if unfused is not None:
+        builds[Build.UNFUSED] = source.compiled_by(unfused, "without fusion")
     return Variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
-        make_twin=CompiledOnce(
-            source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
-        ),
-        given=FixedChoices(compiler, pristine, traced),
-        make_unfused=None if unfused is None else source.compiled_by(unfused, "without fusion"),
-        make_again=source.compiled_by(compiler, "once more"),
+        compilers=builds,
+        choices=FixedChoices(compiler, pristine, traced),
         make_own_random=None if own_random is None else source.compiled_by(own_random, "with its own random numbers"),
         default_dtype=needs_default_dtype(pristine),
         low_precision=low_precision,
@@ -276,16 +281,13 @@ def _investigation(
         call: Call, cotangents: Cotangents | None, findings: Sequence[Finding], keep: Keep
     ) -> Sequence[Finding]:
         if isinstance(local, str):
-            return not_investigated(findings, f"no: the region exchanges tensors with other ranks, and {local}")
+            return not_localized(findings, f"no: the region exchanges tensors with other ranks, and {local}")
         if isinstance(local, LocalRegion):
             return investigate_alone(local, call, cotangents, findings, keep, (options, mode), investigator)
         failure = Failure(
             source.graph,
             tuple(source.traced),
-            call.inputs,
-            call.ambient,
-            call.rng,
-            call.subjects,
+            call,
             cotangents,
             options,
             mode,

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.regions.call import Call
-from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.execution import Call
 from checked_backend.regions.gradient_gate import gradient_gate
-from checked_backend.regions.unsupported import cache_remark, may_be_the_cache
+from checked_backend.regions.unsupported import FreshCache, cache_remark, may_be_the_cache
 from checked_backend.tensors.streams import wait_for_devices
 
 __all__ = ["Candidate", "NotCompiled"]
@@ -32,7 +31,6 @@ class Candidate:
 
     Args:
         compiled: The compiler's result; a `NotCompiled` if it failed.
-        note: Notes a remark that changes no verdict.
         replaceable: Whether eager's gradients may be handed out in place of its own.
     """
 
@@ -69,11 +67,7 @@ class Candidate:
         return tuple(original.get(id(value), value) for value in returned)
 
     def backward_again(self, error: Exception) -> AbstractContextManager[Any] | None:
-        """The context under which to run its backward pass once more, which compiles it anew; None to leave it.
-
-        Args:
-            error: The exception of that backward pass.
-        """
+        """The context under which to run its backward pass once more, which compiles it anew; None to leave it."""
         if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
             return None
         return self._with_fresh_cache(error)

@@ -15,7 +15,6 @@ from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.ranks.exchanges import Agreement, under_way
 from checked_backend.regions.backward import BackwardPass, was_written_to
-from checked_backend.regions.call import Call
 from checked_backend.regions.call_findings import (
     described_exception,
     exception_differs,
@@ -25,23 +24,18 @@ from checked_backend.regions.call_findings import (
     same_message,
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
-from checked_backend.regions.control_runs import RegionControlRuns, Variants
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
-from checked_backend.regions.eager_gradients import (
-    InputsChangedError,
-    eager_gradients,
-    outputs_again,
-)
-from checked_backend.regions.execution import Cotangents, Execution, Subjects, flat_tensors
+from checked_backend.regions.eager import InputsChangedError, eager_gradients, eager_outputs
+from checked_backend.regions.execution import Call, Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
-from checked_backend.verdict.control_runs import PostponedError
+from checked_backend.regions.runner import RegionRunner, Variants
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.runner import PostponedError
 from checked_backend.verdict.shapes import tolerate_flipped_shapes
-from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
 
 __all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "CallComparison", "settle_none"]
 
@@ -56,11 +50,7 @@ class CallComparison:
     """Compares a region's candidate with its reference, and remembers the noise it has learned.
 
     Args:
-        info: The region's names and source lines.
-        variants: The region in eager, compiled, and in other variants.
-        reporter: Receives the coverage.
         thorough: Compile the float64 twin for every difference.
-        memory: Decides what to do if memory runs out.
         draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
     """
 
@@ -110,7 +100,7 @@ class CallComparison:
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
         left = under_way(call.exchanges, {part.subject: part.candidate for part in parts})
         incomparable |= left.keys()
-        structure, skips = tolerate_flipped_shapes(structure, partial(self.controls, call, None))
+        structure, skips = tolerate_flipped_shapes(structure, partial(self.runner, call))
         for skip in (*skips, *left.values()):
             self._reporter.skip(skip)
         shared = self._aliasing(call, reference, outputs, args, parts)
@@ -137,7 +127,7 @@ class CallComparison:
         try:
             found = compare_draw_inputs(
                 self._draws,
-                self.controls(call, None),
+                self.runner(call),
                 outputs,
                 thorough=self._thorough,
                 low_precision=self._variants.low_precision,
@@ -211,7 +201,7 @@ class CallComparison:
             InputsChangedError: The inputs were written to.
             Exception: Whatever eager raises.
         """
-        return outputs_again(self._variants.reference, call)
+        return eager_outputs(self._variants.reference, call)
 
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
         """Compare the exceptions of a call in which both raise.
@@ -219,7 +209,7 @@ class CallComparison:
         Returns:
             The finding, if there is one; and whether the user's program, unchecked, would not raise at all.
         """
-        if self.controls(call, None).returns_with_own_random():
+        if self.runner(call).returns_with_own_random():
             return exception_missing(reference, own_random=True), True
         if not same_message(reference, candidate):
             if not same_exception(reference, candidate):
@@ -277,18 +267,16 @@ class CallComparison:
             number = self._comparisons[cotangents is not None]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = number & (number - 1) == 0 if call.due.recheck is None else call.due.recheck
-        controls = partial(self.controls, call, cotangents)
         decisions = decide(
             pairs,
-            controls,
+            partial(self.runner, call, cotangents),
             known,
             thorough=self._thorough,
             low_precision=self._variants.low_precision,
             recheck=recheck,
+            signs=recheck and cotangents is None,  # gradients are summed up, so the sign of their zeros does not matter
         )
         call.ratios = decisions.ratios
-        if recheck and cotangents is None:  # gradients are summed up, so the sign of their zeros does not matter
-            decisions.findings += zeros_of_another_sign(pairs, controls, decisions)
         return decisions
 
     def _exchanged(self, call: Call) -> Agreement:
@@ -314,9 +302,9 @@ class CallComparison:
             self._reporter.skip(Skip("results", f"eager could not be run to compare them: {why}", matters=True))
         return exchanged.findings
 
-    def controls(self, call: Call, cotangents: Cotangents | None) -> RegionControlRuns:
+    def runner(self, call: Call, cotangents: Cotangents | None = None) -> RegionRunner:
         """What runs a call again; with gradients that arrived, its backward pass too."""
-        return RegionControlRuns(self._variants, call, cotangents, self._memory)
+        return RegionRunner(self._variants, call, cotangents, self._memory)
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:

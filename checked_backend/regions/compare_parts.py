@@ -26,9 +26,6 @@ class Part:
     """One thing that both executions have.
 
     Attributes:
-        subject: Its name for people.
-        reference: Eager's.
-        candidate: The compiled program's.
         source: The user's line that made it.
     """
 
@@ -115,8 +112,8 @@ def _stored_elements(part: Part) -> Iterator[Finding]:
         detail="structure.indices",
         subject=part.subject,
         message="other elements of this sparse tensor are stored than in eager's",
-        expected=f"{reference.shape[1]} places: {_told(reference)}",
-        actual=f"{candidate.shape[1]} places: {_told(candidate)}",
+        expected=f"{reference.shape[1]} places: {_describe_indices(reference)}",
+        actual=f"{candidate.shape[1]} places: {_describe_indices(candidate)}",
         source=part.source or None,
     )
 
@@ -133,7 +130,7 @@ def _stored_places(sparse: torch.Tensor) -> torch.Tensor:
     return torch.stack([outer, inner] if by_row else [inner, outer]).long()
 
 
-def _told(places_of_all: torch.Tensor) -> str:
+def _describe_indices(places_of_all: torch.Tensor) -> str:
     places = [tuple(place) for place in places_of_all[:, : _SHOWN_PLACES + 1].t().tolist()]
     shown = ", ".join(str(place[0]) if len(place) == 1 else str(place) for place in places[:_SHOWN_PLACES])
     return shown + (", ..." if len(places) > _SHOWN_PLACES else "")
@@ -156,7 +153,6 @@ def value_pairs(
     """The plain tensors whose values can be compared.
 
     Args:
-        parts: The parts of both executions.
         failed: Subjects whose structure differs so that nothing can be compared.
 
     Yields:
@@ -181,10 +177,6 @@ def compare_aliasing(
     """Compare which outputs share memory with which inputs and outputs, and which are the same object.
 
     Args:
-        reference_outputs: Eager's outputs, by subject.
-        reference_inputs: Eager's inputs, by name.
-        candidate_outputs: The compiled program's outputs, by subject.
-        candidate_inputs: The compiled program's inputs, by name.
         sources: The user's line that made each output.
     """
     expected = _relations(reference_outputs, reference_inputs)

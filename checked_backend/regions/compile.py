@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import compress
 from typing import Any
@@ -13,29 +14,45 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from checked_backend._torch.autograd import is_accumulate_grad
-from checked_backend._torch.dynamo import InvalidBackend, dynamo_disable, list_backends, lookup_backend
+from checked_backend._torch.dynamo import (
+    InvalidBackend,
+    TracingContext,
+    compiling,
+    dynamo_disable,
+    list_backends,
+    lookup_backend,
+    tracing,
+)
+from checked_backend._torch.fake_tensors import FakeTensor, detect_fake_mode, fakes_of_fixed_sizes
 from checked_backend._torch.inductor import (
     inductor_front,
     inductor_mode_options,
     inductor_passed,
     inductor_setting_names,
 )
-from checked_backend._torch.operators import OpOverloadPacket, find_op_packet
+from checked_backend._torch.operators import HigherOrderOperator, OpOverloadPacket, find_op_packet
 from checked_backend.aot.boxed import boxed_module
 from checked_backend.errors import CandidateError, OptionError
+from checked_backend.graphs.effects import has_effects
 from checked_backend.graphs.workarounds import powers_called
+from checked_backend.numerics.bits import holds_floats
 from checked_backend.options import CheckOptions, did_you_mean
-from checked_backend.regions.casts import pass_through_casts
+from checked_backend.regions.inputs import storage_key
+from checked_backend.regions.unsupported import compile_with_any_cache
 
 __all__ = [
+    "CompiledOnce",
     "Compiler",
+    "compile_again",
     "compile_candidate",
     "copy_graph",
+    "copy_in_casts",
     "eager_graph",
     "inductor_front_compiler",
     "inductor_patches",
     "keep_accumulating",
     "own_random_compiler",
+    "pass_through_casts",
     "resolve_compiler",
     "unfused_compiler",
     "with_mode_spelled_out",
@@ -53,7 +70,6 @@ def resolve_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
     Inductor is given ``fallback_random=True``, so that its random numbers can be those of eager.
 
     Args:
-        options: The options of ``numcheck``.
         mode: What the user passed as ``torch.compile(mode=...)``; only Inductor has modes.
 
     Raises:
@@ -108,12 +124,7 @@ def inductor_patches(options: CheckOptions, mode: str | None = None) -> dict[str
 
 
 def inductor_front_compiler(options: CheckOptions, mode: str | None = None) -> Compiler:
-    """Inductor up to code generation: its graphs run in eager.
-
-    Args:
-        options: The options of ``numcheck``.
-        mode: What the user passed as ``torch.compile(mode=...)``.
-    """
+    """Inductor up to code generation: its graphs run in eager."""
     patches = inductor_patches(options, mode)
 
     def inner(gm: fx.GraphModule, _example_inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
@@ -123,12 +134,7 @@ def inductor_front_compiler(options: CheckOptions, mode: str | None = None) -> C
 
 
 def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:
-    """The candidate compiler, made to round half precision wherever eager does; None for all but Inductor.
-
-    Args:
-        options: The options of ``numcheck``.
-        mode: What the user passed as ``torch.compile(mode=...)``.
-    """
+    """The candidate compiler, made to round half precision wherever eager does; None for all but Inductor."""
     if options.compiler != "inductor":
         return None
     patches = {**options.compiler_options, "emulate_precision_casts": True}
@@ -137,10 +143,6 @@ def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler
 
 def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | None = None) -> Compiler | None:
     """The candidate compiler with random operators of its own, as the user's program has them without a check.
-
-    Args:
-        options: The options of ``numcheck``.
-        mode: What the user passed as ``torch.compile(mode=...)``.
 
     Returns:
         The compiler. None for all but Inductor, and for a graph that draws nothing, because it would be the candidate
@@ -170,10 +172,6 @@ def _draws(gm: fx.GraphModule) -> bool:
 
 def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile a region. The compiler gets the graph itself, not a copy, and may change it.
-
-    Args:
-        compiler: The result of `resolve_compiler`.
-        example_inputs: As Dynamo gave them.
 
     Raises:
         CandidateError: The compiler returned something that cannot be called.
@@ -252,3 +250,160 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
         if isinstance(child, fx.GraphModule):
             setattr(copied, name, copy_graph(child))
     return copied
+
+
+_TO_DTYPE = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "chalf": torch.complex32,
+    "cfloat": torch.complex64,
+    "cdouble": torch.complex128,
+}
+_CASTS = frozenset({"to", "type", "type_as", *_TO_DTYPE})
+
+
+def pass_through_casts(graph: fx.Graph) -> None:
+    """Replace casts to the dtype that a tensor has already by the tensor itself.
+
+    In float64 such a cast would make another tensor, and a write to that would not reach the first.
+    """
+    for node in graph.nodes:
+        if _is_cast(node) and _gives_itself(node):
+            node.op, node.target, node.args, node.kwargs = "call_function", _itself, node.args[:1], {}
+
+
+def copy_in_casts(graph: fx.Graph) -> None:
+    """Have each cast make another tensor if it did so when it was traced, whatever the dtypes are later.
+
+    Where all is float64, a cast would give the tensor itself, and a write to it would reach that, and the user's own
+    tensor. Without writes nobody can tell.
+    """
+    if not any(map(has_effects, graph.nodes)):
+        return
+    for node in graph.nodes:
+        if not _is_cast(node) or _gives_itself(node) or not all(map(_is_floating, (node.args[0], node))):
+            continue
+        if node.target == "type" and not any(isinstance(given, torch.dtype) for given in node.args):
+            continue
+        if node.target in _TO_DTYPE:
+            node.args = (node.args[0], _TO_DTYPE[node.target])
+        node.target, node.kwargs = "to", {**node.kwargs, "copy": True}
+
+
+def _is_cast(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target in _CASTS
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, fx.Node) and holds_floats(value.meta.get("example_value"))
+
+
+def _gives_itself(node: fx.Node) -> bool:
+    given, made = (source.meta.get("example_value") for source in (node.all_input_nodes[0], node))
+    if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return False
+    alike = (given.dtype, given.device, given.shape) == (made.dtype, made.device, made.shape)
+    return alike and storage_key(given) is not None and storage_key(given) == storage_key(made)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+Region = Callable[..., Any]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, int, float, bool)
+
+
+def compile_again(
+    compiler: Compiler,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inputs: Sequence[Any],
+    change: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
+) -> Region:
+    """Compile a copy of a region's graph.
+
+    Args:
+        graph: The graph, which stays as it is.
+        example_inputs: The fake values of the region's placeholders as Dynamo traced them. With symbolic sizes the
+            graph is compiled for the same symbols.
+        inputs: Real inputs, which a graph without symbolic sizes is compiled for.
+
+    Raises:
+        Exception: Whatever the compiler raises, also with an empty cache if its own one may be what failed.
+    """
+    return compile_with_any_cache(lambda: _compiled(compiler, copy_graph(graph), example_inputs, inputs, change))
+
+
+def _compiled(
+    compiler: Compiler,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    inputs: Sequence[Any],
+    change: Callable[[torch.dtype], torch.dtype],
+) -> Region:
+    fake_mode = detect_fake_mode(example_inputs)
+    symbolic = fake_mode is not None and (
+        any(isinstance(value, torch.SymInt) for value in example_inputs)
+        # a loop has shapes of its own to solve for, whatever its inputs are
+        or any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
+    )
+    if not symbolic or fake_mode is None:
+        if not all(type(value) in _PLAIN for value in inputs):
+            with compiling(), tracing(None):
+                return compiler(graph, list(inputs))
+        # for real tensors torch's caches of graphs have no entry: these have no ShapeEnv
+        fake_mode, fixed = fakes_of_fixed_sizes(inputs)
+        with compiling(), tracing(TracingContext(fake_mode)):
+            return compiler(graph, fixed)
+    with compiling(), tracing(TracingContext(fake_mode)):
+        with fake_mode:
+            fakes = [
+                torch.empty_strided(
+                    value.size(), value.stride(), dtype=change(value.dtype), device=value.device
+                ).requires_grad_(value.requires_grad)
+                if isinstance(value, FakeTensor)
+                else value
+                for value in example_inputs
+            ]
+        for node, fake in zip((node for node in graph.graph.nodes if node.op == "placeholder"), fakes, strict=True):
+            node.meta["example_value"] = fake
+        return compiler(graph, fakes)
+
+
+class CompiledOnce:
+    """Compiles a region for given inputs, and returns the same result for inputs of the same kind.
+
+    A region's forward and backward passes are compared separately, and both need its float64 twin.
+    """
+
+    def __init__(self, compile_for: Callable[[Sequence[Any]], Region]) -> None:
+        self._compile_for = compile_for
+        self._lock = threading.Lock()
+        self._last: tuple[Hashable, Region] | None = None
+
+    def is_ready(self, inputs: Sequence[Any]) -> bool:
+        """Whether it is compiled for inputs of this kind."""
+        return self._last is not None and self._last[0] == _key(inputs)
+
+    def __call__(self, inputs: Sequence[Any]) -> Region:
+        """The compiled region."""
+        key = _key(inputs)
+        with self._lock:
+            if self._last is None or self._last[0] != key:
+                self._last = key, self._compile_for(inputs)
+            return self._last[1]
+
+
+def _key(inputs: Sequence[Any]) -> Hashable:
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *(_kind(value) for value in inputs))
+
+
+def _kind(value: Any) -> Hashable:
+    if not isinstance(value, torch.Tensor):
+        return type(value), value if isinstance(value, (bool, int, float, str)) else id(value)
+    strides = tuple(value.stride()) if value.layout is torch.strided and not value.is_nested else ()
+    return type(value), value.dtype, value.device, value.layout, tuple(value.shape), strides, value.requires_grad

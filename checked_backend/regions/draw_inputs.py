@@ -17,14 +17,14 @@ from torch import fx
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
 from checked_backend.numerics.bits import same_bits
-from checked_backend.regions.compile import Compiler, copy_graph, eager_graph
-from checked_backend.regions.control_runs import RegionControlRuns, Variants
+from checked_backend.regions.compile import CompiledOnce, Compiler, compile_again, copy_graph, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.float64_twin import compile_twin
-from checked_backend.regions.recompile import CompiledOnce, compile_again
-from checked_backend.verdict.control_runs import Values
+from checked_backend.regions.runner import RegionRunner, Variants
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.runner import REPEAT, Build, Values
+from checked_backend.verdict.steps.candidate_again import AGAIN, ON_EAGERS_DRAWS
 
 __all__ = ["DrawInputs", "compare_draw_inputs"]
 
@@ -36,13 +36,7 @@ _DRAWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One draw of a region.
-
-    Attributes:
-        parameters: The names of its parameters.
-        drawn: The name of what it draws.
-        source: The user's line.
-    """
+    """One draw of a region."""
 
     parameters: tuple[str, ...]
     drawn: str
@@ -57,7 +51,6 @@ class DrawInputs:
         example_inputs: The fake values of its placeholders as Dynamo traced them.
 
     Attributes:
-        draws: The draws.
         names: The names of the further results.
     """
 
@@ -119,10 +112,8 @@ class DrawInputs:
             own,
             reference=eager_graph(self._graph).forward,
             candidate=self._compile(inputs),
-            make_twin=self._make_twin,
-            given=None,
-            make_unfused=None,
-            make_again=None,
+            compilers={Build.TWIN: self._make_twin},
+            choices=None,
             make_own_random=None,
             operators=None,
         )
@@ -144,7 +135,7 @@ def _is_real(value: Any) -> bool:
 
 
 def compare_draw_inputs(
-    draws: DrawInputs, controls: RegionControlRuns, outputs: Sequence[str], *, thorough: bool, low_precision: bool
+    draws: DrawInputs, own: RegionRunner, outputs: Sequence[str], *, thorough: bool, low_precision: bool
 ) -> Decisions:
     """Compare the parameters of a region's draws.
 
@@ -157,16 +148,19 @@ def compare_draw_inputs(
     Raises:
         Exception: Whatever keeps the graph from being compiled, or from running.
     """
-    call = controls.call
-    bare, _ = call.inputs.fresh()
-    with controls.undisturbed(), call.ambient.entered():
-        variants = draws.variants(controls.variants, bare)
+    call = own.call
+    bare, _ = call.fresh()
+    with call.undisturbed(), call.ambient.entered():
+        variants = draws.variants(own.variants, bare)
     subjects = Subjects(call.subjects.inputs, (*outputs, *draws.names))
-    probing = RegionControlRuns(
-        variants, replace(call, subjects=subjects, final_rng_states=None, meter=None), memory=controls.memory
+    probing = RegionRunner(
+        variants, replace(call, subjects=subjects, final_rng_states=None, meter=None), memory=own.memory
     )
-    reference = probing.repeat()
-    alone = probing.rerun_candidate()  # also so that nothing is compiled under the replaying mode
+
+    def both() -> tuple[Values, Values]:
+        return probing.run(REPEAT) or {}, probing.run(AGAIN[0]) or {}
+
+    reference, alone = both()  # also so that nothing is compiled under the replaying mode
     candidate = _replayed(probing) or alone
     pairs = [
         TensorPair(name, name, reference[name], candidate[name], source=draw.source)
@@ -176,17 +170,15 @@ def compare_draw_inputs(
     ]
     decisions = decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, recheck=True)
     draw = next((draw for draw in draws.draws if _draws_otherwise(draw, reference, alone)), None)
-    if draw is not None and _draws_otherwise(
-        draw, probing.repeat(), probing.rerun_candidate(), again=(reference, alone)
-    ):
+    if draw is not None and _draws_otherwise(draw, *both(), again=(reference, alone)):
         decisions.findings.append(_drawn_otherwise(draw))
     return decisions
 
 
-def _replayed(probing: RegionControlRuns) -> Values | None:
+def _replayed(probing: RegionRunner) -> Values | None:
     """The candidate on eager's draws, where a later draw depends on an earlier one."""
     try:
-        return probing.replay_candidate()
+        return probing.run(ON_EAGERS_DRAWS)
     except Exception:  # it draws by other operators than eager
         return None
 
@@ -195,7 +187,6 @@ def _draws_otherwise(draw: _Draw, reference: Values, candidate: Values, again: S
     """Whether eager and the candidate have the same parameters bit for bit, and draw differently.
 
     Args:
-        reference: Eager's values.
         candidate: The candidate's, from the same random state.
         again: Earlier runs of both, which must have drawn the same: else another thread drew too.
     """

@@ -1,8 +1,9 @@
-"""One execution of a region: its results, the values that it left in its inputs, and its gradients."""
+"""One call of a region, and one execution of it: results, the values that it left in its inputs, and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +12,17 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.tensors import inner_tensors
+from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import with_memory
-from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.write_counts import WriteCounts
+from checked_backend.ranks.exchanges import Exchanges, replaying
+from checked_backend.regions.budget import Due, Meter
+from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
+from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState
 
 __all__ = [
     "COMPRESSED",
     "AutogradGraph",
+    "Call",
     "Cotangents",
     "Execution",
     "Subjects",
@@ -73,9 +78,10 @@ class Cotangents:
     def __bool__(self) -> bool:
         return bool(self.outputs or self.mutated)
 
-    def copied(self) -> Cotangents:
-        """Copies for a backward pass that may write to them, in the same layout, because only that layout may fail."""
-        copies = iter(copy_values([*self.outputs.values(), *self.mutated.values()]))
+    def copied(self, *, wide: bool = False) -> Cotangents:
+        """Copies, in float64 if asked, for a backward pass that may write to them: in a layout in which it may fail."""
+        copied = copy_values([*self.outputs.values(), *self.mutated.values()])
+        copies = iter(to_float64(copied) if wide else copied)
         return Cotangents(
             {index: next(copies) for index in self.outputs}, {position: next(copies) for position in self.mutated}
         )
@@ -86,11 +92,12 @@ class Execution:
     """The results of one run of a region.
 
     Attributes:
-        outputs: The values it returned.
         arguments: Its arguments. The mutated ones now hold the values that the run left in them.
         leaves: The tensors whose gradients are taken, by position of the input.
         gradients: Gradients, by position, if a backward pass was run.
         counted: The positions of the arguments to which autograd counted writes.
+        sent: What it would have sent to other ranks, by subject.
+        final_rng: The random state that it left; set by `Call.run`.
     """
 
     outputs: Sequence[Any]
@@ -98,6 +105,8 @@ class Execution:
     leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
     gradients: Mapping[int, torch.Tensor | None] = field(default_factory=dict)
     counted: frozenset[int] = frozenset()
+    sent: Mapping[str, Any] = field(default_factory=dict)
+    final_rng: RngState = field(init=False, repr=False, compare=False)
 
     def graph(self, mutated: Iterable[int]) -> AutogradGraph:
         """The autograd graph alone, without the values."""
@@ -159,6 +168,97 @@ class AutogradGraph:
             allow_unused=True,
         )
         return dict(zip(self.leaves, found, strict=True))
+
+
+@dataclass(eq=False)
+class Call:
+    """One checked call, kept until its backward passes are over.
+
+    Attributes:
+        rng: Random state before it.
+        graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
+            ``reference="recompute"``.
+        final_rng_states: The random states that both sides left behind; None before they ran.
+        due: How it is checked.
+        exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
+        ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
+            None before that is known.
+        number: The number of the call in its region, from 1.
+        meter: Measures the part of the check that runs, results or gradients; None where nothing is paid for.
+    """
+
+    inputs: Inputs
+    ambient: TorchState
+    rng: RngState
+    subjects: Subjects
+    graph: AutogradGraph | None = None
+    final_rng_states: FinalRngStates | None = None
+    due: Due = field(default_factory=Due)
+    exchanges: Exchanges | None = None
+    ratios: Mapping[str, float] | None = None
+    number: int = 0
+    meter: Meter | None = None
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Leave the random state as it was after a block."""
+        before = RngState.capture(tuple(self.rng.cuda))
+        try:
+            yield
+        finally:
+            before.restore()
+
+    def fresh(self, *, wide: bool = False) -> tuple[list[Any], dict[int, torch.Tensor]]:
+        """Inputs for one run, and the leaves whose gradients are taken; in float64, if asked."""
+        return self.inputs.fresh(_wide if wide else None)
+
+    def run(
+        self,
+        region: Callable[..., Any],
+        arguments: Sequence[Any] | None = None,
+        *,
+        modes: Sequence[AbstractContextManager[Any]] = (),
+        wide: bool = False,
+        rng: RngState | None = None,
+        cotangents: Cotangents | None = None,
+        paired: bool = False,
+    ) -> Execution:
+        """Run the region, or another one, as it was called. The random state stays as it is.
+
+        What other ranks sent is replayed, and nothing is sent to them.
+
+        Args:
+            arguments: Its arguments, instead of fresh copies of the inputs.
+            modes: Dispatch modes to run it under, its backward pass too.
+            rng: The random state to start from; that before the call by default.
+            cotangents: Run the backward pass too, from these, to which it may write.
+            paired: Let that backward pass decide which exchanges belong together.
+
+        Raises:
+            Exception: Whatever the region raises.
+        """
+        leaves: Mapping[int, torch.Tensor] = {}
+        if arguments is None:
+            arguments, leaves = self.fresh(wide=wide)
+        with self.undisturbed(), ExitStack() as stack:
+            (rng or self.rng).restore()
+            for mode in modes:
+                stack.enter_context(mode)
+            replayed = replaying(self.exchanges, backward=cotangents is not None and not paired)
+            with self.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
+                execution = execute(region, arguments, leaves)
+            execution.final_rng = RngState.capture(tuple(self.rng.cuda))
+            if cotangents is not None:
+                graph = execution.graph(self.inputs.mutated)
+                execution.outputs = ()  # frees what the backward pass does not need
+                with self.paired_backward() if paired else replayed.backward():
+                    execution.gradients = graph.backward(cotangents, retain_graph=False)
+        execution.sent = replayed.values()
+        return execution
+
+    def paired_backward(self) -> AbstractContextManager[Any]:
+        """The block of the reference's backward pass, which exchanges nothing and records what it would have sent."""
+        return nullcontext() if self.exchanges is None else self.exchanges.paired(backward=True)
 
 
 def _without_history(value: Any) -> Any:
@@ -259,3 +359,12 @@ def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mappin
     returned = region(*arguments)
     outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
     return Execution(outputs, arguments, leaves, counted=before.advanced(arguments))
+
+
+def _wide(values: Sequence[Any]) -> list[Any]:
+    """Make the tensors among a region's inputs float64, all together, so that shared memory stays shared."""
+    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    wide = list(values)
+    for place, tensor in zip(places, to_float64([values[place] for place in places]), strict=True):
+        wide[place] = tensor
+    return wide

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
-from checked_backend.findings import Finding
+from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.options import CheckOptions
-from checked_backend.regions.execution import Cotangents, Subjects
-from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.operator_check.in_place import KernelCheck
-from checked_backend.regions.torch_state import RngState, TorchState
 
-__all__ = ["Failure", "Investigator", "Keep"]
+__all__ = ["Failure", "Investigator", "Keep", "not_localized"]
 
 
 Keep = Callable[[Sequence[Finding]], None]
@@ -28,12 +26,8 @@ class Failure:
     Attributes:
         graph: The region's Dynamo graph, as Dynamo made it.
         example_inputs: The values that Dynamo compiled it for; fake, with symbols, if sizes are dynamic.
-        inputs: The inputs of the call.
-        ambient: Modes at the call.
-        rng: Random state before it.
-        subjects: Names of its inputs and outputs.
+        call: The call, without exchanges with other ranks.
         cotangents: The gradients that arrived at its results, if its backward pass failed.
-        options: The user's options.
         mode: What the user passed as ``torch.compile(mode=...)``.
         patience: Seconds after which other ranks would wait no longer for this one; None if none waits.
         kernels: Sees the kernels of the compiled region as they run; None if the compiler is not Inductor.
@@ -42,10 +36,7 @@ class Failure:
 
     graph: fx.GraphModule
     example_inputs: tuple[Any, ...]
-    inputs: Inputs
-    ambient: TorchState
-    rng: RngState
-    subjects: Subjects
+    call: Call
     cotangents: Cotangents | None
     options: CheckOptions
     mode: str | None
@@ -56,3 +47,8 @@ class Failure:
 
 Investigator = Callable[[Failure, Sequence[Finding]], Sequence[Finding]]
 """Gets a failed call and its findings. Gives back the findings with everything that it found out about them."""
+
+
+def not_localized(findings: Sequence[Finding], why: str) -> list[Finding]:
+    """The findings, with the reason why nobody looked for their operator."""
+    return [replace(one, searched=True, evidence={**one.evidence, EvidenceKey.LOCALIZED: why}) for one in findings]

@@ -1,17 +1,18 @@
-"""Where the gradients of a region's inputs arrive, and one autograd node that they can be led through."""
+"""Where gradients arrive at a region's results and inputs, and one autograd node that they can be led through."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 
 from checked_backend._torch.dynamo import dynamo_disable
-from checked_backend.regions.execution import gradient_edge
+from checked_backend.regions.execution import grad_fn, gradient_edge
 
-__all__ = ["GATE", "Edge", "gradient_gate", "input_edges"]
+__all__ = ["GATE", "Edge", "Site", "find_sites", "gradient_gate", "input_edges"]
 
 Edge = tuple[Node, int]
 """A place in an autograd graph: a node, and the number of its output."""
@@ -48,10 +49,6 @@ GATE = f"{_Gate.__name__}Backward"
 def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
     """Lead the gradients of some arguments through one autograd node.
 
-    Args:
-        args: A region's inputs.
-        positions: The positions of those arguments.
-
     Returns:
         The arguments, with aliases at those positions.
     """
@@ -60,3 +57,94 @@ def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
     for position, alias in zip(positions, aliases, strict=True):
         gated[position] = alias
     return gated
+
+
+@dataclass(slots=True)
+class Site:
+    """The facts that a hook on one node needs.
+
+    Attributes:
+        results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
+        to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
+        to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
+        to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
+        known: The node's outputs that are results, or that other nodes of the region read.
+    """
+
+    results: list[tuple[int, str, int]] = field(default_factory=list)
+    to_inputs: list[tuple[int, int]] = field(default_factory=list)
+    to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
+    to_gate: list[tuple[int, int]] = field(default_factory=list)
+    known: set[int] = field(default_factory=set)
+
+
+def find_sites(
+    outputs: Sequence[Any], mutated: Mapping[int, Any], edges: Mapping[Edge, int], since: int
+) -> tuple[dict[Node, Site], list[Node], int]:
+    """Walk the region's autograd graph from its results to its inputs.
+
+    Returns:
+        The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
+    """
+    results: dict[Edge, tuple[str, int]] = {}
+    places = [("output", index, value) for index, value in enumerate(outputs)]
+    places += [("mutated", position, value) for position, value in mutated.items()]
+    for place, index, value in places:
+        if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
+            edge = gradient_edge(value)
+            if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
+                # two results on one edge are one tensor, whose gradient arrives once
+                results.setdefault((edge.node, edge.output_nr), (place, index))
+    sites: dict[Node, Site] = {}
+    for (node, output), (place, index) in results.items():
+        sites.setdefault(node, Site()).results.append((output, place, index))
+    outside_edges = 0
+    users: set[Node] | None = None
+    queue = list(sites)
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            edge_out = (target, target_number)
+            if edge_out in edges:
+                sites.setdefault(node, Site()).to_inputs.append((number, edges[edge_out]))
+                continue
+            if edge_out in results:
+                sites.setdefault(node, Site()).to_results.append((number, results[edge_out]))
+            if target in seen:
+                continue
+            # each thread counts for itself: a node that seems old may be one that the candidate made in another thread
+            seems_old = target._sequence_nr() < since
+            if seems_old and users is None:
+                users = _behind(edges)
+            is_users = seems_old and users is not None and target in users
+            if is_users or target.name() == "torch::autograd::AccumulateGrad":
+                outside_edges += 1
+                continue
+            seen.add(target)
+            queue.append(target)
+    for node in seen:
+        for target, output in node.next_functions:
+            if target in sites:
+                sites[target].known.add(output)
+    for node, site in sites.items():
+        site.known.update(output for output, _, _ in site.results)
+        for number, (target, target_number) in enumerate(node.next_functions):
+            if target in sites and target.name() == GATE:
+                behind = dict(sites[target].to_inputs)
+                site.to_gate += [(number, behind[target_number])] if target_number in behind else []
+    return sites, list(seen), outside_edges
+
+
+def _behind(edges: Mapping[Edge, int]) -> set[Node]:
+    """The nodes of the user's autograd graph: those that the gradients of the inputs go to."""
+    queue = [node for node, _ in edges]
+    seen = set(queue)
+    while queue:
+        for target, _ in queue.pop().next_functions:
+            if target is not None and target not in seen:
+                seen.add(target)
+                queue.append(target)
+    return seen

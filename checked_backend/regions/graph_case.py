@@ -31,7 +31,6 @@ class GraphCase:
         graph: Any FX graph that returns a flat tuple.
         inputs: One value for each placeholder: tensors, numbers. They are never changed.
         options: They name the candidate compiler and its options.
-        dynamic: Compile for symbolic sizes.
         cotangents: The gradient that arrives at each output in a backward pass; None to run no backward pass.
         wanted: Positions of the inputs whose gradients are then compared.
     """

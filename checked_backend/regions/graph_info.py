@@ -15,12 +15,12 @@ from torch import fx
 from checked_backend._torch.autograd import is_accumulate_grad
 from checked_backend._torch.dynamo import compile_id
 from checked_backend.findings import RegionInfo
+from checked_backend.graphs.effects import writes
 from checked_backend.graphs.graph_name import graph_name
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
-from checked_backend.regions.late_writes import writes_in_backward
 
-__all__ = ["GraphInfo", "qualified_names"]
+__all__ = ["GraphInfo", "qualified_names", "writes_in_backward"]
 
 _SPLITTING = "DDPOptimizer"
 """How torch's reason for a graph begins that is one of several, one for each bucket of gradients."""
@@ -43,13 +43,11 @@ class GraphInfo:
         input_sources: For each placeholder, the user's line that first uses it ("" where there is none).
         output_sources: For each output, the user's line that made it ("" where there is none).
         sources: The user's lines in the region, first to last, without repetition.
-        nodes: Number of call nodes.
         graph: The kind of an AOT graph; None for Dynamo's.
         outputs: For each output, its name, where it is not ``output[place]``.
         free_outputs: Places of outputs that only another compiled graph or autograd sees. The compiler may choose their
             strides, and they need not share the memory that eager's share.
         writes_late: Whether it writes to inputs in its backward pass.
-        enables_grad: Whether it switches grad mode on.
         accumulates: Whether it adds to gradients of parameters, as a graph of compiled autograd does.
         collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
             exchanges nothing with other ranks.
@@ -188,3 +186,53 @@ def qualified_names(tensors: Sequence[object]) -> Mapping[int, str]:
                     best[position] = name.replace("_orig_mod.", "")  # outer frames come later and win
         frame = frame.f_back
     return best
+
+
+_APPLY = "autograd_function_apply"
+_CHECKPOINT = "tag_activation_checkpoint"
+_VIEWS = frozenset(
+    {"detach", "getitem", "narrow", "reshape", "select", "squeeze", "t", "transpose", "unsqueeze", "view"}
+)
+
+
+def writes_in_backward(gm: fx.GraphModule) -> bool:
+    """Whether a region's backward pass writes to something that it did not make there.
+
+    A call of a `torch.autograd.Function` may. A checkpointed body that writes to its inputs (a batch norm to its
+    statistics) does so again when eager recomputes it. The compiled program mostly does not.
+    """
+    for node in gm.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if node.op == "call_function" and name == _CHECKPOINT and _writes_to_operands(gm, node):
+            return True
+        if node.op != "call_function" or name != _APPLY:
+            continue
+        forward, backward = (getattr(gm, str(body.target), None) for body in node.args[:2])
+        if not isinstance(forward, fx.GraphModule) or not isinstance(backward, fx.GraphModule):
+            return True  # nobody knows
+        returned = forward.graph.output_node().args[0]
+        results = returned[0] if isinstance(returned, (tuple, list)) and returned else None
+        gradients = len(results) if isinstance(results, (tuple, list)) else 1
+        held = backward.graph.find_nodes(op="placeholder")[gradients:]
+        if any(writes(call) and _written(call) in held for call in backward.graph.nodes):
+            return True
+    return False
+
+
+def _writes_to_operands(gm: fx.GraphModule, call: fx.Node) -> bool:
+    body = getattr(gm, str(getattr(call.args[0], "target", "")), None)
+    if not isinstance(body, fx.GraphModule):
+        return True  # nobody knows
+    given = body.graph.find_nodes(op="placeholder")
+    return any(writes(inner) and _written(inner) in given for inner in body.graph.nodes)
+
+
+def _written(call: fx.Node) -> fx.Node | None:
+    """The node that a call writes to. The call's first argument may be a view of it."""
+    target = call.args[0] if call.args else None
+    while isinstance(target, fx.Node) and target.op.startswith("call_"):
+        name = target.target if isinstance(target.target, str) else getattr(target.target, "__name__", "")
+        if name not in _VIEWS:
+            return None
+        target = target.args[0]
+    return target if isinstance(target, fx.Node) else None

@@ -14,11 +14,28 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
-from checked_backend._torch.tensors import inner_tensors, is_zero_tensor, negative_view, rewrapped, storage_identity
+from checked_backend._torch.tensors import (
+    inner_tensors,
+    is_zero_tensor,
+    negative_view,
+    rewrapped,
+    storage_identity,
+    version_of,
+)
+from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argument, describe_operator
-from checked_backend.numerics.fingerprint import fingerprints
+from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 
-__all__ = ["Effects", "Inputs", "copy_in_layout", "copy_values", "find_effects", "storage_key"]
+__all__ = [
+    "Effects",
+    "Inputs",
+    "WriteCounts",
+    "copy_in_layout",
+    "copy_values",
+    "find_effects",
+    "storage_key",
+    "uncounted_writes",
+]
 
 WIDEST = 4
 """A copy in the same layout may span this many times the memory of the tensor's own size."""
@@ -95,7 +112,6 @@ def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
     """Run a region on fake tensors to see which inputs it mutates and whether it is random, before anything is run.
 
     Args:
-        graph: The region as a Python callable.
         args: Its real inputs; they are not touched.
 
     Returns:
@@ -159,7 +175,6 @@ class Inputs:
         """Keep the inputs of a call that is about to run.
 
         Args:
-            args: The inputs.
             mutated: Positions that the region mutates; None to copy every tensor.
             gradients: Whether gradients will be wanted.
         """
@@ -327,3 +342,66 @@ def _with_bits(copy: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     if original.is_conj():
         copy = copy.conj()
     return negative_view(copy) if original.is_neg() else copy
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCounts:
+    """How often each plain tensor among inputs had been written to at one moment, by position."""
+
+    counts: Mapping[int, int]
+
+    @classmethod
+    def of(cls, args: Sequence[Any]) -> WriteCounts:
+        """Read the counts. A tensor of inference mode has none."""
+        plain = {place: arg for place, arg in enumerate(args) if type(arg) in (torch.Tensor, torch.nn.Parameter)}
+        return cls({place: version_of(arg) for place, arg in plain.items() if not arg.is_inference()})
+
+    def advanced(self, args: Sequence[Any]) -> frozenset[int]:
+        """The positions of the same inputs to which counted writes have been made since."""
+        return frozenset(place for place, count in self.counts.items() if version_of(args[place]) != count)
+
+
+def uncounted_writes(
+    subjects: Mapping[int, str],
+    pristine: Mapping[int, torch.Tensor],
+    reference: tuple[Sequence[Any], frozenset[int]],
+    candidate: tuple[Sequence[Any], WriteCounts],
+) -> list[Finding]:
+    """Findings about inputs that both change, where eager's writes are counted and the candidate's are not.
+
+    How often each counts is its own affair. Tensors in one memory may have a count together, so one of them is enough.
+
+    Args:
+        subjects: The names of the mutated inputs, by position.
+        pristine: The values of mutated inputs before the call, by position.
+        reference: Eager's arguments after the call, and the positions of those to which it counted writes.
+        candidate: The user's inputs after the call, and their counts before it.
+    """
+    (eagers, counted), (args, before) = reference, candidate
+    told = {storage_key(args[place]) for place in before.advanced(args)}
+    return [
+        _uncounted(subjects[place])
+        for place in sorted(counted & before.counts.keys() & pristine.keys() & subjects.keys())
+        if storage_key(args[place]) not in told and _both_changed(pristine[place], eagers[place], args[place])
+    ]
+
+
+def _both_changed(before: torch.Tensor, *after: torch.Tensor) -> bool:
+    """Whether both wrote something else there: a write that the candidate leaves out shows in the values."""
+    known = fingerprint(before)
+    return all(fingerprint(tensor) != known for tensor in after)
+
+
+def _uncounted(subject: str) -> Finding:
+    return Finding(
+        kind=Kind.MUTATION,
+        detail="mutation.uncounted",
+        subject=subject,
+        message=(
+            "the compiled program wrote to this input without counting the write in its version, as eager does: a "
+            "backward pass for which the old values were saved takes the new ones and does not raise; call "
+            "torch.autograd.graph.increment_version for what is written to through raw memory"
+        ),
+        expected="a version that the call has raised",
+        actual="the version before the call",
+    )

@@ -1,7 +1,7 @@
 """A region without its exchanges, for what runs it outside of its program: no other rank need take part.
 
 The tensors that other ranks sent are inputs, with the values that this call received. The tensors that this rank sends
-are results.
+are results. So the operator at fault is looked for on this rank alone.
 """
 
 from __future__ import annotations
@@ -13,18 +13,83 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.collectives import patience_of_ranks
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import outputs_of
+from checked_backend.options import CheckOptions
 from checked_backend.ranks.cut import cut_collectives, with_sent_aliases
 from checked_backend.ranks.exchanges import Exchanges, replaying
-from checked_backend.regions.call import Call
 from checked_backend.regions.compile import copy_graph, eager_graph
-from checked_backend.regions.execution import Cotangents, Subjects, execute
+from checked_backend.regions.execution import Call, Cotangents, Subjects, execute
+from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.torch_state import RngState, TorchState
 
-__all__ = ["LocalCall", "LocalRegion", "NotReceivedError"]
+__all__ = ["LocalRegion", "NotReceivedError", "investigate_alone", "time_to_search"]
+
+SHARE = 1 / 3
+"""The share of the time that other ranks wait in a collective which looking for an operator may take."""
+
+_EXCHANGED = "no: the collective itself is named; the operators around it were not looked at"
+
+
+def investigate_alone(
+    local: LocalRegion,
+    call: Call,
+    cotangents: Cotangents | None,
+    findings: Sequence[Finding],
+    keep: Keep,
+    options: tuple[CheckOptions, str | None],
+    investigator: Investigator,
+) -> Sequence[Finding]:
+    """Hand an investigator a failed call, with what it received from other ranks in place of its exchanges.
+
+    Other ranks may wait for this one meanwhile, so it takes less time than they have patience.
+
+    Args:
+        cotangents: The gradients that had arrived, if its backward pass failed.
+        keep: Keeps the findings so far.
+        options: The user's options, and what the user passed as ``torch.compile(mode=...)``.
+        investigator: Finds out where a failure comes from.
+
+    Returns:
+        The findings, with their origin.
+
+    Raises:
+        Exception: The call cannot be run again.
+    """
+    if any(finding.detail == "structure.collective" for finding in findings):
+        return not_localized(findings, _EXCHANGED)
+    groups = [local.renamed(finding) for finding in findings]
+
+    def in_own_names(known: Sequence[Finding]) -> list[Finding]:
+        places = iter(known)
+        found = []
+        for own, group in zip(findings, groups, strict=True):
+            first, *_ = [next(places) for _ in group]
+            found.append(replace(first, subject=own.subject))
+        return found
+
+    failure = Failure(
+        local.graph,
+        local.traced,
+        local.call(call),
+        None if cotangents is None else local.cotangents(call, cotangents),
+        *options,
+        keep=lambda known: keep(in_own_names(known)),
+        patience=time_to_search(),
+    )
+    return in_own_names(investigator(failure, [one for group in groups for one in group]))
+
+
+def time_to_search() -> float | None:
+    """Seconds that looking for an operator may take; None where no other rank can wait meanwhile.
+
+    They may wait for a rank whose region exchanges nothing, too: DDP and FSDP2 exchange gradients outside of regions.
+    """
+    patience = patience_of_ranks()
+    return None if patience is None else SHARE * patience
+
 
 _BACKWARD = "sent[backward "
 
@@ -34,28 +99,10 @@ class NotReceivedError(CheckedBackendError):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCall:
-    """A call of a region without its exchanges.
-
-    Attributes:
-        inputs: Its inputs, and what it received.
-        ambient: Modes at the call.
-        rng: Random state before it.
-        subjects: Names.
-    """
-
-    inputs: Inputs
-    ambient: TorchState
-    rng: RngState
-    subjects: Subjects
-
-
-@dataclass(frozen=True, slots=True)
 class LocalRegion:
     """A region without its exchanges.
 
     Attributes:
-        graph: Its Dynamo graph.
         traced: The recorded values of its inputs.
         names: Its exchanges, as findings call them, in the order of the last inputs and of the last results.
         own: The graph that exchanges.
@@ -90,13 +137,13 @@ class LocalRegion:
         """The number of results that the region returns to its program."""
         return len(outputs_of(self.graph.graph)) - len(self.names)
 
-    def call(self, call: Call) -> LocalCall:
+    def call(self, call: Call) -> Call:
         """A call of the region, with what it received as further inputs.
 
         Raises:
             NotReceivedError: The call has not kept it.
         """
-        return LocalCall(self._inputs(call), call.ambient, call.rng, self._subjects(call.subjects))
+        return Call(self._inputs(call), call.ambient, call.rng, self._subjects(call.subjects))
 
     def _subjects(self, own: Subjects) -> Subjects:
         inputs = (*own.inputs, *(f"received from {name}" for name in self.names))
@@ -126,18 +173,16 @@ class LocalRegion:
         """The gradients that arrived at the results, and those that other ranks sent for what they received.
 
         Args:
-            call: A call with its backward pass.
             arrived: The gradients that arrived at the region's own results.
 
         Raises:
             Exception: Whatever eager raises.
         """
         region = eager_graph(with_sent_aliases(copy_graph(self.own))).forward
-        arguments, leaves = call.inputs.fresh()
-        before = RngState.capture(tuple(call.rng.cuda))
-        try:
+        arguments, leaves = call.fresh()
+        replayed = replaying(call.exchanges, backward=True)
+        with call.undisturbed():
             call.rng.restore()
-            replayed = replaying(call.exchanges, backward=True)
             with call.ambient.entered(), replayed.forward():
                 execution = execute(region, arguments, leaves)
             aliases = {
@@ -159,8 +204,6 @@ class LocalRegion:
                     [gradient.to(value.dtype) for value, gradient in pairs],
                     allow_unused=True,
                 )
-        finally:
-            before.restore()
         sent = {place: gradient for place, gradient in zip(aliases, found, strict=True) if gradient is not None}
         return Cotangents({**arrived.outputs, **sent}, arrived.mutated)
 

@@ -71,7 +71,6 @@ class MemoryPressure:
     """Decides how much memory a region's checks may use, after memory ran out in one of them.
 
     Args:
-        reporter: Receives the coverage.
         keeps_activations: Whether the user wants eager's activations kept for its backward pass.
 
     Attributes:
@@ -115,7 +114,6 @@ class MemoryPressure:
 
         Args:
             where: The part that raised: "eager's forward pass".
-            error: The exception.
             backward: Whether it is the backward pass that is not compared.
 
         Raises:
@@ -185,7 +183,6 @@ class MemoryPressure:
         """Make a control run, with less if memory runs out.
 
         Args:
-            run: Makes it.
             float64: Whether the run is in float64. Such runs need the most memory, and are left out first.
 
         Raises:

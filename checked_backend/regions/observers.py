@@ -8,21 +8,303 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
+
+from checked_backend._torch.autograd import autograd_sequence_number
+from checked_backend._torch.collectives import wait_for_result
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.numerics.fingerprint import fingerprints
+from checked_backend.numerics.fingerprint import fingerprint, fingerprints
+from checked_backend.random_state import random_untouched
+from checked_backend.ranks.exchanges import Exchanges
+from checked_backend.ranks.tape import CollectiveReplayError
+from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call_findings import rng_state_differs, unexpected_mutation
-from checked_backend.regions.call_record import CallRecord
-from checked_backend.regions.execution import Execution
+from checked_backend.regions.execution import Call, Execution, Subjects, is_leaf
+from checked_backend.regions.gradient_gate import input_edges
+from checked_backend.regions.graph_info import GraphInfo, qualified_names
+from checked_backend.regions.inputs import (
+    Effects,
+    Inputs,
+    WriteCounts,
+    copy_values,
+    find_effects,
+    storage_key,
+    uncounted_writes,
+)
 from checked_backend.regions.process_state import ProcessState, check_settings
-from checked_backend.regions.surrounding_memory import SurroundingMemory, surroundings_changed
-from checked_backend.regions.write_counts import WriteCounts, uncounted_writes
+from checked_backend.regions.reporter import RegionReporter
+from checked_backend.regions.returned_tensors import ReturnedTensors
+from checked_backend.regions.runner import RegionRunner
+from checked_backend.regions.torch_state import FinalRngStates, OtherThreads, RngState, TorchState
+from checked_backend.verdict.steps.candidate_again import AGAIN
 
-__all__ = ["OBSERVERS", "Observer", "Suspicion", "confirmed"]
+__all__ = ["OBSERVERS", "CallRecord", "CallRecorder", "Observer", "Suspicion", "confirmed"]
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """The record of one checked call.
+
+    Attributes:
+        earlier: What the region returned before.
+        threads: The threads that run before the candidate does.
+        edges: The places in the user's autograd graph where the gradients of the inputs arrive.
+        meter: Measures the time that the check takes.
+        runner: Runs the call once more.
+        reference: Eager's execution, or its exception; None before it ran, and after it was freed.
+        eager_settings: The settings of the process when eager began, and when it was over.
+        after_reference: The random state that eager leaves.
+        after_candidate: The random state that the candidate leaves.
+        settings: The settings of the process as the candidate leaves them, if eager runs after it.
+    """
+
+    args: Sequence[Any]
+    info: GraphInfo
+    call: Call
+    earlier: ReturnedTensors
+    threads: OtherThreads
+    edges: Mapping[Any, int]
+    since: int
+    meter: Meter
+    runner: RegionRunner
+    reference: Execution | Exception | None
+    eager_settings: tuple[ProcessState, ProcessState] | None
+    after_reference: RngState
+    after_candidate: RngState
+    settings: ProcessState | None = None
+    returned: Any = None
+
+    def candidate_ended(self) -> None:
+        """Note the settings that the candidate leaves, before eager runs after it."""
+        self.settings = ProcessState.capture()
+
+    def rng_now(self) -> RngState:
+        """The random state now, of the generators that the call may draw from."""
+        return RngState.capture(tuple(self.call.rng.cuda))
+
+    def final_rng_states(self) -> FinalRngStates:
+        """The random states that both sides left."""
+        return FinalRngStates(self.after_reference, self.after_candidate, self.threads.active_since())
+
+    @property
+    def not_replayed(self) -> bool:
+        """Whether eager raised because a tensor from other ranks was missing."""
+        if self.call.exchanges is None or not isinstance(self.reference, Exception):
+            return False
+        return isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful
+
+
+class CallRecorder:
+    """Begins the records of one region's calls.
+
+    Args:
+        earlier: What the region returned before.
+        runner: Runs a call once more.
+    """
+
+    def __init__(
+        self,
+        info: GraphInfo,
+        reference: Callable[..., Any],
+        reporter: RegionReporter,
+        earlier: ReturnedTensors,
+        runner: Callable[[Call], RegionRunner],
+    ) -> None:
+        self._info = info
+        self._reference = reference
+        self._reporter = reporter
+        self._earlier = earlier
+        self._runner = runner
+        self._lock = threading.Lock()
+        self._known: tuple[Effects, Subjects] | None = None
+
+    def prepare(self, args: Sequence[Any]) -> RngState:
+        """Look at the inputs of a call before its check begins. Returns the random state before the call."""
+        try:
+            for position in self._info.awaited:  # the values of what has not arrived yet cannot be copied
+                wait_for_result(args[position])
+        except Exception as error:
+            self._reporter.hear(cause=error)
+            raise
+        self._first_look(args)
+        return RngState.for_inputs(args)
+
+    def _first_look(self, args: Sequence[Any]) -> tuple[Effects, Subjects]:
+        """Find out at the first call what the region mutates, and what its inputs are called."""
+        with self._lock:
+            if self._known is None:
+                with random_untouched():
+                    effects = find_effects(self._reference, args)
+                if self._info.writes_late:
+                    effects = replace(effects, mutated=None, reason="its backward pass writes to some")
+                    reason = "written to in the backward pass, of which gradients alone are compared"
+                    self._reporter.skip(Skip("inputs", reason, matters=True))
+                if effects.mutated is None:
+                    why = f"which are mutated could not be found out: {effects.reason}"
+                    self._reporter.note(f"all inputs are copied, because {why}")
+                names = list(self._info.inputs)
+                for position, name in qualified_names(args).items():
+                    names[position] = name
+                self._known = effects, Subjects(tuple(names), self._info.outputs)
+            return self._known
+
+    def begin(self, args: Sequence[Any], random: RngState, due: Due, meter: Meter) -> CallRecord:
+        """Copy what the check of one call needs. Nothing ran yet.
+
+        Args:
+            random: The random state before the call.
+        """
+        info, (effects, subjects) = self._info, self._first_look(args)
+        devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
+        call = Call(
+            Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or info.enables_grad),
+            TorchState.capture(sorted(devices)),
+            random,
+            subjects,
+            due=due,
+            exchanges=None if info.collectives is None else Exchanges(info.collectives, hands_over=info.hands_over),
+            number=self._earlier.calls,
+            meter=meter,
+        )
+        return CallRecord(
+            args,
+            info,
+            call,
+            self._earlier,
+            OtherThreads.now(),
+            input_edges(args, call.inputs.requires_grad),
+            autograd_sequence_number(),
+            meter,
+            self._runner(call),
+            reference=None,
+            eager_settings=None,
+            after_reference=random,
+            after_candidate=random,
+        )
+
+
+Run = Callable[[Sequence[Any]], object]
+"""Runs a region on inputs."""
+
+FARTHEST = 4
+"""On either side of a view, memory is looked at up to this many times the view's span."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SurroundingMemory:
+    """What lay beside the inputs of a call, and must not change: memory outside of views, and gradients.
+
+    A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
+
+    Attributes:
+        seen: Checksums of the memory around views ("beyond") and of gradients ("grad", with which tensor it was), by
+            the finer kind of a change and the position of the input.
+    """
+
+    seen: Mapping[tuple[str, int], object]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], *, gradients: bool = True) -> _SurroundingMemory:
+        """Record the state; that of the inputs' gradients only if asked."""
+        seen: dict[tuple[str, int], object] = {}
+        groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for place, tensor in enumerate(args):
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                continue
+            key = storage_key(tensor)
+            if key is not None and tensor.numel():
+                groups.setdefault(key, []).append((place, tensor.detach()))
+            if gradients and tensor.requires_grad and is_leaf(tensor):
+                grad = tensor.grad
+                seen["grad", place] = None if grad is None else (id(grad), fingerprint(grad))
+        for group in groups.values():
+            around = _around([tensor for _, tensor in group])
+            if around is not None:
+                seen["beyond", group[0][0]] = fingerprint(around)
+        return cls(seen)
+
+    def changed(self, args: Sequence[Any]) -> set[tuple[str, int]]:
+        """What has changed since."""
+        now = _SurroundingMemory.of(args).seen
+        return {key for key, known in self.seen.items() if now.get(key, known) != known}
+
+    def changed_by(self, run: Run, args: Sequence[Any], inputs: Inputs) -> set[tuple[str, int]]:
+        """What a run changes beside copies of the inputs, with copies of the gradients.
+
+        Each bit of the memory around views is turned there: what is there now may be what the run would write too.
+        """
+        given, _ = inputs.fresh()
+        views = {storage_key(args[place]) for what, place in self.seen if what == "beyond"}
+        shared = [
+            place
+            for place, tensor in enumerate(given)
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and storage_key(tensor) in views
+            and storage_key(tensor) == storage_key(args[place])
+        ]
+        copies = copy_values([given[place].detach() for place in shared])
+        values = [copy.clone() for copy in copies]
+        for storage in {storage_key(copy): copy.untyped_storage() for copy in copies}.values():
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).bitwise_not_()
+        for place, copy, value in zip(shared, copies, values, strict=True):
+            given[place] = copy.copy_(value).requires_grad_(given[place].requires_grad)
+        for what, place in self.seen:
+            grad = args[place].grad if what == "grad" else None
+            if grad is not None and is_leaf(given[place]) and given[place].requires_grad:
+                given[place].grad = grad.detach().clone()
+        before = _SurroundingMemory.of(given)
+        run(given)
+        return before.changed(given)
+
+
+def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The memory around views of one storage, with zeros in place of the views; None if there is none to look at.
+
+    Views in several dtypes are not looked at, nor one of few elements that are far from each other in much memory.
+    """
+    first = views[0]
+    if first.is_quantized or any(view.dtype != first.dtype for view in views):
+        return None
+    whole = first.untyped_storage().nbytes() // first.element_size()
+    starts = [view.storage_offset() for view in views]
+    ends = [start + _span(view) for start, view in zip(starts, views, strict=True)]
+    reach, size = FARTHEST * max(map(_span, views)), sum(view.numel() for view in views)
+    start, end = max(0, min(starts) - reach), min(whole, max(ends) + reach)
+    if not size < end - start <= 2 * reach + FARTHEST * size:
+        return None
+    with torch.no_grad():
+        memory = first.as_strided((end - start,), (1,), start).clone()
+        for view in views:
+            memory.as_strided(view.shape, view.stride(), view.storage_offset() - start).zero_()
+    return memory
+
+
+def _span(view: torch.Tensor) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+
+
+def _surroundings_changed(what: str, subject: str) -> Finding:
+    """The candidate changed memory, or a gradient, beside an input."""
+    memory = what == "beyond"
+    return Finding(
+        kind=Kind.MUTATION,
+        detail=f"mutation.{what}",
+        subject=subject,
+        message=(
+            "the compiled program wrote to memory beside this input, which is a view: to elements of its base that are "
+            "outside of it, and that eager leaves alone"
+            if memory
+            else "the compiled program changed the `.grad` of this input in its forward pass, which eager leaves "
+            "alone: the optimizer's next step is another"
+        ),
+        expected="unchanged" if memory else "the `.grad` before the call",
+        actual="changed" if memory else "another",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +380,7 @@ class _Settings(Observer):
             self._before,
             self._before if eager is None else self._before.moved(*eager),
             record.settings or ProcessState.capture(),
-            again=lambda: record.controls().rerun_candidate(),
+            again=partial(record.runner.run, AGAIN[0]),
             skip=skip,
             others_ran=record.threads.active_since(),
             ran=isinstance(record.reference, Execution),
@@ -147,23 +429,25 @@ class _Surroundings(Observer):
     """Memory around views, and gradients. Another thread's backward pass may add to these."""
 
     def __init__(self, record: CallRecord) -> None:
-        self._before = SurroundingMemory.of(record.args, gradients=not record.info.accumulates)
+        self._before = _SurroundingMemory.of(record.args, gradients=not record.info.accumulates)
 
     def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
         changed = self._before.changed(record.args)
         if not changed:
             return
-        runs, subjects = record.controls(), record.call.subjects
-        by_eager = cache(partial(self._before.changed_by, runs.run_on, record.args, record.call.inputs))
-        candidate = partial(runs.run_on, region=runs.variants.candidate)
-        again = cache(partial(self._before.changed_by, candidate, record.args, record.call.inputs))
+        call, variants = record.call, record.runner.variants
+        subjects = call.subjects
+        by_eager, again = (
+            cache(partial(self._before.changed_by, partial(call.run, region), record.args, call.inputs))
+            for region in (variants.reference, variants.candidate)
+        )
         # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
         others = threading.active_count() > 1 or record.threads.active_since()
         for what, place in sorted(changed):
             key = what, place
             why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
             yield Suspicion(
-                surroundings_changed(what, subjects.mutated(place)),
+                _surroundings_changed(what, subjects.mutated(place)),
                 by_eager=lambda key=key: key in by_eager(),  # type: ignore[misc]
                 again=(lambda key=key: key in again()) if others else None,  # type: ignore[misc]
                 doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=what == "beyond"),
@@ -180,7 +464,7 @@ class _RandomState(Observer):
         left = record.call.final_rng_states
         if left is None or left.candidate.same_as(left.reference):
             return
-        run_both = cache(lambda: record.controls().random_states())
+        run_both = cache(record.runner.random_states)
         alone = threading.active_count() == 1 and not left.others_ran
         yield Suspicion(
             rng_state_differs(),

@@ -47,7 +47,6 @@ class _Setting:
     Attributes:
         name: Part of the finding's subject.
         read: Gives its value, which can be compared.
-        write: Sets it.
         of_thread: Whether each thread has its own, which the autograd engine sets back after each of its nodes.
     """
 
@@ -221,7 +220,6 @@ def check_settings(
     Grad mode alone is changed by the graph and by nothing around it: there only what eager left is right.
 
     Args:
-        before: The state before the candidate ran.
         expected: The state that eager left.
         after: The state that the candidate left.
         again: Runs the candidate once more, on copies.

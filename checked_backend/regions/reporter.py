@@ -1,4 +1,4 @@
-"""Respond to findings: raise, warn, record or fall back, and write the report to disk."""
+"""Respond to findings: find out where they come from, raise, warn, record or fall back, write the report to disk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from checked_backend._torch.traces import CompilePlace
 from checked_backend.errors import DivergenceError, DivergenceWarning
 from checked_backend.findings import EvidenceKey, Finding, Kind, Severity, Skip
 from checked_backend.options import CheckOptions
-from checked_backend.regions.failure import Keep
-from checked_backend.regions.folding import fold_other_random_numbers
+from checked_backend.random_state import random_untouched
+from checked_backend.regions.execution import Call, Cotangents
+from checked_backend.regions.failure import Keep, not_localized
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
@@ -25,14 +28,25 @@ from checked_backend.report.session import investigations
 from checked_backend.report.write import KeptReport
 from checked_backend.verdict.classify import NOT_REPRODUCED
 
-__all__ = ["RegionReporter"]
+__all__ = ["Investigate", "RegionReporter"]
 
 log = logging.getLogger(__name__)
 
 _UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"
 _NO_BACKWARD = "never checked: no backward pass came to a call that was checked (option budget)"
 
-Investigate = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
+Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding], Keep], Sequence[Finding]]
+"""Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and a function that
+keeps the findings so far. Gives back the findings with their origin."""
+
+_Search = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
+
+_NOT_ANEW = "not anew: an earlier finding in this region was"
+
+_OUT_OF_STEP = (
+    "eager's results were not handed out: the compiled program exchanges tensors in another order than eager, so other "
+    "ranks would wait for what this one does not send"
+)
 
 _NOT_YET = "not yet: this was written while the operator was looked for, and the process has not come back to it"
 
@@ -44,16 +58,21 @@ class RegionReporter(Reporter):
     """Records the checks of one region, and responds to their findings.
 
     Args:
-        info: The region's names and source lines.
-        silent: Write no report to disk.
+        investigate: Finds out where findings come from; None if the user does not want that.
 
     Attributes:
+        stopped: Whether the candidate is no longer used, because the user asked to fall back to eager.
         devices: The devices of the tensors of the latest call: ``cuda:0``.
         call: The number of the call that is checked.
     """
 
-    def __init__(self, info: GraphInfo, options: CheckOptions, *, silent: bool = False) -> None:
+    def __init__(
+        self, info: GraphInfo, options: CheckOptions, *, silent: bool = False, investigate: Investigate | None = None
+    ) -> None:
         super().__init__(info.region, options)
+        self.stopped = False
+        self._investigate = investigate
+        self._investigated_before = False
         self._graph = info.graph
         self._silent = silent
         self._options = options
@@ -123,7 +142,6 @@ class RegionReporter(Reporter):
         """Note a call that was to be checked, and was not; it matters unless another of the region is.
 
         Args:
-            skip: The part that was not checked.
             backward: Whether it is the backward pass that was not.
         """
         if not backward:
@@ -138,27 +156,69 @@ class RegionReporter(Reporter):
         """Note a remark that changes no verdict."""
         super().note(f"{self._region.name}: {note}")
 
-    def report(
+    def respond(
         self,
         findings: Sequence[Finding],
-        *,
         cause: BaseException | None = None,
+        call: Call | None = None,
+        cotangents: Cotangents | None = None,
+        *,
         raises: bool = True,
-        investigate: Investigate | None = None,
     ) -> bool:
-        """Answer findings as the user asked.
+        """Report findings as the user asked.
 
         Args:
             cause: The exception that a finding stands for.
+            call: The call, if it can be run again to find out where the findings come from.
+            cotangents: The gradients that had arrived, if its backward pass failed.
             raises: Whether to raise where the user asked for that; not where eager's own exception will be.
-            investigate: Adds to findings where they come from; called if one that fails is new. Before that the
-                findings are in all ledgers and on disk: a process may not outlive it.
 
         Returns:
-            Whether to hand out eager's results and stop using the candidate.
+            Whether to hand out eager's results, and to stop using the candidate.
 
         Raises:
             DivergenceError: With ``on_divergence="raise"``, if a finding fails.
+        """
+        exchanges = None if call is None else call.exchanges
+        if exchanges is not None:
+            findings, doubts = exchanges.proven(findings)
+            for skip in doubts:
+                self.skip(skip)
+        search = None
+        if self._investigate is not None and call is not None:
+            search = partial(self._search, self._investigate, call, cotangents)
+        # localize=False: skip the investigation, and say nothing about it
+        with random_untouched() if findings else nullcontext():
+            fall_back = self._report(findings, cause, search, raises=raises)
+        if fall_back and exchanges is not None and not exchanges.in_step:
+            self.note(_OUT_OF_STEP)
+        elif fall_back:
+            self.stopped = True
+        return self.stopped
+
+    def _search(
+        self,
+        investigate: Investigate,
+        call: Call,
+        cotangents: Cotangents | None,
+        reported: Sequence[Finding],
+        keep: Keep,
+    ) -> Sequence[Finding]:
+        """Find out where findings of a call come from, once in this region."""
+        if all(finding.node is not None for finding in reported if finding.kind.fails):
+            return reported  # the operator is known
+        if self._investigated_before:  # this takes long, and later findings mostly follow from the first
+            return not_localized(reported, _NOT_ANEW)
+        self._investigated_before = True
+        return investigate(call, cotangents, reported, keep)
+
+    def _report(
+        self, findings: Sequence[Finding], cause: BaseException | None, search: _Search | None, *, raises: bool
+    ) -> bool:
+        """Answer findings as the user asked. Return whether to fall back to eager.
+
+        Before anybody searches where new ones come from, they are in all ledgers and on disk: a process may not outlive
+        that.
         """
         named = [
             replace(
@@ -171,7 +231,7 @@ class RegionReporter(Reporter):
             for finding in findings
         ]
         reported, ignored = self._graded(named)
-        reported = self._folded(reported)
+        reported = self._grouped(reported)
         new = self._add(reported, ignored)
         failing = [finding for finding in reported if finding.fails]
         if not failing:
@@ -181,8 +241,8 @@ class RegionReporter(Reporter):
         ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
         report = self._own.report(self._region.name, only=reported)
-        if investigate is not None and news and not all(finding.at_fault for finding in failing):
-            report = self._localized(report, reported, investigate, ends=ends)
+        if search is not None and news and not all(finding.at_fault for finding in failing):
+            report = self._localized(report, reported, search, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)
             PEERS.announce(report, ends=ends)
@@ -230,16 +290,16 @@ class RegionReporter(Reporter):
                 coverage = replace(news.report.coverage, notes=notes)
                 raise DivergenceError(replace(news.report, coverage=coverage)) from cause
 
-    def _folded(self, reported: Sequence[Finding]) -> list[Finding]:
+    def _grouped(self, reported: Sequence[Finding]) -> list[Finding]:
         """Name other random numbers once: what follows from them, in later calls too, is told with the first."""
         known = self._other_random_numbers
-        folded = fold_other_random_numbers(reported, known)
-        stream = next((finding for finding in folded if finding.detail == "rng.stream"), None)
+        grouped = _group_rng_findings(reported, known)
+        stream = next((finding for finding in grouped if finding.detail == "rng.stream"), None)
         if stream is not None:
             self._other_random_numbers = stream
             for ledger in self._ledgers():
                 ledger.complete([stream])
-        return folded
+        return grouped
 
     def _tell_unsupported(self, findings: Sequence[Finding]) -> None:
         """Nothing is raised for what is no difference; but a program that runs in eager instead is not passed over."""
@@ -248,44 +308,42 @@ class RegionReporter(Reporter):
         if findings and not self._silent:
             KeptReport(self._options.report_dir).save(self._own.report(self._region.name, only=findings))
 
-    def _localized(
-        self, report: Report, reported: Sequence[Finding], investigate: Investigate, *, ends: bool
-    ) -> Report:
+    def _localized(self, report: Report, reported: Sequence[Finding], search: _Search, *, ends: bool) -> Report:
         """Find out where findings come from. The results so far are always on disk."""
         kept = KeptReport(self._options.report_dir)
         errors = [finding for finding in reported if finding.severity is Severity.ERROR]
         warned = [finding for finding in reported if finding.severity is Severity.WARNING]
-        saved = kept.save(replace(report, findings=tuple(_told(report.findings, _NOT_YET))))
+        saved = kept.save(replace(report, findings=tuple(not_localized(report.findings, _NOT_YET))))
         for ledger in self._ledgers():
-            ledger.complete(_told(errors, _NOT_YET))
+            ledger.complete(not_localized(errors, _NOT_YET))
         if not self._silent:
             PEERS.announce(saved, ends=ends)  # the other ranks need not wait for what follows
 
         # It takes no locks: it is called in forked processes, in which other threads' locks stay locked.
         def keep(known: Sequence[Finding]) -> None:
-            kept.progress(replace(report, findings=tuple(_told([*known, *warned], _NOT_YET))))
+            kept.progress(replace(report, findings=tuple(not_localized([*known, *warned], _NOT_YET))))
 
-        found = [*self._investigated(errors, investigate, keep), *warned]
+        found = [*self._investigated(errors, search, keep), *warned]
         for ledger in self._ledgers():
             ledger.complete(found, [*errors, *warned])
         return kept.save(self._own.report(self._region.name, only=found))
 
-    def _investigated(self, reported: Sequence[Finding], investigate: Investigate, keep: Keep) -> list[Finding]:
+    def _investigated(self, reported: Sequence[Finding], search: _Search, keep: Keep) -> list[Finding]:
         """Investigate each place once, and no more places than a person would wait for."""
         spent = investigations()
         place = (self._region.sources, *sorted({str(finding.kind) for finding in reported if finding.fails}))
         unattended = self._options.on_divergence != "raise"
         if unattended and place in spent.places:
-            return _told(reported, "not anew: the same kinds of findings of the same lines were")
+            return not_localized(reported, "not anew: the same kinds of findings of the same lines were")
         if unattended and spent.seconds > LONG_ENOUGH:
-            return _told(
+            return not_localized(
                 reported,
                 f"no: {spent.seconds:.0f} s were spent on earlier findings; mend those first, or dump this graph "
                 "(option dump) and run checked-backend localize on it",
             )
         begun = time.monotonic()
         try:
-            return list(investigate(reported, keep))
+            return list(search(reported, keep))
         except Exception as error:  # the verdict stands without it
             self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])
             return list(reported)
@@ -294,8 +352,28 @@ class RegionReporter(Reporter):
             spent.seconds += time.monotonic() - begun
 
 
-def _told(findings: Sequence[Finding], words: str) -> list[Finding]:
-    return [
-        replace(finding, searched=True, evidence={**finding.evidence, EvidenceKey.LOCALIZED: words})
-        for finding in findings
-    ]
+def _group_rng_findings(findings: Sequence[Finding], known: Finding | None) -> list[Finding]:
+    """Group findings that follow from other random numbers: every result that depends on these differs.
+
+    Only those whose tensors agree with eager on its random numbers are grouped. An error beside them stays a finding.
+
+    Args:
+        known: The finding of the region's forward pass, if these are of its backward pass.
+
+    Returns:
+        The findings. Several of detail ``rng.stream`` are replaced by the first, or by the known one, which then
+        ``explains`` the others.
+    """
+    streams = [finding for finding in findings if finding.detail == "rng.stream"]
+    if not streams:
+        return list(findings)
+    first = streams[0] if known is None else known
+    others = tuple(finding.subject for finding in streams if finding.subject != first.subject)
+    explained = tuple(dict.fromkeys((*first.explains, *others)))
+    grouped = first
+    if explained:
+        evidence = {**first.evidence, EvidenceKey.EXPLAINS: explained}
+        grouped = replace(first, explains=explained, evidence=evidence)
+    rest = [finding for finding in findings if finding.detail != "rng.stream"]
+    place = next(place for place, finding in enumerate(findings) if finding.detail == "rng.stream")
+    return [*rest[:place], grouped, *rest[place:]]

@@ -9,9 +9,7 @@ from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.findings import Finding
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import Compiler, copy_graph
-from checked_backend.regions.execution import execute
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.torch_state import RngState
 from checked_backend.report.session import collect
 
 __all__ = ["rerun_failure", "wrong_like"]
@@ -31,25 +29,17 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
             "localize": False,
         }
     )
-    before = RngState.capture(tuple(failure.rng.cuda))
-    try:
-        with collect(alone=True) as session:
-            fake_mode = detect_fake_mode(failure.example_inputs)
-            context = None if fake_mode is None else TracingContext(fake_mode)
-            with compiling(), failure.ambient.entered(), tracing(context):
-                region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
-            arguments, leaves = failure.inputs.fresh()
-            failure.rng.restore()
-            with failure.ambient.entered():
-                execution = execute(region, arguments, leaves if failure.cotangents is not None else {})
-            if failure.cotangents is not None:
-                try:
-                    execution.graph(failure.inputs.mutated).backward(failure.cotangents, retain_graph=False)
-                except Exception:
-                    if not session.report.findings:  # else it is what the candidate raised, which its check reported
-                        raise
-    finally:
-        before.restore()
+    with failure.call.undisturbed(), collect(alone=True) as session:
+        fake_mode = detect_fake_mode(failure.example_inputs)
+        context = None if fake_mode is None else TracingContext(fake_mode)
+        with compiling(), failure.call.ambient.entered(), tracing(context):
+            region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
+        try:
+            failure.call.run(region, cotangents=failure.cotangents)
+        except Exception:
+            # else it is what the candidate raised in its backward pass, which its check reported
+            if failure.cotangents is None or not session.report.findings:
+                raise
     return session.report.findings
 
 

@@ -53,11 +53,8 @@ class Returned:
 
     Attributes:
         tensor: The tensor, as long as the program holds it.
-        storage: Its memory.
         owners: How many other owners the memory had when the tensor was handed out.
         memory: The places of its elements in memory.
-        layout: Its dtype, offset, size and strides.
-        subject: Its name for people.
         region: The region whose it is.
         call: The number of the call of that region.
         source: The user's line that made it.
@@ -173,7 +170,6 @@ class Snapshot:
     """The results of earlier calls at one moment.
 
     Args:
-        holders: The objects that remember them.
         args: The call's arguments, to which it may write.
         skip: Receives results of which it is unknown who changed them.
     """
@@ -210,7 +206,6 @@ class Snapshot:
 
         Args:
             call: The call that ran in between, to which these findings belong.
-            reference: Eager's outputs.
             counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """
         found: dict[Returned, Finding] = {}
@@ -242,13 +237,8 @@ class ReturnedTensors:
 
     They are remembered in the region's own memory, and in that of the active sessions.
 
-    Args:
-        info: The region's names and source lines.
-        reporter: Receives the coverage.
-
     Attributes:
         calls: How often the region was called.
-        region: The region's name.
     """
 
     def __init__(self, info: GraphInfo, reporter: RegionReporter) -> None:
@@ -306,9 +296,7 @@ class ReturnedTensors:
         """Findings about gradients in the memory of those of an earlier call; the gradients are remembered.
 
         Args:
-            call: The number of the call.
             gradients: The gradients that the candidate sent, by subject.
-            reference: Eager's gradients.
             given: Memory that a gradient may be sent in: that of the arriving gradients and of the inputs.
             held: The gradients that the program held when the backward pass began.
         """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +16,12 @@ from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transform
 from checked_backend.random_state import HostRandom
 from checked_backend.regions.process_state import autocast_nesting
 
-__all__ = ["RngState", "TorchState", "modes_unharmed"]
+__all__ = ["FinalRngStates", "OtherThreads", "RngState", "TorchState", "modes_unharmed"]
+
+SECONDS_TO_DRAW = 0.1
+"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
+
+_TASKS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,6 @@ class RngState:
     """The states of the global random generators that a region can draw from.
 
     An operator that the user wrote in Python may draw from Python's and NumPy's.
-
-    Attributes:
-        cpu: Torch's for the CPU.
-        cuda: The states of CUDA devices' generators.
-        host: Python's and NumPy's.
     """
 
     cpu: torch.Tensor
@@ -129,3 +132,70 @@ def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(cache)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherThreads:
+    """How long each other thread of this process has run, at one moment.
+
+    That a thread is alive shows nothing: a pool's threads wait. So a thread is named on evidence only.
+
+    Attributes:
+        ran: The operating system's text for each thread's run time, by the thread's number; "" if it tells none.
+    """
+
+    ran: Mapping[int, str]
+
+    @classmethod
+    def now(cls) -> OtherThreads:
+        """Look at the threads that Python knows, other than this one."""
+        here = threading.get_ident()
+        numbers = [thread.native_id for thread in threading.enumerate() if thread.ident != here]
+        return cls({number: _run_time(number) for number in numbers if number is not None})
+
+    def active_since(self) -> bool:
+        """Whether any other thread has run since then, began or ended; True if the system does not tell."""
+        now = OtherThreads.now().ran
+        return now != self.ran or "" in now.values()
+
+
+def _run_time(number: int) -> str:
+    try:
+        return (_TASKS / str(number) / "schedstat").read_text(encoding="ascii").split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRngStates:
+    """The random states that both sides of a check left.
+
+    The generators are the whole process's, so a thread that draws meanwhile makes the same difference.
+
+    Attributes:
+        reference: The random state after eager.
+        candidate: The random state after the compiled program, which began from the same one.
+        others_ran: Whether another thread ran meanwhile.
+    """
+
+    reference: RngState
+    candidate: RngState
+    others_ran: bool
+
+    def others_drew(self, run_both: Callable[[], tuple[RngState, RngState]]) -> str | None:
+        """Evidence that another thread drew random numbers during the call, in words; None if there is none.
+
+        Args:
+            run_both: Runs both sides once more, from the state before the call, and gives what they leave.
+        """
+        devices = tuple(self.reference.cuda)
+        before = RngState.capture(devices)
+        time.sleep(SECONDS_TO_DRAW)
+        if not RngState.capture(devices).same_as(before):
+            return "torch's random state moves while neither eager nor the compiled program runs"
+        if not self.others_ran:
+            return None
+        reference, candidate = run_both()
+        if self.reference.same_as(reference) and self.candidate.same_as(candidate):
+            return None
+        return "it ran during this call, which left a random state that neither side leaves alone"

@@ -1,7 +1,8 @@
 """Tell limits of this machine from errors of the candidate.
 
 With a missing compiler, a full disk or a limit of the system, the candidate raises, and so would plain torch, whatever
-the program. That makes a verdict impossible, and is no difference.
+the program. That makes a verdict impossible, and is no difference. A compiler whose own cache may be broken is tried
+with an empty one.
 """
 
 from __future__ import annotations
@@ -11,29 +12,34 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from zipfile import BadZipFile
 
 import torch
 
+from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend._torch.dynamo import causes, dynamo_control_flow
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.call_findings import described_exception
-from checked_backend.regions.fake_errors import FakeError
-from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.call_findings import FakeError, described_exception
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
 
 __all__ = [
+    "FreshCache",
     "MachineLimits",
     "cache_remark",
     "compile_with_any_cache",
@@ -166,7 +172,6 @@ class MachineLimits:
 
     Args:
         needed: Says how many bytes all of eager's tensors need together.
-        inductor: Whether the candidate is Inductor itself.
     """
 
     def __init__(self, needed: Callable[[], int], *, inductor: bool) -> None:
@@ -175,11 +180,7 @@ class MachineLimits:
         self._machine_works = False
 
     def __call__(self, error: Exception) -> Finding | None:
-        """A finding of kind ``unsupported``; None if the candidate is to answer for the error.
-
-        Args:
-            error: The exception that the candidate raised.
-        """
+        """A finding of kind ``unsupported``; None if the candidate is to answer for the error."""
         control = not self._machine_works  # it need not be tried at each call of a candidate that crashes
         with random_untouched():
             found = unsupported_here(error, needed=self._needed, inductor=self._inductor, control=control)
@@ -286,11 +287,7 @@ def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Findi
 
 
 def out_of_memory(told: str) -> Finding:
-    """A process died of too little memory.
-
-    Args:
-        told: The evidence for that, in words.
-    """
+    """A process died of too little memory."""
     return _finding("memory", described_exception(MemoryError("a limit of the system")), told)
 
 
@@ -338,3 +335,35 @@ def compile_with_any_cache(
             raise (second if isinstance(second, type(error)) else error) from None
         note(cache_remark(error))
     return cache.kept_by(compiled)
+
+
+class FreshCache:
+    """An empty folder for a compiler's files. It is removed when nobody holds this object any more.
+
+    Raises:
+        OSError: No folder can be made.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="checked_backend_cache_"))
+        weakref.finalize(self, _remove, self._folder, os.getpid())
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Compile with this cache, and with nothing that was remembered before."""
+        with fresh_compile_caches(self._folder):
+            yield
+
+    def kept_by(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled function that keeps the folder, from which it may load more files."""
+
+        def run(*args: Any) -> Any:
+            return compiled(*args)
+
+        run.checked_backend_cache = self  # type: ignore[attr-defined]
+        return run
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process that ends does not own it
+        shutil.rmtree(folder, ignore_errors=True)

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.progress import Progress
+from checked_backend.verdict.runner import Control
 
 __all__ = ["CONTROL_RUNS", "Waiting"]
 
@@ -25,21 +26,22 @@ SLOW_NODES = 50
 _PAUSE = 5.0
 """Seconds after which a control run is one of another check."""
 
-CONTROL_RUNS: Mapping[str, str] = MappingProxyType(
+CONTROL_RUNS: Mapping[Control, str] = MappingProxyType(
     {
-        "repeat": "running eager again",
-        "bare": "running eager again",
-        "replay_candidate": "running the compiled program again",
-        "rerun_candidate": "running the compiled program again",
-        "reseeded": "running eager on other random numbers",
-        "random_states": "running both again, for the random state",
-        "monte_carlo": "running eager with random roundings",
-        "one_zero": "running eager with zeros of one sign",
-        "high_precision": "running eager in float64",
-        "twin": "running the compiled program in float64",
-        "with_fixed_choices": "running eager's choices in float64",
-        "unfused": "running the compiled program without fusion",
-        "recompiled": "running what was compiled once more",
+        Control.REPEAT: "running eager again",
+        Control.BARE: "running eager again",
+        Control.CANDIDATE_REPLAYED: "running the compiled program again",
+        Control.CANDIDATE_AGAIN: "running the compiled program again",
+        Control.RESEEDED: "running eager on other random numbers",
+        Control.OTHER_THREADS: "running both again, for the random state",
+        Control.MONTE_CARLO: "running eager with random roundings",
+        Control.ONE_ZERO: "running eager with zeros of one sign",
+        Control.FLOAT64: "running eager in float64",
+        Control.FLOAT64_NOISE: "running eager in float64",
+        Control.TWIN: "running the compiled program in float64",
+        Control.GIVEN_CHOICES: "running eager's choices in float64",
+        Control.UNFUSED: "running the compiled program without fusion",
+        Control.RECOMPILED: "running what was compiled once more",
     }
 )
 """What a control run does, by its name."""
@@ -78,9 +80,9 @@ class Waiting:
         """Note how long the candidate took to compile, and how many calls it has."""
         self.compiles_slowly = compiling >= PATIENCE or (inductor and nodes >= SLOW_NODES)
 
-    def control_run(self, name: str) -> Any:
+    def control_run(self, control: Control) -> Any:
         """A context manager around a control run."""
-        return self._at(CONTROL_RUNS[name], slow=False)
+        return self._at(CONTROL_RUNS[control], slow=False)
 
     def compiling(
         self, words: str, compile_for: Callable[[Sequence[Any]], Callable[..., Any]]

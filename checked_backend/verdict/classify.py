@@ -26,13 +26,7 @@ __all__ = [
 
 
 class Classification(NamedTuple):
-    """The kind and the message of a finding.
-
-    Attributes:
-        kind: The kind of the finding.
-        detail: The finer kind.
-        message: The message for people.
-    """
+    """The kind and the message of a finding."""
 
     kind: Kind
     detail: str
@@ -80,7 +74,7 @@ def singular(count: int) -> str:
 
 def classify(case: Evidence) -> Classification:
     """Classify a tensor that neither noise nor anything else explains."""
-    if case.only_then and not case.logic_differs:
+    if case.not_reproduced and not case.logic_differs:
         return NOT_REPRODUCED
     if case.outside.nonfinite:
         high = "eager and float64 have" if case.high_precision is not None else "eager has"

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 
 from checked_backend.findings import EvidenceKey, Finding, Skip
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.classify import CHANGES_IN_FLOAT64, Classification, singular
+from checked_backend.verdict.classify import (
+    CHANGES_IN_FLOAT64,
+    UNSUPPORTED,
+    Classification,
+    classify,
+    is_many_times_its_noise,
+    singular,
+)
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.control_runs import Control
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.outliers import as_good_as_eager
-from checked_backend.verdict.steps.float64 import wants_twin
-from checked_backend.verdict.steps.fused_rounding import is_there
+from checked_backend.verdict.outliers import as_good_as_eager, distances_from
+from checked_backend.verdict.runner import FLOAT64, Control
+from checked_backend.verdict.steps.fused_rounding import loses_the_rest
 
-__all__ = ["close_as", "close_as_noise", "close_undecided", "is_as_near_as_eager"]
+__all__ = ["close_as", "close_as_noise", "close_undecided", "close_what_is_left", "is_as_near_as_eager"]
 
 _MISSING = MappingProxyType(
     {
@@ -27,6 +36,12 @@ _MISSING = MappingProxyType(
         Control.MONTE_CARLO: EvidenceKey.MONTE_CARLO_MISSING,
     }
 )
+
+_INDISPENSABLE = frozenset({Control.REPEAT, Control.BARE, Control.MONTE_CARLO, Control.CANDIDATE_REPLAYED})
+"""If one of these is missing, any difference may be noise."""
+
+_PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.GIVEN_CHOICES, Control.UNFUSED})
+"""If one of these is missing, any difference may be noise that is not many times the known noise."""
 
 
 def close_as_noise(context: Context, case: Evidence) -> None:
@@ -37,9 +52,10 @@ def close_as_noise(context: Context, case: Evidence) -> None:
         context.decisions.scales[case.pair.name] = case.remembered(coarse=context.low_precision)
     if case.has_numbers():
         context.decisions.limits[case.pair.name] = case.detection_limit()
-    if case.blind is not None:
+    if case.float64_nonfinite is not None:
+        count = int(case.float64_nonfinite.sum())
         context.decisions.notes.append(
-            f"{case.pair.subject}: float64 has NaN or infinity in {int(case.blind.sum())} of its elements where "
+            f"{case.pair.subject}: float64 has NaN or infinity in {count} of its elements where "
             "eager has numbers, and confirms nothing there: they were compared within the noise of their own precision"
         )
     if case.logic_differs is False and not case.same_bits:
@@ -92,27 +108,28 @@ def is_as_near_as_eager(case: Evidence) -> bool:
 
 def _hides_everything(context: Context, case: Evidence) -> bool:
     """Whether an error of 100 % would be lost, so that nothing can be decided. Such a tensor is closed."""
-    if context.low_precision and context.fused.loses(case):
+    if context.low_precision and loses_the_rest(context, case):
         close_undecided(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
         return True
     if unconfirmed_jumps := case.explained_by_jumps_alone():
         close_undecided(context, case, singular(unconfirmed_jumps))
         return True
-    if case.detection_limit() < 1 or case.vanishes or not case.mostly_hidden():
+    if case.detection_limit() < 1 or case.is_zero_in_float64 or not case.mostly_hidden():
         return False
-    if case.same_bits and case.blind is not None:
+    if case.same_bits and case.float64_nonfinite is not None:
         return False  # there is no difference to decide about, and no limit is claimed
-    if not wants_twin(context, case) or Control.TWIN in context.runs.elsewhere:
+    if not context.wants_twin(case) or Control.TWIN in context.runs.elsewhere:
         return False  # the twin was asked in an earlier call, or another check asks it
     if case.logic_differs is False:
         if _changes_by_itself(context, case):
             return True
         double = case.pair.reference.dtype in (torch.float64, torch.complex128)  # eager is its own reference there
-        if case.blind is None and (double or is_as_near_as_eager(case)) and is_there(case, case.pair.candidate):
+        confirmed = case.float64_nonfinite is None
+        if confirmed and (double or is_as_near_as_eager(case)) and case.is_there(case.pair.candidate):
             return False  # nobody could do better
     lost = context.runs.missing.keys() & {Control.FLOAT64, Control.TWIN}
     why = f" (could not run: {', '.join(sorted(control.value for control in lost))})" if lost else ""
-    if case.blind is not None:
+    if case.float64_nonfinite is not None:
         why = " (and float64 has NaN or infinity there where eager has numbers)"
     close_undecided(context, case, f"its noise would hide an error of 100 %, so there is no verdict on it{why}")
     return True
@@ -123,8 +140,7 @@ def _changes_by_itself(context: Context, case: Evidence) -> bool:
 
     The other cause of large noise is an ill-conditioned program.
     """
-    again = context.runs.run(Control.FLOAT64, lambda: context.controls.high_precision(None))
-    sample = None if again is None else case.sample(again)
+    sample = case.sample(context.runs.run(replace(FLOAT64, number=2)))
     if sample is None or case.high_precision is None:
         return False
     spread = root_mean_square(difference(case.high_precision, sample))
@@ -133,3 +149,59 @@ def _changes_by_itself(context: Context, case: Evidence) -> bool:
     case.evidence[EvidenceKey.EAGER_SPREAD_OF_FLOAT64] = spread
     close_as(context, case, CHANGES_IN_FLOAT64)
     return True
+
+
+def close_what_is_left(context: Context) -> None:
+    """Decide about tensors that neither noise nor anything else explains."""
+    for case in context.open():
+        _close_as_wrong(context, case)
+
+
+def _close_as_wrong(context: Context, case: Evidence) -> None:
+    lost = context.runs.short_of_memory & (_INDISPENSABLE | _PRECISE)
+    if lost and not _stands_without(case, lost):
+        names = ", ".join(sorted(control.value for control in lost))
+        close_undecided(
+            context, case, f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
+        )
+        return
+    if case.envelope is None and case.high_precision is None:
+        reason = "no control could run, so there is no verdict on it"
+        context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
+        close_as(context, case, UNSUPPORTED)
+        return
+    if case.envelope is None and not case.logic_differs and _has_half_of_its_digits(case):
+        reason = "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
+        close_undecided(context, case, reason)
+        return
+    if not case.logic_differs and case.outside.overflowed == case.outside.count > 0:
+        dtype = str(case.pair.reference.dtype).removeprefix("torch.")
+        right = "; compiled in float64 it is right" if case.logic_differs is False else ""
+        reason = (
+            f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
+            f"there is nothing to hold the compiled program's against{right}"
+        )
+        close_undecided(context, case, reason)
+        return
+    if not case.logic_differs and case.outside.unconfirmed == case.outside.count > 0:
+        close_undecided(context, case, singular(case.outside.count))
+        return
+    if not case.same_bits:
+        case.evidence[EvidenceKey.ELEMENTS_OUTSIDE_NOISE] = case.outside.count
+    close_as(context, case, classify(case))
+
+
+def _stands_without(case: Evidence, lost: Collection[Control]) -> bool:
+    """Whether a tensor is wrong, whatever the control runs that had no memory would have shown."""
+    if not _INDISPENSABLE.isdisjoint(lost):
+        return False
+    return bool(case.outside.nonfinite) or is_many_times_its_noise(case)
+
+
+def _has_half_of_its_digits(case: Evidence) -> bool:
+    """Whether a tensor with unknown noise may be wrong by rounding alone: half of its digits agree with float64."""
+    if case.high_precision is None or not is_floating(case.pair.reference):
+        return False
+    distance = root_mean_square(distances_from(case.high_precision, case.pair.candidate))
+    digits = float(torch.finfo(case.pair.reference.dtype).eps) ** 0.5
+    return not case.metrics.nonfinite_mismatched and distance <= digits * (case.metrics.reference_rms or 0.0)

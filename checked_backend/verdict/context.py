@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from checked_backend.verdict.control_runner import ControlRunner
-from checked_backend.verdict.control_runs import ControlRuns, Values
+import torch
+
+from checked_backend.numerics.bits import is_floating
+from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.repetition import Repetition
-from checked_backend.verdict.steps.fused_rounding import FusedRounding
-from checked_backend.verdict.steps.other_draws import OtherDraws
+from checked_backend.verdict.runner import Runs, Values
 
 __all__ = ["Context"]
+
+LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(slots=True)
@@ -22,43 +24,39 @@ class Context:
 
     Attributes:
         cases: The tensors, with the evidence gathered so far.
-        runs: Makes the control runs.
-        decisions: Receives the decisions.
         known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
-        draws: Tells whether random numbers explain a difference.
-        fused: Tells whether kernels that round less often explain a difference.
-        repetition: The results of running eager again.
-        recompiled: The results of the candidate compiled once more; empty until they were asked for.
+        repeated: Eager's values when it ran again; None if it could not be run.
+        by_junk: Names of tensors that eager repeats bit for bit if it is left as it is, but not in control runs, which
+            fill uninitialised memory with junk.
     """
 
     cases: Sequence[Evidence]
-    runs: ControlRunner
+    runs: Runs
     decisions: Decisions
     known: frozenset[str]
     thorough: bool
     low_precision: bool
-    draws: OtherDraws = field(init=False)
-    fused: FusedRounding = field(init=False)
-    repetition: Repetition = field(default_factory=lambda: Repetition(None))
-    recompiled: list[Values | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Prepare the questions that are asked once for all tensors."""
-        self.draws = OtherDraws(self.runs)
-        self.fused = FusedRounding(self.controls, self.runs, self.decisions.notes)
-
-    @property
-    def controls(self) -> ControlRuns:
-        """The control runs that the steps may ask for."""
-        return self.runs.controls
-
-    @property
-    def repeated(self) -> Values | None:
-        """Eager's values when it ran again; None if it could not be run."""
-        return self.repetition.values
+    repeated: Values | None = None
+    by_junk: frozenset[str] = frozenset()
 
     def open(self) -> list[Evidence]:
         """The tensors that are not decided yet."""
         return [case for case in self.cases if not case.closed]
+
+    def wants_twin(self, case: Evidence) -> bool:
+        """Whether noise or rounding may hide an error that only the float64 twin can show."""
+        if case.pair.name in self.known:
+            return False
+        dtype = case.pair.reference.dtype
+        if case.same_bits or dtype in LOW_PRECISION or (self.thorough and is_floating(case.pair.reference)):
+            return True
+        # integers flip between equal values, or next to a threshold
+        if case.spreads or not is_floating(case.pair.reference):
+            return True
+        # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of some percent is lost.
+        # A tensor that is zero but for rounding needs no twin: the twin could only say just that.
+        if case.envelope is None or not dtype.is_floating_point or case.is_zero_in_float64:
+            return False
+        return case.envelope.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms

@@ -10,6 +10,7 @@ recheck.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from types import MappingProxyType
 
 from checked_backend.findings import Skip
@@ -17,19 +18,21 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import QuickDiff, quick_diffs
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.closing import close_as_noise
+from checked_backend.verdict.closing import close_what_is_left
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.control_runner import ControlRunner, short
-from checked_backend.verdict.control_runs import Control, ControlRuns
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline, times
 from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.steps.as_good_as_eager import close_what_is_as_good_as_eager
+from checked_backend.verdict.runner import Control, Facts, Runner, Runs, short
 from checked_backend.verdict.steps.candidate_again import try_candidate_again
 from checked_backend.verdict.steps.float64 import ask_float64
-from checked_backend.verdict.steps.monte_carlo import explain_by_own_noise
+from checked_backend.verdict.steps.noise import (
+    close_what_is_as_good_as_eager,
+    close_what_is_explained,
+    explain_by_own_noise,
+)
 from checked_backend.verdict.steps.nondeterminism import close_what_changes, close_what_is_no_rounding, repeat_eager
-from checked_backend.verdict.steps.wrong import close_what_is_left
+from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
 
 __all__ = ["STEPS", "Step", "decide"]
 
@@ -42,13 +45,6 @@ _BLIND_SPOTS = MappingProxyType(
         Control.FLOAT64: "these have no kernel for float64, so the float64 reference is no more precise there: {}",
     }
 )
-
-
-def close_what_is_explained(context: Context) -> None:
-    """Decide that a tensor is noise if noise explains every element and no float64 twin was found wrong."""
-    for case in context.open():
-        if not case.outside and not case.logic_differs:
-            close_as_noise(context, case)
 
 
 STEPS: Sequence[Step] = (
@@ -80,25 +76,28 @@ STEPS: Sequence[Step] = (
 
 def decide(
     pairs: Sequence[TensorPair],
-    controls: Callable[[], ControlRuns],
+    runner: Callable[[], Runner],
     known: dict[str, NoiseBaseline],
     *,
     thorough: bool = False,
     low_precision: bool = False,
     recheck: bool = False,
+    signs: bool = False,
 ) -> Decisions:
     """Decide about each difference of a check: noise or bug.
 
     Args:
         pairs: Tensors of equal shape and dtype.
-        controls: Makes the control runs; called only if one is needed.
+        runner: Gives what makes control runs; called only if one is needed.
         known: Noise scales from earlier calls, by name.
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
         recheck: Settle nothing by the scales of earlier calls, and run the twin also for tensors decided in them.
+        signs: Compare the signs of zeros too.
     """
     decisions = Decisions(recheck=recheck)
+    runs = cache(lambda: Runs(runner(), decisions))
     cases: list[Evidence] = []
     for pair, glance in zip(pairs, _glances(pairs), strict=True):
         ask_twin = low_precision and (recheck or pair.name not in known) and is_floating(pair.reference)
@@ -116,7 +115,7 @@ def decide(
         asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not recheck}
         context = Context(
             cases,
-            ControlRunner(controls(), decisions),
+            runs(),
             decisions,
             frozenset(asked),
             thorough=thorough,
@@ -124,14 +123,16 @@ def decide(
         )
         for step in STEPS:
             step(context)
-        decisions.notes += _blind_spots(context.controls)
+        decisions.notes += _blind_spots(runs().runner.facts)
         decisions.ratios |= {case.pair.name: ratio for case in cases if (ratio := _ratio(case)) is not None}
+    if signs:
+        decisions.findings += zeros_of_another_sign(pairs, runs, decisions)
     return decisions
 
 
-def _blind_spots(controls: ControlRuns) -> Iterator[str]:
+def _blind_spots(facts: Facts) -> Iterator[str]:
     """Notes about operators that the control runs could not perturb, or not compute in float64."""
-    for control, operators in controls.left_out().items():
+    for control, operators in facts.left_out.items():
         if operators:
             yield _BLIND_SPOTS[control].format(", ".join(sorted(operators)))
 

@@ -17,10 +17,7 @@ class TensorPair:
     """One tensor of both executions.
 
     Attributes:
-        subject: The tensor's name for people.
         name: Its key among a control run's values.
-        reference: Eager's.
-        candidate: The compiled program's.
         kind: The kind of finding that a wrong value makes. None: the evidence decides.
         detail: The finer kind that belongs to `kind`.
         source: The user's line that made it.
@@ -42,13 +39,11 @@ class Decisions:
     Attributes:
         findings: Differences that are not noise.
         skips: Controls that could not run, and tensors that could not be decided about.
-        notes: Remarks.
         scales: Noise scales learned, by name.
         limits: The smallest relative error that would have been caught, by name.
         own_precision_limits: The relative error that noise hides at the tensor's own precision, where float64 would
             not show it either, by name.
         ratios: The difference divided by the noise, by name, if the noise is known; 0 for equal bits.
-        compared: Number of tensors compared.
         recheck: Whether the scales of earlier calls were left aside.
     """
 

@@ -30,9 +30,7 @@ def lost_digits(
     by chance.
 
     Args:
-        reference: Eager's tensor.
         candidate: The compiled program's, of the same dtype and shape.
-        high_precision: The reference in float64.
 
     Returns:
         A mask; None for dtypes without digits to lose (integers, complex numbers). Elements below the dtype's

@@ -39,7 +39,6 @@ def distribution(
     """Return where two tensors differ.
 
     Args:
-        reference: Eager's tensor.
         candidate: The compiled program's, of the same shape and dtype.
         high_precision: Eager's in float64, if that is known.
 

@@ -110,7 +110,6 @@ def unconfirmed(reference: torch.Tensor, high_precision: torch.Tensor) -> torch.
     compute.
 
     Args:
-        reference: Eager's tensor.
         high_precision: The reference in float64; beyond the range of the tensor's dtype it counts as infinite.
 
     Returns:

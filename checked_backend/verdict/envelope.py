@@ -32,7 +32,6 @@ class Envelope:
     Attributes:
         values: The distances, in units of the tensor. A run counts only where its element and the reference's are
             both finite, or the same.
-        runs: Number of control runs.
         unstable: Where a control run was NaN or infinite and the reference was not, or the reverse; None: nowhere.
     """
 
@@ -118,7 +117,6 @@ class NoiseBaseline:
         too, so the scale does not settle it.
 
         Args:
-            glance: The difference now.
             slack: How many times larger it may be: two draws from one noise differ by this much.
         """
         size = glance.reference_rms

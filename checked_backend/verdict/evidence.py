@@ -10,12 +10,12 @@ import torch
 from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.control_runs import Values
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.elements import difference, root_mean_square, widened
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
 from checked_backend.verdict.local_scale import local_root_mean_square
 from checked_backend.verdict.outliers import Outliers, outside_noise
+from checked_backend.verdict.runner import Values
 
 __all__ = ["Evidence", "extended"]
 
@@ -25,24 +25,21 @@ class Evidence:
     """One tensor of both executions, with the evidence gathered.
 
     Attributes:
-        pair: Both tensors.
         metrics: How they differ.
         spread: How far two runs of eager are apart, root mean square.
         envelope: Noise from Monte Carlo runs.
-        strong: Noise from Monte Carlo runs with larger roundings.
+        envelope_large: Noise from Monte Carlo runs with larger roundings.
         outside: Elements that noise does not explain. Before there is an envelope, no difference is explained.
         high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
-        blind: Where eager has a number and float64 has none, so float64 confirms nothing; None if there is no such
-            element.
-        twin: The float64 twin's result.
+        float64_nonfinite: Where eager has a number and float64 has none, so that it confirms nothing; None if nowhere.
         float64_envelope: How far eager's perturbed runs in float64 lie from the float64 reference; None if there were
             none.
-        float64_further: The distance of further runs, made if the twin is outside of the first ones.
+        float64_envelope_large: The distance of further runs, made if the twin is outside of the first ones.
         twin_difference: By how much the float64 twin differs from eager in float64, relative; None if it was not asked.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that their noise does not matter.
-        only_then: Whether the candidate gave this value in the checked call, and never again.
+        not_reproduced: Whether the candidate gave this value in the checked call, and never again.
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
         closed: Whether the tensor is decided.
@@ -52,17 +49,17 @@ class Evidence:
     metrics: Metrics
     spread: float = 0.0
     envelope: Envelope | None = None
-    strong: Envelope | None = None
+    envelope_large: Envelope | None = None
     outside: Outliers = field(default_factory=lambda: Outliers(1, 0, float("inf")))
     high_precision: torch.Tensor | None = None
-    blind: torch.Tensor | None = None
+    float64_nonfinite: torch.Tensor | None = None
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
-    float64_further: Envelope | None = None
+    float64_envelope_large: Envelope | None = None
     twin_difference: float | None = None
     logic_differs: bool | None = None
     twin_is_equal: bool = False
-    only_then: bool = False
+    not_reproduced: bool = False
     right_recompiled: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
@@ -80,16 +77,31 @@ class Evidence:
         """Whether no element differs. Then only the float64 twin can show that the logic is wrong."""
         return self.metrics.bitwise_equal
 
-    def sample(self, values: Values) -> torch.Tensor | None:
-        """This tensor in a control run; None where the run has none (a perturbed comparison can change a shape)."""
-        found = values.get(self.pair.name)
+    def sample(self, values: Values | None) -> torch.Tensor | None:
+        """This tensor in a control run; None where there is no run, or it has none of that shape.
+
+        A perturbed comparison can change a shape.
+        """
+        found = None if values is None else values.get(self.pair.name)
         return None if found is None or found.shape != self.pair.reference.shape else found
+
+    @property
+    def spreads(self) -> bool:
+        """Whether two runs of eager differ by more than a rounding or two; in integers, whether they differ."""
+        dtype, size = self.pair.reference.dtype, self.metrics.reference_rms
+        floats = is_floating(self.pair.reference)
+        return self.spread > (thresholds.SPREAD_ROUNDOFFS * torch.finfo(dtype).eps * size if floats else 0.0)
+
+    def is_there(self, values: torch.Tensor) -> bool:
+        """Whether values are of about eager's size, and not next to nothing. Zero is near to any small tensor."""
+        return root_mean_square(values) * 2.0**thresholds.NEIGHBOUR_BITS >= self.metrics.reference_rms
 
     def noise_source(self) -> str:
         """The control runs that the noise scale comes from, in words."""
         parts = []
         if self.envelope is not None:
-            stronger = f" and {self.strong.runs} with larger roundings" if self.strong is not None else ""
+            large = self.envelope_large
+            stronger = "" if large is None else f" and {large.runs} with larger roundings"
             parts.append(f"Monte Carlo arithmetic on eager, {self.envelope.runs} runs{stronger}")
         if self.high_precision is not None:
             parts.append("float64 reference")
@@ -100,19 +112,19 @@ class Evidence:
     @property
     def float64_repeats(self) -> bool:
         """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
-        if self.float64_envelope is None or self.high_precision is None or self.all_blind:
+        if self.float64_envelope is None or self.high_precision is None or self.float64_says_nothing:
             return False
         return self.float64_envelope.rms <= thresholds.FLOAT64_REPEATS * root_mean_square(self.high_precision)
 
     @property
-    def all_blind(self) -> bool:
+    def float64_says_nothing(self) -> bool:
         """Whether float64 says nothing about any element."""
-        return self.blind is not None and bool(self.blind.all())
+        return self.float64_nonfinite is not None and bool(self.float64_nonfinite.all())
 
     @property
-    def vanishes(self) -> bool:
+    def is_zero_in_float64(self) -> bool:
         """Whether this tensor is nothing but rounding: its float64 result is zero beside its noise and its size."""
-        if self.envelope is None or self.high_precision is None or self.blind is not None:
+        if self.envelope is None or self.high_precision is None or self.float64_nonfinite is not None:
             return False
         size = root_mean_square(self.high_precision)
         found = max(self.metrics.reference_rms, self.metrics.rmse)
@@ -133,7 +145,7 @@ class Evidence:
             # eager may have NaN where float64 has large numbers, and noise where float64 has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             logic = max(thresholds.TWIN_TOLERANCE, thresholds.TWIN_ENVELOPE_FACTOR * spread / size)
-            return logic if self.blind is None else max(logic, self.own_precision_limit())
+            return logic if self.float64_nonfinite is None else max(logic, self.own_precision_limit())
         return self.own_precision_limit()
 
     def own_precision_limit(self) -> float:
@@ -144,7 +156,7 @@ class Evidence:
 
     def _spread_in_float64(self) -> float:
         return max(
-            (runs.rms for runs in (self.float64_envelope, self.float64_further) if runs is not None), default=0.0
+            (runs.rms for runs in (self.float64_envelope, self.float64_envelope_large) if runs is not None), default=0.0
         )
 
     def mostly_hidden(self) -> bool:
@@ -153,7 +165,7 @@ class Evidence:
             reference = self.high_precision
             noises = (
                 (self.float64_envelope, thresholds.TWIN_ENVELOPE_FACTOR),
-                (self.float64_further, thresholds.STRONG_FACTOR),
+                (self.float64_envelope_large, thresholds.STRONG_FACTOR),
             )
         else:
             reference = self.pair.reference
@@ -163,10 +175,10 @@ class Evidence:
         for runs, factor in noises:
             if runs is not None:
                 hidden |= factor * runs.values >= size
-        if self.blind is not None:
+        if self.float64_nonfinite is not None:
             own = difference(self.pair.reference, torch.zeros_like(self.pair.reference)).to(torch.float64)
-            size = torch.where(self.blind, own, size)
-            hidden = torch.where(self.blind, self._lost_in_its_noise(own), hidden)
+            size = torch.where(self.float64_nonfinite, own, size)
+            hidden = torch.where(self.float64_nonfinite, self._lost_in_its_noise(own), hidden)
         weight = (size / (size.max() or 1.0)).square()
         return bool((weight * hidden).sum() >= thresholds.HIDDEN_SHARE * weight.sum())
 
@@ -186,7 +198,7 @@ class Evidence:
         Larger roundings make values next to a singularity jump by any factor. Float64 tells a candidate that jumps
         from one that is wrong. Where float64 has no number, nothing can tell.
         """
-        if self.blind is None or self.strong is None or self.envelope is None or self.same_bits:
+        if self.float64_nonfinite is None or self.envelope_large is None or self.envelope is None or self.same_bits:
             return 0
         found = outside_noise(
             reference=self.pair.reference,
@@ -213,12 +225,12 @@ class Evidence:
         size = self._size()
         noise = self.relative_noise()
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
-        sizes = (self.metrics.reference_rms, size) if self.vanishes else None
+        sizes = (self.metrics.reference_rms, size) if self.is_zero_in_float64 else None
         return NoiseBaseline(
             noise,
             greatest / size,
             sizes,
-            settles=coarse or self.vanishes or noise <= thresholds.COARSE_NOISE,
+            settles=coarse or self.is_zero_in_float64 or noise <= thresholds.COARSE_NOISE,
             own=None if self.envelope is None else (self.envelope.rms / size, self.envelope.max / size),
         )
 

@@ -33,7 +33,6 @@ def as_rare_as_unstable(
 
     Args:
         values: The right values of the elements that are so without explanation.
-        envelopes: The noise from control runs.
         reference: The right values of all elements.
         candidate: What the compiled program has; it counts where the right value is not finite.
 

@@ -46,7 +46,6 @@ class Outliers:
     """Elements of a candidate that noise does not explain.
 
     Attributes:
-        count: How many there are.
         nonfinite: How many of them are NaN or infinite on one side only.
         worst: Greatest ratio of a difference to what was allowed, over all elements (inf for the nonfinite ones). With
             a float64 reference or a strong envelope, elements that are not outside count as 0.
@@ -96,9 +95,7 @@ def outside_noise(
     integer that no control run changed is right or wrong.
 
     Args:
-        reference: Eager's tensor.
         candidate: The compiled program's, of the same dtype and shape.
-        envelope: The noise from control runs.
         high_precision: The reference in float64, if it could be run.
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
@@ -302,8 +299,6 @@ def as_good_as_eager(
     """Compare the candidate's distance from float64 with eager's.
 
     Args:
-        reference: Eager's tensor.
-        high_precision: The reference in float64.
         up_to: Larger elements are left out: their rounding explains no error in smaller ones.
     """
     eager = distances_from(high_precision, reference)

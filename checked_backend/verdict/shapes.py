@@ -7,22 +7,20 @@ from collections.abc import Callable, Sequence
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.control_runner import short
-from checked_backend.verdict.control_runs import Control, ControlRuns
+from checked_backend.verdict.runner import REPEAT, Control, Runner, monte_carlo, short
 
 __all__ = ["tolerate_flipped_shapes"]
 
 
 def tolerate_flipped_shapes(
     findings: Sequence[Finding],
-    controls: Callable[[], ControlRuns],
+    runner: Callable[[], Runner],
     name: Callable[[Finding], str] = lambda f: f.subject,
 ) -> tuple[list[Finding], list[Skip]]:
     """Take out findings about shapes that change in eager too when its roundings change.
 
     Args:
-        findings: Findings about structure.
-        controls: Makes the control runs; called only if a shape differs.
+        runner: Gives what makes control runs; called only if a shape differs.
         name: The key of a finding's tensor among a control run's values.
 
     Returns:
@@ -31,13 +29,13 @@ def tolerate_flipped_shapes(
     doubtful = [finding for finding in findings if finding.detail == "structure.shape"]
     if not doubtful:
         return list(findings), []
-    made = controls()
+    run = runner().run
     try:
-        shapes = {key: value.shape for key, value in made.repeat().items()}
+        shapes = {key: value.shape for key, value in (run(REPEAT) or {}).items()}
         changing: set[str] = set()
         for magnitude in (1.0, thresholds.STRONG_MAGNITUDE):
             for seed in range(thresholds.SHAPE_RUNS):
-                values = made.monte_carlo(seed, magnitude)
+                values = run(monte_carlo(seed, magnitude)) or {}
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
     except Exception as error:  # recorded: without controls the shape counts as wrong, but for want of memory
         if is_out_of_memory(error):

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,17 +22,17 @@ from unittest import mock
 import torch
 
 import checked_backend as cb
-from checked_backend.checking.program_controls import ProgramControls
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.diagnose.reduce import problem
 from checked_backend.modes import float64, monte_carlo
 from checked_backend.regions import compare_call, float64_twin
 from checked_backend.regions import compile as compiling
-from checked_backend.regions.control_runs import RegionControlRuns
 from checked_backend.regions.operator_check.step import OperatorStep
-from checked_backend.verdict import decide, outliers, thresholds
+from checked_backend.regions.runner import RegionRunner
+from checked_backend.verdict import closing, decide, outliers, thresholds
 from checked_backend.verdict.decisions import Decisions
+from checked_backend.verdict.runner import Recipe, Runs
 from checked_backend.verdict.steps import candidate_again
-from checked_backend.verdict.steps.fused_rounding import FusedRounding
 from tests.cases import Case as Program
 from tests.cases.collection import ALL
 
@@ -62,19 +63,12 @@ def _without_step(name: str) -> Switch:
 
 @contextmanager
 def _choices_not_held() -> Iterator[None]:
-    def dropping(run: Callable[..., Any]) -> Callable[..., Any]:
-        def ran(self: Any, *args: Any, replay_choices: bool = False, **named: Any) -> Any:
-            del replay_choices
-            return run(self, *args, **named)
+    run = Runs.run
 
-        return ran
+    def ran(runs: Runs, recipe: Recipe) -> Any:
+        return run(runs, replace(recipe, keeps_choices=False))
 
-    with (
-        mock.patch.object(RegionControlRuns, "monte_carlo", dropping(RegionControlRuns.monte_carlo)),
-        mock.patch.object(RegionControlRuns, "high_precision", dropping(RegionControlRuns.high_precision)),
-        mock.patch.object(ProgramControls, "monte_carlo", dropping(ProgramControls.monte_carlo)),
-        mock.patch.object(ProgramControls, "high_precision", dropping(ProgramControls.high_precision)),
-    ):
+    with mock.patch.object(Runs, "run", ran):
         yield
 
 
@@ -96,10 +90,13 @@ def _no_digits_are_lost() -> Iterator[None]:
 
 @contextmanager
 def _numpy_like_torch() -> Iterator[None]:
-    def moved(controls: ProgramControls, noise: monte_carlo.MonteCarloMode) -> Any:
-        return controls._values(controls.program.run_all(modes=controls._replaying(noise)))
+    run = ProgramRunner.run
 
-    with mock.patch.object(ProgramControls, "_moved_as_in_torch", moved):
+    def ran(runner: ProgramRunner, recipe: Recipe) -> Any:
+        runner.numpy = False
+        return run(runner, recipe)
+
+    with mock.patch.object(ProgramRunner, "run", ran):
         yield
 
 
@@ -118,7 +115,10 @@ def _same_findings(findings: Sequence[Any], *_args: Any, **_named: Any) -> tuple
 
 @contextmanager
 def _no_fused_rounding() -> Iterator[None]:
-    with mock.patch.object(FusedRounding, "explains", _false), mock.patch.object(FusedRounding, "loses", _false):
+    with (
+        mock.patch.object(candidate_again, "rounds_less_often", _false),
+        mock.patch.object(closing, "loses_the_rest", _false),
+    ):
         yield
 
 
@@ -126,7 +126,7 @@ def _mechanisms() -> Mapping[str, Switch]:
     patched = mock.patch.object
     return {
         "choices held": _choices_not_held,
-        "choices given": lambda: patched(RegionControlRuns, "with_fixed_choices", _nothing),
+        "choices given": lambda: patched(RegionRunner, "given_choices", _nothing),
         "shapes that rounding changes": lambda: patched(compare_call, "tolerate_flipped_shapes", _same_findings),
         "fused rounding": _no_fused_rounding,
         "lost digits": _no_digits_are_lost,
@@ -144,7 +144,7 @@ def _mechanisms() -> Mapping[str, Switch]:
         "random numbers explained": lambda: patched(candidate_again, "_explain_by_random_numbers", _nothing),
         "correlated and strong roundings": lambda: patched(thresholds, "MORE_RUNS", 0),
         "each operator by itself": _no_operator_check,
-        "signs of zeros": lambda: patched(compare_call, "zeros_of_another_sign", lambda *_args: iter(())),
+        "signs of zeros": lambda: patched(decide, "zeros_of_another_sign", lambda *_args: iter(())),
         "what goes into draws": lambda: patched(
             compare_call, "compare_draw_inputs", lambda *_args, **_named: Decisions()
         ),

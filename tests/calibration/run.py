@@ -24,7 +24,7 @@ from checked_backend.verdict import closing
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
 from checked_backend.verdict.steps import float64 as double
-from checked_backend.verdict.steps import monte_carlo as noise_runs
+from checked_backend.verdict.steps import noise as noise_runs
 
 from .compilers import candidate, planted, trace
 from .families import FAMILIES

@@ -21,7 +21,7 @@ from torch._inductor.select_algorithm import get_algorithm_selector_cache
 import checked_backend as cb
 from checked_backend._torch.autotuning import watch_autotuning
 from checked_backend.checking.kernel_choices import _choices
-from checked_backend.regions.fresh_cache import FreshCache
+from checked_backend.regions.unsupported import FreshCache
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
 

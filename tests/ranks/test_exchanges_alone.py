@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 import checked_backend as cb
 from checked_backend._torch import collectives
 from checked_backend.ranks import tape
-from checked_backend.regions import region
+from checked_backend.regions import observers
 from tests.support import faults
 from tests.support.faults import PlantedError
 from tests.support.rank_faults import reordered
@@ -174,7 +174,7 @@ def test_an_input_that_is_still_under_way_is_no_input_that_the_program_writes_to
     def program(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.ops._c10d_functional.wait_tensor(buffer).sin() + x
 
-    monkeypatch.setattr(region, "wait_for_result", arrives)
+    monkeypatch.setattr(observers, "wait_for_result", arrives)
 
     def run() -> None:
         compiled = checked(program, compiler)

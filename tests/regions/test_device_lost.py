@@ -67,7 +67,7 @@ def test_where_eager_loses_it_the_compiled_program_is_not_accused(monkeypatch: p
         raise RuntimeError(LOST)
 
     program = checked(lambda x: x * 2, loses_it)
-    monkeypatch.setattr("checked_backend.regions.eager_run.wait_for_devices", fails)
+    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", fails)
 
     def run() -> None:
         with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -85,7 +85,7 @@ def test_where_eager_raises_something_else_the_compiled_program_has_lost_it(monk
         raise ValueError("of the user's")
 
     program = checked(lambda x: x * 2, loses_it)
-    monkeypatch.setattr("checked_backend.regions.eager_run.wait_for_devices", fails)
+    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", fails)
 
     def run() -> None:
         with pytest.raises(RuntimeError, match="illegal memory access"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import checked_backend as cb
 from checked_backend._torch.fake_tensors import FakeTensorMode
-from checked_backend.regions.fake_errors import FakeError
+from checked_backend.regions.call_findings import FakeError
 
 
 def _operator(name: str, fake: Callable[..., Any] | None) -> Callable[..., Any]:

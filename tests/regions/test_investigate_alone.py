@@ -15,7 +15,7 @@ from torch import fx
 from checked_backend._torch import collectives
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.regions import investigate_alone as module
+from checked_backend.regions import local_region as module
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.local_region import LocalRegion

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import checked_backend as cb
-from checked_backend.regions import backward, call_record
+from checked_backend.regions import backward, observers
 from checked_backend.regions.memory_pressure import GrowingDistance
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
@@ -341,7 +341,7 @@ def test_copies_that_find_no_memory_leave_the_call_unchecked(monkeypatch: pytest
     def fails(*_args: Any, **_kwargs: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(call_record.Inputs, "capture", fails)
+    monkeypatch.setattr(observers.Inputs, "capture", fails)
     x = torch.zeros(3)
     report = gathered(lambda: checked(lambda t: t.add_(1) * 2, "eager")(x))
     assert torch.equal(x, torch.ones(3))

@@ -12,7 +12,7 @@ from torch import fx
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
-from checked_backend.regions import backward, region
+from checked_backend.regions import backward, observers
 from checked_backend.regions.compare_call import CallComparison
 from tests.support import faults
 from tests.support.region_tools import checked, gathered
@@ -35,7 +35,7 @@ def trained(compiled: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "subject", "where"),
     [
-        (region.CallRecord, "begin", "results", "copying what the check needs"),
+        (observers.CallRecorder, "begin", "results", "copying what the check needs"),
         (CallComparison, "forward", "results", "comparing the results"),
         (backward, "was_written_to", "gradients", "copying the gradients that arrive"),
         (CallComparison, "backward", "gradients", "comparing the gradients"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from checked_backend.findings import Kind
-from checked_backend.verdict.control_runs import Control, ControlRuns, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.runner import Control, Facts, Recipe, Runner, Values
 
 __all__ = ["Make", "MissingError", "Scripted", "decided", "exact", "fused", "missing"]
 
@@ -29,7 +29,7 @@ def missing() -> torch.Tensor:
 
 @dataclass
 class Scripted:
-    """Controls that return what a test says, and count how often each is asked.
+    """Runs that return what a test says, and count how often each is asked.
 
     Attributes:
         dtype: Of the program.
@@ -45,7 +45,7 @@ class Scripted:
         jumps: In which float64 control runs the result jumps.
         jump: By how much.
         drift: By how much float64 differs from run to run.
-        lost: ControlRuns that cannot run.
+        lost: Runs that cannot be made.
         blind_spots: Operators that control runs left out.
         asked: How often each control was asked.
     """
@@ -65,8 +65,41 @@ class Scripted:
     drift: float = 0.0
     lost: tuple[str, ...] = ()
     noise: float = 1.0
-    blind_spots: Mapping[Control, Collection[str]] = field(default_factory=dict)
+    blind_spots: Mapping[Control, set[str]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
+
+    def run(self, recipe: Recipe) -> Values | None:
+        name = recipe.control.name.lower()
+        if recipe.control is Control.MONTE_CARLO:
+            return self._give(name, lambda: self._noisy(recipe.seed or 0, recipe.magnitude))
+        if recipe.control is Control.FLOAT64:
+            return self._give(name, lambda: self.right + self.drift * self.asked[name])
+        if recipe.control is Control.FLOAT64_NOISE:
+            return self._give(name, lambda: self.right + (self.jump if recipe.seed in self.jumps else 1e-16))
+        if recipe.control is Control.RESEEDED:
+            return self._give(name, lambda: self._own(exact().flip(0) * (1 + (recipe.reseeded or 0) / 100)))
+        eager = self.again or (lambda: self._own(self.right))
+        makes: Mapping[Control, Make | None] = {
+            Control.REPEAT: eager,
+            Control.BARE: self.left_alone or eager,
+            Control.CANDIDATE_REPLAYED: self.replayed or missing,
+            Control.CANDIDATE_AGAIN: self.alone or missing,
+            Control.TWIN: self.twin_value,
+            Control.RECOMPILED: self.recompiled_value,
+            Control.UNFUSED: self.unfused_value,
+            Control.ONE_ZERO: missing,
+        }
+        make = makes[recipe.control]
+        return None if make is None else self._give(name, make)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(draws=self.replayed is not None, left_out={**self.blind_spots})
+
+    def others_drew(self) -> str | None:
+        return self.others
+
+    def given_choices(self) -> None: ...
 
     def _give(self, name: str, make: Make) -> Values:
         self.asked[name] = self.asked.get(name, 0) + 1
@@ -77,64 +110,10 @@ class Scripted:
     def _own(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(self.dtype)
 
-    def repeat(self, junk: int = 1) -> Values:
-        return self._give("repeat", self.again or (lambda: self._own(self.right)))
-
-    def bare(self) -> Values:
-        return self._give("bare", self.left_alone or self.again or (lambda: self._own(self.right)))
-
-    def replay_candidate(self) -> Values:
-        return self._give("repeat_candidate", self.replayed or missing)
-
-    def rerun_candidate(self) -> Values:
-        return self._give("candidate_alone", self.alone or missing)
-
-    def reseeded(self, seed: int) -> Values:
-        return self._give("reseeded", lambda: self._own(exact().flip(0) * (1 + seed / 100)))
-
-    def others_drew(self) -> str | None:
-        return self.others
-
-    def monte_carlo(self, seed: int, magnitude: float, *, replay_choices: bool = False) -> Values:
-        def make() -> torch.Tensor:
-            xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            roundoff = torch.finfo(self.dtype if self.dtype.is_floating_point else torch.float32).eps / 2
-            return self._own(self.right * (1 + self.noise * magnitude * roundoff * (2 * xi - 1)))
-
-        return self._give("monte_carlo", make)
-
-    def one_zero(self, *, negative: bool) -> Values:
-        raise MissingError("not here")
-
-    def draws(self) -> bool:
-        return self.replayed is not None
-
-    def draws_by_values(self) -> tuple[str, ...]:
-        return ()
-
-    def left_out(self) -> Mapping[Control, Collection[str]]:
-        return self.blind_spots
-
-    def flips(self, *, in_float64: bool = False) -> bool:
-        return False
-
-    def with_fixed_choices(self) -> None:
-        return None
-
-    def high_precision(self, seed: int | None, *, magnitude: float = 1.0, replay_choices: bool = False) -> Values:
-        if seed is None:
-            return self._give("high_precision", lambda: self.right + self.drift * self.asked["high_precision"])
-        return self._give("float64 noise", lambda: self.right + (self.jump if seed in self.jumps else 1e-16))
-
-    def twin(self, *, urgent: bool = True) -> Values:
-        del urgent
-        return self._give("twin", self.twin_value)
-
-    def recompiled(self) -> Values | None:
-        return None if self.recompiled_value is None else self._give("recompiled", self.recompiled_value)
-
-    def unfused(self) -> Values | None:
-        return None if self.unfused_value is None else self._give("unfused", self.unfused_value)
+    def _noisy(self, seed: int, magnitude: float) -> torch.Tensor:
+        xi = torch.rand(self.right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        roundoff = torch.finfo(self.dtype if self.dtype.is_floating_point else torch.float32).eps / 2
+        return self._own(self.right * (1 + self.noise * magnitude * roundoff * (2 * xi - 1)))
 
 
 def exact() -> torch.Tensor:
@@ -154,7 +133,7 @@ def decided(
     given = controls.right.to(controls.dtype) if reference is None else reference
     low = controls.dtype in (torch.bfloat16, torch.float16) if low_precision is None else low_precision
     pair = TensorPair("output[0]", "output[0]", given, candidate.to(controls.dtype), kind, "")
-    made: ControlRuns = controls
+    made: Runner = controls
     return decide([pair], lambda: made, {} if known is None else known, thorough=thorough, low_precision=low)
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from checked_backend.findings import Kind
-from checked_backend.verdict.control_runs import Control, ControlRuns
+from checked_backend.verdict import runner, thresholds
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
+from checked_backend.verdict.runner import Control, Runner
 from tests.support.scripted_controls import Scripted, decided, exact, fused
 
 # fused kernels that round less
@@ -96,7 +97,7 @@ def test_small_elements_are_not_lost_in_the_noise_of_large_ones(wrong: float, re
     assert finding.metrics is not None
     clean = Scripted(torch.float32, mixed(), mixed)
     assert decided(clean, mixed() * rest, thorough=False).findings == []
-    assert "high_precision" not in clean.asked  # rounding alone asks nothing of float64
+    assert "float64" not in clean.asked  # rounding alone asks nothing of float64
 
 
 def noisy(noise: float) -> float:
@@ -114,7 +115,7 @@ def test_float64_tells_what_large_noise_hides(noise: float) -> None:
     assert decisions.limits["output[0]"] < 1e-9 * 1.01
 
 
-@pytest.mark.parametrize("lost", ["twin", "high_precision"])
+@pytest.mark.parametrize("lost", ["twin", "float64"])
 def test_what_noise_hides_wholly_is_not_compared_without_float64(lost: str) -> None:
     decisions = decided(Scripted(torch.float32, exact(), exact, noise=noisy(0.5), lost=(lost,)), exact() * 1.1)
     assert decisions.findings == []
@@ -184,7 +185,7 @@ def test_power_of_a_later_call_is_that_of_the_scale() -> None:
 def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
     known = decided(Scripted(torch.bfloat16, exact(), exact), exact()).scales
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
-    wrong: ControlRuns = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
+    wrong: Runner = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
     assert decide([pair], lambda: wrong, known, low_precision=True).findings == []
     [finding] = decide([pair], lambda: wrong, known, low_precision=True, recheck=True).findings
     assert finding.kind is Kind.LOGIC
@@ -273,7 +274,7 @@ def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:
     def drifted() -> torch.Tensor:
         return (exact() * 1.1).float()
 
-    controls = Scripted(torch.float32, exact(), exact, again=drifted, noise=noisy(1.0), lost=("high_precision",))
+    controls = Scripted(torch.float32, exact(), exact, again=drifted, noise=noisy(1.0), lost=("float64",))
     [finding] = decided(controls, drifted(), thorough=False).findings
     assert finding.kind is Kind.NONDETERMINISTIC
     assert finding.evidence["noise_in_float64"] == "could not be found out"
@@ -281,7 +282,7 @@ def test_without_float64_nobody_knows_whether_it_is_rounding() -> None:
 
 def test_operators_that_control_runs_leave_out_are_told() -> None:
     controls = Scripted(torch.float32, exact(), exact)
-    controls.blind_spots = {Control.MONTE_CARLO: {"m::b", "m::a"}, Control.FLOAT64: ()}
+    controls.blind_spots = {Control.MONTE_CARLO: {"m::b", "m::a"}, Control.FLOAT64: set()}
     decisions = decided(controls, exact() * (1 + 1e-7))
     assert decisions.findings == []
     assert decisions.notes == ["Monte Carlo arithmetic cannot perturb what these return: m::a, m::b"]
@@ -289,3 +290,17 @@ def test_operators_that_control_runs_leave_out_are_told() -> None:
     assert decided(controls, exact() * (1 + 1e-7)).notes == [
         "these have no kernel for float64, so the float64 reference is no more precise there: m::a"
     ]
+
+
+@pytest.mark.parametrize(("room", "times"), [(runner.REMEMBERED_BYTES, 1), (0, 2)])
+def test_a_run_that_is_asked_for_again_is_not_made_again(
+    room: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signs of zeros are held against the runs that the noise comes from, unless these take too much memory."""
+    monkeypatch.setattr(runner, "REMEMBERED_BYTES", room)
+    right = torch.cat([torch.zeros(1), exact()])
+    controls = Scripted(torch.float32, right, lambda: right)
+    candidate = torch.where(right == 0, -0.0, right * (1 + 1e-7)).float()
+    decide([TensorPair("output[0]", "output[0]", right.float(), candidate)], lambda: controls, {}, signs=True)
+    assert controls.asked["monte_carlo"] == times * thresholds.FIRST_RUNS
+    assert controls.asked["repeat"] == times

@@ -10,9 +10,9 @@ import torch
 import checked_backend as cb
 from checked_backend.findings import Coverage, EvidenceKey, Kind
 from checked_backend.report import Report
-from checked_backend.verdict.control_runs import ControlRuns, Values
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
+from checked_backend.verdict.runner import Runner, Values
 from tests.support.scripted_controls import Make, Scripted, decided, exact, fused, missing
 
 # kinds and words
@@ -25,17 +25,17 @@ def test_precision_says_that_the_logic_is_right() -> None:
 
 
 @pytest.mark.parametrize("off", [1e-4, 0.25], ids=["a lower precision might", "no precision would"])
-@pytest.mark.parametrize("lost", [("twin",), ("high_precision",)])
+@pytest.mark.parametrize("lost", [("twin",), ("float64",)])
 def test_without_float64_the_size_tells_logic_from_precision(lost: tuple[str, ...], off: float) -> None:
     [finding] = decided(Scripted(torch.float32, exact(), exact, lost=lost), exact() * (1 + off)).findings
     assert finding.kind is (Kind.PRECISION if off < 0.1 else Kind.LOGIC)
     assert ("further from float64" in finding.message) is (lost == ("twin",))
-    assert ("neither a float64 reference" in finding.message) is (lost == ("high_precision",))
+    assert ("neither a float64 reference" in finding.message) is (lost == ("float64",))
     assert "compiled in float64" not in finding.message
 
 
 def test_no_control_at_all_is_inconclusive() -> None:
-    controls = Scripted(torch.float32, exact(), exact, lost=("repeat", "monte_carlo", "high_precision"))
+    controls = Scripted(torch.float32, exact(), exact, lost=("repeat", "monte_carlo", "float64"))
     decisions = decided(controls, exact() * 1.001)
     assert [str(finding.kind) for finding in decisions.findings] == ["unsupported"]
     assert any(skip.matters for skip in decisions.skips)
@@ -45,7 +45,7 @@ def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
     wrong = exact()
     wrong[3] = float("nan")
     [with_float64] = decided(Scripted(torch.float32, exact(), exact), wrong).findings
-    [without] = decided(Scripted(torch.float32, exact(), exact, lost=("high_precision",)), wrong).findings
+    [without] = decided(Scripted(torch.float32, exact(), exact, lost=("float64",)), wrong).findings
     assert {with_float64.kind, without.kind} == {Kind.NONFINITE}
     assert "eager and float64 have none" in with_float64.message
     assert "where eager has none" in without.message
@@ -138,7 +138,7 @@ def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() ->
             right = name == "twin"
             return {"output[0]": exact() if right else values["output[0]"], "output[1]": values["output[0]"]}
 
-    both: ControlRuns = Both(first.dtype, first.right, first.twin_value)
+    both: Runner = Both(first.dtype, first.right, first.twin_value)
     found = decide(pairs, lambda: both, {}, thorough=True).findings
     assert [(str(each.kind), each.subject) for each in found] == [("precision", "output[0]"), ("logic", "output[1]")]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 import checked_backend as cb
-from checked_backend.regions.control_runs import RegionControlRuns
+from checked_backend.regions.runner import RegionRunner
 from tests.support import faults
 from tests.support.noise_tools import rounding_otherwise
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -51,15 +51,15 @@ def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.
 
     model = checked(program, faults.spoiled_output(lambda r: r * (1 + 2.0**-22)))
     asked: list[int] = []
-    monte_carlo = RegionControlRuns.monte_carlo
+    run_once = RegionRunner.run
 
-    def counted(*given: Any, **named: Any) -> Any:
+    def counted(*given: Any) -> Any:
         asked.append(1)
-        return monte_carlo(*given, **named)
+        return run_once(*given)
 
     def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RegionControlRuns, "monte_carlo", counted)
+            patch.setattr(RegionRunner, "run", counted)
             for number in range(1, 8):
                 asked.clear()
                 model(torch.randn(8, 8, dtype=dtype))

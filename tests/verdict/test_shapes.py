@@ -31,10 +31,10 @@ def test_a_shape_that_rounding_changes_is_not_compared() -> None:
 def test_without_memory_for_control_runs_another_shape_is_not_compared() -> None:
     finding = cb.Finding(kind=cb.Kind.STRUCTURE, subject="output[0]", message="", detail="structure.shape")
 
-    def fails() -> None:
+    def fails(_recipe: object) -> None:
         raise MemoryError
 
-    remaining, [skip] = tolerate_flipped_shapes([finding], lambda: SimpleNamespace(repeat=fails))  # type: ignore[arg-type,return-value]
+    remaining, [skip] = tolerate_flipped_shapes([finding], lambda: SimpleNamespace(run=fails))  # type: ignore[arg-type,return-value]
     assert remaining == []
     assert skip.matters
     assert "unsupported: memory" in skip.reason

@@ -7,11 +7,11 @@ import torch
 
 from checked_backend.findings import Kind
 from checked_backend.verdict import elements
-from checked_backend.verdict.control_runs import ControlRuns
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.twin import twin_difference
+from checked_backend.verdict.runner import Runner
+from checked_backend.verdict.steps.float64 import twin_difference
 from tests.support.scripted_controls import Scripted, decided, exact
 
 # equal bits in half precision: the twin decides
@@ -38,7 +38,7 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     assert controls.asked["twin"] == 1
     assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
 
-    def fail() -> ControlRuns:
+    def fail() -> Runner:
         raise AssertionError("steady state makes no control run")
 
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
@@ -111,7 +111,7 @@ def test_what_jumps_in_float64_too_is_not_the_twins_fault(jumps: tuple[int, ...]
     controls = Scripted(torch.float32, exact(), lambda: spiked(0.1), jumps=jumps, noise=1e6)
     decisions = decided(controls, exact() * (1 + 1e-3))
     assert [str(finding.kind) for finding in decisions.findings] == kinds
-    assert controls.asked["float64 noise"] == (2 if jumps == (1,) else 10)
+    assert controls.asked["float64_noise"] == (2 if jumps == (1,) else 10)
 
 
 # what is allowed of each element

@@ -51,7 +51,7 @@ def locate(
     Raises:
         Exception: The call cannot be run again.
     """
-    before = RngState.capture(tuple(failure.rng.cuda))
+    before = RngState.capture(tuple(failure.call.rng.cuda))
     try:
         return _located(failure, findings, (oracle, gross), tell, known, suspects)
     finally:
@@ -72,8 +72,8 @@ def _located(
     ladder = stages_of(failure.options, failure.mode)
     stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
     known(Location(stage.name))
-    inputs, _ = failure.inputs.fresh()
-    dynamo = Recorded("dynamo", self_contained(failure.graph, failure.ambient), tuple(copy_values(inputs)))
+    inputs, _ = failure.call.inputs.fresh()
+    dynamo = Recorded("dynamo", self_contained(failure.graph, failure.call.ambient), tuple(copy_values(inputs)))
     # a compiler, or one of its passes, may know operators only by their names in Dynamo's graph
     graphs = [*graphs, dynamo]
     candidate = with_mode_spelled_out(failure.options, failure.mode)
@@ -94,17 +94,17 @@ def _located(
 def _checked_kernels(failure: Failure, kernels: KernelCheck) -> Sequence[CheckedModule]:
     """The kernels of the compiled region, on the inputs that they really get."""
     sent = {} if failure.cotangents is None else failure.cotangents.outputs
-    with failure.ambient.entered():
-        return kernels.run(failure.inputs, failure.rng, lambda _results: sent, MOST_BYTES)
+    with failure.call.ambient.entered():
+        return kernels.run(failure.call.inputs, failure.call.rng, lambda _results: sent, MOST_BYTES)
 
 
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:
     """The search with gradients; None if no gradient failed."""
-    cotangents, wanted = failure.cotangents, failure.inputs.requires_grad - failure.inputs.entangled
+    cotangents, wanted = failure.cotangents, failure.call.inputs.requires_grad - failure.call.inputs.entangled
     if cotangents is None or not wanted or not any(finding.about.is_gradient for finding in failing):
         return None
-    inputs, _ = failure.inputs.fresh()
-    graph = self_contained(failure.graph, failure.ambient, gradients=True)
+    inputs, _ = failure.call.inputs.fresh()
+    graph = self_contained(failure.graph, failure.call.ambient, gradients=True)
     given = tuple(copy_values(inputs))
     return GradientSearch(graph, given, wanted, cotangents.outputs, candidate, is_symbolic(failure.graph))
 
@@ -120,18 +120,18 @@ def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, case: GraphC
 
 def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     """Locate a missing exception: the operator that raises in eager is the one that was compiled wrongly."""
-    inputs, _ = failure.inputs.fresh()
-    graph = self_contained(failure.graph, failure.ambient)
+    inputs, _ = failure.call.inputs.fresh()
+    graph = self_contained(failure.graph, failure.call.ambient)
     raised = _raising_node(graph, inputs)
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
     stage = _first_silent_stage(failure, tell)
-    inputs, _ = failure.inputs.fresh()  # the graph may have written to the first ones
+    inputs, _ = failure.call.inputs.fresh()  # the graph may have written to the first ones
     op = aten_name(graph, inputs, node)
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
-    inputs, _ = failure.inputs.fresh()
+    inputs, _ = failure.call.inputs.fresh()
     cut = cut_before(graph, inputs, node, with_mode_spelled_out(failure.options, failure.mode), finding)
     return Location(stage, "dynamo", node, op, None, message, cut)
 

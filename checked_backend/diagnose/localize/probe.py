@@ -36,13 +36,12 @@ from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.numerics.measure import measure
 from checked_backend.process.worker import Death, cannot_fork, run_in_worker
-from checked_backend.regions.compile import Compiler
+from checked_backend.regions.compile import Compiler, compile_again
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.findings import error_message
 from checked_backend.regions.operator_check.probe import Exposed, Probed
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.operator_check.walk import Walk
-from checked_backend.regions.recompile import compile_again
 from checked_backend.report import Report
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch import fx
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of
-from checked_backend.regions.compile import Compiler, eager_graph
+from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
@@ -30,9 +30,8 @@ from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, expose, run_region
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Walk
-from checked_backend.regions.recompile import compile_again
 from checked_backend.regions.torch_state import RngState, TorchState
-from checked_backend.verdict.control_runner import short
+from checked_backend.verdict.runner import short
 
 __all__ = ["SUBJECT", "OperatorCheck", "OperatorDecisions"]
 

@@ -1,18 +1,41 @@
-"""The candidate again: on eager's random numbers, rounding wherever eager does, and compiled once more."""
+"""The candidate again: on eager's random numbers, rounding wherever eager does, and compiled once more.
+
+Other random numbers that explain a difference are the candidate's own, another thread's, or draws that rounding flips.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache
+
 import torch
 
-from checked_backend.findings import EvidenceKey
+from checked_backend.findings import EvidenceKey, Kind
+from checked_backend.numerics.bits import same_bits
+from checked_backend.verdict import thresholds
+from checked_backend.verdict.classify import Classification
 from checked_backend.verdict.closing import close_as, close_as_noise, close_undecided
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.control_runs import Control, Values
-from checked_backend.verdict.elements import difference
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
+from checked_backend.verdict.runner import Build, Control, Recipe
+from checked_backend.verdict.steps.fused_rounding import agrees, rounds_less_often
 
 __all__ = ["try_candidate_again"]
+
+AGAIN = tuple(
+    Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.CANDIDATE_RUNS)
+)
+ON_EAGERS_DRAWS = Recipe(Control.CANDIDATE_REPLAYED, Build.COMPILED, replays_draws=True)
+RECOMPILED = Recipe(Control.RECOMPILED, Build.RECOMPILED, replays_draws=True)
+
+_OTHER_RANDOM_NUMBERS = Classification(
+    Kind.RNG,
+    "rng.stream",
+    "the compiled program draws other random numbers than eager from the same random state; on eager's random numbers "
+    "it agrees",
+)
 
 
 def try_candidate_again(context: Context) -> None:
@@ -22,34 +45,25 @@ def try_candidate_again(context: Context) -> None:
     _explain_by_random_numbers(context)
     _explain_by_fused_rounding(context)
     differing = [case for case in context.open() if not case.same_bits]
-    if not differing:
-        return
-    runs = context.draws.alone()
     for case in differing:
-        again = [sample for values in runs if (sample := case.sample(values)) is not None]
+        again = _again(context, case)
         if again:
             times = sum(_still_differs(case, sample) for sample in again)
             case.evidence[EvidenceKey.DIFFERENCE_REPEATS] = f"in {times} of {len(again)} more runs of the candidate"
-            case.only_then = not times and context.draws.only_then(case)
+            case.not_reproduced = not times and _is_not_reproduced(context, case)
     # The twin was compiled apart from the user's program. Is it right only because of that?
     for case in differing:
-        if case.logic_differs is False and not case.only_then and case.pair.kind is None:
-            recheck = _recompiled(context)
-            sample = None if recheck is None else case.sample(recheck)
+        if case.logic_differs is False and not case.not_reproduced and case.pair.kind is None:
+            sample = case.sample(context.runs.run(RECOMPILED))
             case.right_recompiled = None if sample is None else not _still_differs(case, sample)
 
 
-def _recompiled(context: Context) -> Values | None:
-    if not context.recompiled:
-        context.recompiled.append(context.runs.run(Control.RECOMPILED, context.controls.recompiled))
-    return context.recompiled[0]
-
-
 def _explain_by_random_numbers(context: Context) -> None:
-    if not context.controls.draws():
+    if not context.runs.runner.facts.draws:
         return
+    others_drew = cache(lambda: context.runs.ask(Control.OTHER_THREADS, context.runs.runner.others_drew))
     for case in context.open():
-        explained = context.draws.explain(case)
+        explained = _explained_by_draws(context, case, others_drew)
         if isinstance(explained, str):
             close_undecided(context, case, explained)
         elif explained is not None:
@@ -59,10 +73,8 @@ def _explain_by_random_numbers(context: Context) -> None:
 def _explain_by_fused_rounding(context: Context) -> None:
     """Close tensors that fused kernels explain: in half precision these round less often than eager."""
     doubtful = [case for case in context.open() if case.logic_differs is False and not case.outside.nonfinite]
-    if not doubtful or not context.low_precision:
-        return
-    for case in doubtful:
-        if not context.draws.only_then(case) and context.fused.explains(case):
+    for case in doubtful if context.low_precision else ():
+        if not _is_not_reproduced(context, case) and rounds_less_often(context, case):
             close_as_noise(context, case)
 
 
@@ -74,6 +86,76 @@ def _still_differs(case: Evidence, sample: torch.Tensor) -> bool:
         candidate=sample,
         envelope=case.envelope,
         high_precision=case.high_precision,
-        strong=case.strong,
+        strong=case.envelope_large,
     )
     return bool(found) or bool(case.logic_differs and (difference(case.pair.reference, sample) != 0).any())
+
+
+def _again(context: Context, case: Evidence) -> Sequence[torch.Tensor]:
+    """The tensor in further runs of the candidate, from the random state before the call."""
+    return [sample for recipe in AGAIN if (sample := case.sample(context.runs.run(recipe))) is not None]
+
+
+def _is_not_reproduced(context: Context, case: Evidence) -> bool:
+    """Whether the compiled program gave this value in the checked call, and never gives it again.
+
+    Its further runs must be equal bit for bit, or right. A program that changes from run to run is another question.
+    """
+    again = _again(context, case)
+    if not again or any(one.dtype != case.pair.candidate.dtype for one in again):
+        return False
+    if any(same_bits(case.pair.candidate, one) for one in again):
+        return False
+    alike = len(again) == thresholds.CANDIDATE_RUNS and all(same_bits(again[0], one) for one in again[1:])
+    made = [values for recipe in AGAIN if (values := context.runs.run(recipe)) is not None]
+    return alike or all(agrees(case, values) for values in made)
+
+
+def _explained_by_draws(
+    context: Context, case: Evidence, others_drew: Callable[[], str | None]
+) -> Classification | str | None:
+    """Whether random numbers explain a case.
+
+    Args:
+        others_drew: Gives evidence that another thread drew some.
+
+    Returns:
+        A classification if they do and the program is wrong; the reason if the tensor stays undecided; None if they
+        explain nothing. Where another thread is the question, the case takes note of the answer.
+    """
+    if case.logic_differs:
+        return None
+    replayed = context.runs.run(ON_EAGERS_DRAWS)
+    by_values = context.runs.runner.facts.draws_by_values
+    flips = bool(by_values) and not case.same_bits
+    if not agrees(case, replayed) and not (flips and replayed is None):
+        return None
+    if _is_not_reproduced(context, case):
+        return _drawn_by_others(context, case, others_drew())
+    if flips:
+        return f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
+    return _OTHER_RANDOM_NUMBERS
+
+
+def _drawn_by_others(context: Context, case: Evidence, evidence: str | None) -> str | None:
+    if evidence is None:
+        case.evidence[EvidenceKey.OTHER_THREADS] = "nothing shows that one drew random numbers"
+        return None
+    if not _other_draws_differ_as_much(context, case):
+        case.evidence[EvidenceKey.OTHER_THREADS] = "drew random numbers, but no others make such a difference"
+        return None
+    return f"another thread drew random numbers: {evidence}"
+
+
+def _other_draws_differ_as_much(context: Context, case: Evidence) -> bool:
+    found = difference(case.pair.reference, case.pair.candidate)
+    greatest = 0.0
+    for seed in thresholds.OTHER_SEEDS:
+        sample = case.sample(context.runs.run(Recipe(Control.RESEEDED, reseeded=seed)))
+        if sample is None:
+            continue
+        other = difference(case.pair.reference, sample)
+        if not bool(other.isfinite().all()):  # other draws make NaN in some place, so they may in any place
+            return True
+        greatest = max(greatest, root_mean_square(other))
+    return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.OTHER_DRAWS_FACTOR * greatest

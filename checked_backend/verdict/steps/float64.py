@@ -6,95 +6,81 @@ In float64 a difference is a difference of logic, and a value that does not repe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from checked_backend.findings import EvidenceKey
-from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.control_runner import ControlRunner
-from checked_backend.verdict.control_runs import Control
-from checked_backend.verdict.elements import unconfirmed
+from checked_backend.verdict.elements import (
+    blocks,
+    difference,
+    magnitudes,
+    picked,
+    root_mean_square,
+    unconfirmed,
+    widened,
+)
+from checked_backend.verdict.envelope import Envelope
 from checked_backend.verdict.evidence import Evidence, extended
-from checked_backend.verdict.outliers import outside_noise
-from checked_backend.verdict.repetition import spreads
-from checked_backend.verdict.steps.monte_carlo import compare_with_noise, perturb
-from checked_backend.verdict.twin import twin_difference
+from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
+from checked_backend.verdict.local_scale import LocalScale
+from checked_backend.verdict.outliers import outside_noise, ratios
+from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs, float64_noise
+from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
-__all__ = ["ask_float64", "hold_against_twin", "run_high_precision", "spread_in_float64", "wants_twin"]
+__all__ = ["ask_float64", "spread_in_float64", "twin_difference"]
 
-LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
 
 
 def ask_float64(context: Context) -> None:
     """Ask float64 about differences outside of the noise, and about errors that the noise may hide."""
     outside = [case for case in context.open() if case.outside]
-    spread = [case for case in context.open() if spreads(case)]
-    hidden = [case for case in context.open() if case.outside.doubtful or wants_twin(context, case)]
+    spread = [case for case in context.open() if case.spreads]
+    hidden = [case for case in context.open() if case.outside.doubtful or context.wants_twin(case)]
     asked = [case for case in context.open() if case in outside or case in spread or case in hidden]
-    if not asked or not run_high_precision(asked, context.runs):
+    if not asked or not _run_high_precision(asked, context.runs):
         return
     compare_with_noise(asked)
     spread_in_float64(spread, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
-    doubtful = [case for case in asked if case in outside or case.outside or wants_twin(context, case)]
+    doubtful = [case for case in asked if case in outside or case.outside or context.wants_twin(case)]
     if doubtful:
-        hold_against_twin(doubtful, context.runs, context.decisions.notes)
+        _hold_against_twin(doubtful, context.runs, context.decisions.notes)
 
 
-def wants_twin(context: Context, case: Evidence) -> bool:
-    """Whether noise or rounding may hide an error that only the float64 twin can show."""
-    if case.pair.name in context.known:
-        return False
-    dtype = case.pair.reference.dtype
-    if case.same_bits or dtype in LOW_PRECISION or (context.thorough and is_floating(case.pair.reference)):
-        return True
-    if spreads(case):
-        return True
-    if not is_floating(case.pair.reference):  # integers flip between equal values, or next to a threshold
-        return True
-    # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of some percent is lost. A
-    # tensor that is zero but for rounding needs no twin: the twin could only say just that.
-    if case.envelope is None or not dtype.is_floating_point or case.vanishes:
-        return False
-    return case.envelope.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms
-
-
-def run_high_precision(cases: Sequence[Evidence], runs: ControlRunner) -> bool:
+def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
     """Give each case eager's float64 result. Return whether the run could be made."""
-    high = runs.run(Control.FLOAT64, lambda: runs.controls.high_precision(None))
+    high = runs.run(FLOAT64)
     if high is None:
         return False
     for case in cases:
         case.high_precision = _in_range(case, case.sample(high))
         if case.high_precision is not None:
-            case.blind = unconfirmed(case.pair.reference, case.high_precision)
+            case.float64_nonfinite = unconfirmed(case.pair.reference, case.high_precision)
     return True
 
 
 def spread_in_float64(
     cases: Sequence[Evidence],
-    runs: ControlRunner,
+    runs: Runs,
     seeds: Iterable[int],
     *,
-    replay_choices: bool = False,
+    keeps_choices: bool = False,
     further: bool = False,
 ) -> None:
     """Run eager in float64 with its roundings made random, and widen the cases' float64 envelopes.
 
     Args:
         cases: Tensors with a float64 reference; without any, nothing is run.
-        runs: Makes the runs.
-        replay_choices: Let no rounding flip a choice.
+        keeps_choices: Let no rounding flip a choice.
         further: Use larger roundings, to find elements that jump. Their envelope is kept apart.
     """
     magnitude = thresholds.STRONG_MAGNITUDE if further else 1.0
     for seed in seeds if cases else ():
-        values = runs.run(
-            Control.FLOAT64_NOISE,
-            partial(runs.controls.high_precision, seed, magnitude=magnitude, replay_choices=replay_choices),
-        )
+        values = runs.run(float64_noise(seed, magnitude, keeps_choices=keeps_choices))
         if values is None:
             return
         for case in cases:
@@ -102,24 +88,22 @@ def spread_in_float64(
             if high is None or sample is None:
                 continue
             if further:
-                case.float64_further = extended(case.float64_further, high, sample)
+                case.float64_envelope_large = extended(case.float64_envelope_large, high, sample)
             else:
                 case.float64_envelope = extended(case.float64_envelope, high, sample)
 
 
-def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: list[str]) -> None:
+def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) -> None:
     """Find the cases whose float64 twin computes something else than eager in float64.
 
     Args:
-        cases: Tensors with a float64 reference.
-        runs: Makes the runs.
         notes: Receives remarks.
 
     Raises:
         PostponedError: The twin has not been earned yet, and no case is outside of its noise.
     """
     urgent = any(case.outside for case in cases)
-    twin = runs.run(Control.TWIN, lambda: runs.controls.twin(urgent=urgent))
+    twin = runs.run(replace(TWIN, urgent=urgent))
     if twin is None:
         return
     for case in cases:
@@ -129,7 +113,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
             notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
     compared = [case for case in cases if case.twin is not None]
     if any(case.float64_envelope is None for case in compared):
-        spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), replay_choices=True)
+        spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), keeps_choices=True)
     _compare(compared)
     differing = [case for case in compared if case.logic_differs]
     if differing:  # an element that jumps in float64 (a tie, a rounding) may not jump in the first few runs
@@ -140,7 +124,7 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
             further=True,
         )
         _compare(differing)
-        jumping = [case for case in differing if case.logic_differs] if runs.controls.flips(in_float64=True) else []
+        jumping = [case for case in differing if case.logic_differs] if True in runs.runner.facts.flips else []
         if jumping:  # a choice that flips in the twin and never flipped in these runs would look like wrong logic
             spread_in_float64(jumping, runs, range(100, 100 + 2 * thresholds.MORE_RUNS), further=True)
             _compare(jumping)
@@ -152,16 +136,16 @@ def hold_against_twin(cases: Sequence[Evidence], runs: ControlRunner, notes: lis
         _let_candidate_answer(case, notes)
 
 
-def _give_choices(explained: Sequence[Evidence], runs: ControlRunner) -> None:
+def _give_choices(explained: Sequence[Evidence], runs: Runs) -> None:
     """Look behind jumps: with the same choices given to eager and the twin, both must compute the same."""
-    given = runs.run(Control.GIVEN_CHOICES, runs.controls.with_fixed_choices) if explained else None
+    given = runs.ask(Control.GIVEN_CHOICES, runs.runner.given_choices) if explained else None
     if given is None:
         return
     inner = runs.of(given)
     shadows = [Evidence(case.pair, case.metrics) for case in explained]
-    if not run_high_precision(shadows, inner):
+    if not _run_high_precision(shadows, inner):
         return
-    hold_against_twin(shadows, inner, [])
+    _hold_against_twin(shadows, inner, [])
     for case, shadow in zip(explained, shadows, strict=True):
         if shadow.logic_differs:
             case.logic_differs = True
@@ -186,10 +170,10 @@ def _compare(cases: Iterable[Evidence]) -> None:
             high_precision=case.high_precision,
             twin=case.twin,
             envelope=case.float64_envelope,
-            further=case.float64_further,
-            blind=case.blind,
+            further=case.float64_envelope_large,
+            float64_nonfinite=case.float64_nonfinite,
         )
-        if case.all_blind:
+        if case.float64_says_nothing:
             case.evidence[EvidenceKey.TWIN] = "says nothing: float64 has NaN or infinity wherever eager has a number"
             continue
         case.logic_differs = found.differs
@@ -218,3 +202,125 @@ def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
             f"{case.pair.subject}: compiled in float64 the region is wrong where it is right at its own precision, so "
             "the float64 twin was not used"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TwinDifference:
+    """How the candidate compiled in float64 differs from the reference in float64.
+
+    Attributes:
+        differs: Whether only different logic can explain that.
+        relative: Greatest difference over the tensor's root mean square.
+        ratio: Greatest ratio of a difference to what was allowed.
+        equal: Whether no element differs, so that no noise had to be allowed.
+    """
+
+    differs: bool
+    relative: float
+    ratio: float
+    equal: bool = False
+
+
+def twin_difference(
+    *,
+    high_precision: torch.Tensor,
+    twin: torch.Tensor,
+    envelope: Envelope | None,
+    further: Envelope | None = None,
+    float64_nonfinite: torch.Tensor | None = None,
+) -> TwinDifference:
+    """Compare the candidate compiled in float64 with the reference in float64.
+
+    Args:
+        envelope: Noise of the float64 reference at float64's roundoff; None if it could not be had.
+        further: Noise from more runs, in which choices may flip. It counts only for elements that jump.
+        float64_nonfinite: Elements about which float64 says nothing: those that `unconfirmed` finds.
+    """
+    if not high_precision.numel():
+        return TwinDifference(False, 0.0, 0.0, equal=True)
+    whole = _InFloat64(
+        high_precision,
+        twin,
+        None if envelope is None else envelope.values,
+        None if envelope is None else envelope.unstable,
+        None if further is None else further.values,
+        None if further is None else further.unstable,
+        float64_nonfinite,
+    )
+    allowances = _TwinAllowances(high_precision, envelope)
+    masks: list[torch.Tensor] = []
+    worst, greatest, jumping, furthest = 0.0, -1.0, 0, 0.0
+    for part in map(_InFloat64._make, blocks(*whole)):  # most elements are settled here
+        distance, (allowed, jumps) = part.distance(), allowances.of(part)
+        inside = distance <= allowed
+        masks.append(~inside)
+        worst = max(worst, float(torch.where(inside, ratios(distance, allowed), 0.0).max()))
+        greatest = max(greatest, float(torch.where(inside, distance, -1.0).max()))
+        if jumps is not None and part.further is not None and bool(jumps.any()):
+            jumping, furthest = jumping + int(jumps.sum()), max(furthest, float(part.further[jumps].max()))
+    left = torch.cat(masks)
+    scale = root_mean_square(high_precision)
+    if not bool(left.any()):
+        return TwinDifference(False, greatest / scale if scale else greatest, worst, equal=not greatest)
+    part = _InFloat64._make(picked(left, *whole))
+    distance, (allowed, _) = part.distance(), allowances.of(part)
+    values = known(widened(part.high_precision), widened(part.twin))
+    for runs, unstable in ((envelope, part.unstable), (further, part.further_unstable)):
+        if runs is not None and unstable is not None:
+            distance[unstable & distance.isinf()] = 0.0
+            infinite = distance.isinf()
+            tolerated = as_rare_as_unstable(values[infinite], (runs,), high_precision, twin)
+            distance[infinite] = torch.where(tolerated, 0.0, distance[infinite])
+    outside = ~(distance <= allowed)
+    if as_rare_as_jumps(distance[outside], jumping, furthest):
+        distance[outside] = 0.0
+    finite = distance[distance.isfinite()]
+    if finite.numel():
+        greatest = max(greatest, float(finite.max()))
+    elif greatest < 0:  # no distance is a number
+        greatest = float(distance.max())
+    worst = max(worst, float(ratios(distance, allowed).max()))
+    return TwinDifference(bool((~(distance <= allowed)).any()), greatest / scale if scale else greatest, worst)
+
+
+class _InFloat64(NamedTuple):
+    """Elements of a tensor in float64, and what is known of them: one-dimensional, or pairs for complex numbers."""
+
+    high_precision: torch.Tensor
+    twin: torch.Tensor
+    noise: torch.Tensor | None
+    unstable: torch.Tensor | None
+    further: torch.Tensor | None
+    further_unstable: torch.Tensor | None
+    float64_nonfinite: torch.Tensor | None
+
+    def distance(self) -> torch.Tensor:
+        distance = difference(self.high_precision, self.twin).to(torch.float64)
+        return distance if self.float64_nonfinite is None else torch.where(self.float64_nonfinite, 0.0, distance)
+
+
+class _TwinAllowances:
+    """How far elements of the float64 twin may lie from the float64 reference.
+
+    Args:
+        high_precision: The reference, whole.
+        envelope: Its noise.
+    """
+
+    def __init__(self, high_precision: torch.Tensor, envelope: Envelope | None) -> None:
+        self._sizes = LocalScale.of_sizes(high_precision)
+        self._noise = None if envelope is None else envelope.scale(high_precision)
+
+    def of(self, part: _InFloat64) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """How far each element may lie from the reference, and which elements jump."""
+        magnitude = magnitudes(part.high_precision).to(torch.float64)
+        allowed = thresholds.TWIN_TOLERANCE * (magnitude + self._sizes.at(magnitude))
+        allowed += torch.finfo(torch.float64).tiny  # where numbers are subnormal nothing is relative
+        allowed += 2.0**-thresholds.CANCELLED_REST_BITS * self._sizes.at(magnitude, thresholds.CANCELLED_BITS)
+        if part.noise is not None and self._noise is not None:
+            noise = torch.maximum(part.noise.to(torch.float64), self._noise.at(magnitude))
+            allowed += thresholds.TWIN_ENVELOPE_FACTOR * noise
+        if part.further is None:
+            return allowed, None
+        jumps = part.further > allowed
+        return torch.where(jumps, thresholds.STRONG_FACTOR * part.further.to(torch.float64), allowed), jumps

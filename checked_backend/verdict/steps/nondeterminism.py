@@ -1,32 +1,67 @@
-"""A tensor that eager itself does not repeat is nondeterministic: there is nothing to compare with."""
+"""Does eager differ from run to run, and is that rounding? If not, there is nothing to compare a tensor with.
+
+Sums without a fixed order differ by rounding, and float64 makes rounding as much smaller as it has more digits. A
+program that reads a clock, random bytes or uninitialised memory differs by as much in float64. Its spread is no noise
+that could explain a difference.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from checked_backend.findings import EvidenceKey
+from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
 from checked_backend.verdict.closing import close_as
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.control_runs import Values
-from checked_backend.verdict.elements import difference
+from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.repetition import dwarfs, is_rounding, repeat
+from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
 from checked_backend.verdict.steps.float64 import spread_in_float64
 
 __all__ = ["close_what_changes", "close_what_is_no_rounding", "repeat_eager"]
 
 
 def repeat_eager(context: Context) -> None:
-    """Run eager once more, so that the other steps know what it repeats."""
-    context.repetition = repeat(context.cases, context.runs)
+    """Run eager again, and where the result differs find out what changes: eager, or torch under a dispatch mode.
+
+    Control runs need a dispatch mode. While one is active, torch itself computes some things otherwise (the gradient of
+    ``prod``, singular values). That is no change of eager's: such a tensor gets eager's result without a mode.
+    """
+    run = context.runs.run
+    recorded = run(REPEAT)
+    unlike = [case for case in context.cases if recorded is not None and _differs(case, case.pair.reference, recorded)]
+    bare = run(BARE) if unlike else None
+    steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
+    other = run(replace(REPEAT, junk=2)) if steady else None
+    by_junk = set[str]()
+    context.repeated = None if recorded is None else dict(recorded)
+    for case in unlike:
+        found = case.sample(recorded)
+        if case in steady and context.repeated is not None and bare is not None:
+            if found is not None and other is not None and not _differs(case, found, other):
+                context.repeated[case.pair.name] = bare[case.pair.name]
+                continue
+            by_junk.add(case.pair.name)
+        if found is not None:
+            case.spread = root_mean_square(difference(case.pair.reference, found))
+    context.by_junk = frozenset(by_junk)
+
+
+def _differs(case: Evidence, one: torch.Tensor, values: Values) -> bool:
+    other = case.sample(values)
+    if other is not None and other.dtype == one.dtype and torch.equal(other, one):
+        return False
+    return other is None or bool((difference(one, other) != 0).any())
 
 
 def close_what_is_no_rounding(context: Context) -> None:
     """Decide about tensors that eager changes from run to run by more than rounding does."""
     for case in context.open():
-        if not case.same_bits and not is_rounding(case):
+        if not case.same_bits and not _is_rounding(case):
             _close_as_changing(context, case)
 
 
@@ -52,14 +87,14 @@ def close_what_changes(context: Context) -> None:
         steady = case.float64_repeats and not _is_beyond_rounding(case, context.repeated)
         if case.logic_differs and case.float64_repeats:
             continue
-        if steady and dwarfs(case, context.repeated, context.runs):
+        if steady and _dwarfs(case, context.repeated, context.runs):
             continue
         _close_as_changing(context, case)
 
 
 def _is_beyond_rounding(case: Evidence, repeated: Values | None) -> bool:
     """Whether two runs of eager differ by more than the greatest element that they have, as no rounding does."""
-    again = None if repeated is None else case.sample(repeated)
+    again = case.sample(repeated)
     if again is None or not again.numel():
         return False
     spread = difference(case.pair.reference, again)
@@ -71,5 +106,48 @@ def _is_beyond_rounding(case: Evidence, repeated: Values | None) -> bool:
 
 
 def _close_as_changing(context: Context, case: Evidence) -> None:
-    by_junk = case.pair.name in context.repetition.only_as_it_is
+    by_junk = case.pair.name in context.by_junk
     close_as(context, case, READS_JUNK if by_junk else NONDETERMINISTIC)
+
+
+def _is_rounding(case: Evidence) -> bool:
+    """Whether rounding explains that eager differs from run to run, or eager does not differ. Float64 decides.
+
+    Args:
+        case: A tensor that differs from the candidate's. If the spread is not rounding, the case takes note of it, and
+            of that in float64.
+    """
+    if not case.spreads or (is_floating(case.pair.reference) and case.float64_repeats):
+        return True
+    double = case.pair.reference.dtype in (torch.float64, torch.complex128)
+    in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
+    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * case.spread:
+        return True
+    case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
+    case.evidence[EvidenceKey.NOISE_IN_FLOAT64] = "could not be found out" if in_float64 is None else in_float64
+    return False
+
+
+def _dwarfs(case: Evidence, repeated: Values, runs: Runs) -> bool:
+    """Whether eager's own spread is far too small to explain how far the candidate is from eager.
+
+    Args:
+        case: A tensor that differs from the candidate's.
+        repeated: A second run of eager.
+    """
+    found = difference(case.pair.reference, case.pair.candidate)
+    spread = torch.zeros_like(found)
+    more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.MORE_REPEATS))
+    for values in (repeated, *more):
+        again = case.sample(values)
+        if again is None:
+            return False
+        spread = torch.maximum(spread, difference(case.pair.reference, again).to(spread.dtype))
+    if bool((found.isinf() & ~spread.isinf()).any()):
+        return not bool(spread.isinf().any())
+    alike = found.isfinite() & spread.isfinite()
+    found, spread = found[alike], spread[alike]
+    if not found.numel():
+        return False
+    greater = root_mean_square(found) > thresholds.SPREAD_DWARFED * root_mean_square(spread)
+    return greater and bool(found.max() > thresholds.SPREAD_DWARFED * spread.max())

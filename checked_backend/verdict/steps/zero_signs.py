@@ -7,45 +7,40 @@ under Monte Carlo arithmetic and in float64, and that no maximum of two zeros ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import torch
 
 from checked_backend.findings import Finding, Kind
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.control_runner import ControlRunner
-from checked_backend.verdict.control_runs import Control, ControlRuns, Values
 from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.runner import FLOAT64, REPEAT, Control, Recipe, Runs, Values, monte_carlo
 
 __all__ = ["zeros_of_another_sign"]
 
 
 def zeros_of_another_sign(
-    pairs: Sequence[TensorPair], controls: Callable[[], ControlRuns], decisions: Decisions
+    pairs: Sequence[TensorPair], runs: Callable[[], Runs], decisions: Decisions
 ) -> Iterator[Finding]:
     """Find zeros whose sign is not eager's, and not noise.
 
     Args:
         pairs: Tensors that are handed out. Pairs with a kind of their own (changed inputs) are left out: nobody asks
             for the sign of a zero that is summed up.
-        controls: Makes the control runs; called only if a sign differs.
-        decisions: Receives the controls that could not run. Tensors with findings in it are left out.
+        runs: Gives what makes control runs; called only if a sign differs.
+        decisions: Tensors with findings in it are left out.
     """
     differing = {finding.subject for finding in decisions.findings}
     handed_out = [pair for pair in pairs if pair.kind is None and pair.subject not in differing]
     doubtful = [(pair, turned) for pair in handed_out if (turned := _turned(pair)) is not None]
     if not doubtful:
         return
-    runs = ControlRunner(controls(), decisions)
-    made = [runs.run(Control.REPEAT, runs.controls.repeat)]
-    made += [
-        runs.run(Control.MONTE_CARLO, partial(runs.controls.monte_carlo, seed, 1.0))
-        for seed in range(thresholds.FIRST_RUNS)
+    recipes = [
+        REPEAT,
+        *(monte_carlo(seed) for seed in range(thresholds.FIRST_RUNS)),
+        *(Recipe(Control.ONE_ZERO, replays_draws=True, negative_zero=negative) for negative in (False, True)),
+        FLOAT64,
     ]
-    made += [
-        runs.run(Control.ONE_ZERO, partial(runs.controls.one_zero, negative=negative)) for negative in (False, True)
-    ]
-    made.append(runs.run(Control.FLOAT64, lambda: runs.controls.high_precision(None)))
+    made = [*map(runs().run, recipes)]
     for pair, turned in doubtful:
         left = _kept_by_all(pair, turned, made)
         if bool(left.any()):

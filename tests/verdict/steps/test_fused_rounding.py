@@ -11,7 +11,7 @@ from torch import fx
 
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import compile as candidate
-from checked_backend.regions.recompile import compile_again
+from checked_backend.regions.compile import compile_again
 from tests.support import faults
 from tests.support.noise_tools import mlp
 from tests.support.region_tools import checked, gathered

@@ -1,4 +1,4 @@
-"""Run a region in eager: for a check, on copies, with the settings of the process set back; or for the user."""
+"""Eager's side of a check: results and gradients on copies, and what the user gets in place of the candidate's."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 from checked_backend._torch.traces import profiled
-from checked_backend.errors import is_out_of_memory
-from checked_backend.regions.call import Call
-from checked_backend.regions.execution import Execution, execute
+from checked_backend.errors import CheckedBackendError, is_out_of_memory
+from checked_backend.regions.backward import BackwardPass
+from checked_backend.regions.execution import Call, Execution, execute
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.tensors.streams import wait_for_devices
 
-__all__ = ["NOT_CONTINUED", "eager_instead", "run_eager"]
+__all__ = ["NOT_CONTINUED", "InputsChangedError", "eager_gradients", "eager_instead", "eager_outputs", "run_eager"]
 
 NOT_CONTINUED = (
     "eager did not go on with the exchanges of the pass in which the compiled program raised: nothing may be exchanged "
     "twice"
 )
 
+Region = Callable[..., Any]
+
+
+class InputsChangedError(CheckedBackendError):
+    """Raised if the user wrote to inputs on which the region must run again."""
+
 
 def run_eager(
-    reference: Callable[..., Any], call: Call, memory: MemoryPressure
+    reference: Region, call: Call, memory: MemoryPressure
 ) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
     """Run a region in eager. If memory runs out, release the checks' memory and run it once more.
-
-    Args:
-        reference: The region in eager.
-        memory: Decides what to do if memory runs out.
 
     Returns:
         The execution, or the exception, which is the user's; and the settings of the process when the run began, and
@@ -51,12 +55,10 @@ def run_eager(
         return error.with_traceback(None), None  # its frames hold tensors
 
 
-def _run(
-    reference: Callable[..., Any], call: Call
-) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
+def _run(reference: Region, call: Call) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
     settings: tuple[ProcessState, ProcessState] | None = None
     result: Execution | Exception
-    arguments, leaves = call.inputs.fresh()
+    arguments, leaves = call.fresh()
     before = ProcessState.capture()
     try:
         with call.ambient.entered():  # it is in a block of autocast itself
@@ -75,14 +77,11 @@ def _run(
 
 
 def eager_instead(
-    reference: Callable[..., Any], args: Sequence[Any], call: Call, note: Callable[[str], None], error: Exception | None
+    reference: Region, args: Sequence[Any], call: Call, note: Callable[[str], None], error: Exception | None
 ) -> Any:
     """Undo what the candidate did to inputs and random state, and run the region in eager for the user.
 
     Args:
-        reference: The region in eager.
-        args: The user's inputs.
-        note: Notes a remark that changes no verdict.
         error: The exception of the candidate. It is raised if the candidate has begun to exchange tensors.
     """
     call.inputs.undo(args)
@@ -92,3 +91,46 @@ def eager_instead(
         raise error
     with nullcontext() if call.exchanges is None else call.exchanges.for_the_user():
         return reference(*args)
+
+
+def eager_gradients(
+    reference: Region, call: Call, passed: BackwardPass, memory: MemoryPressure
+) -> dict[int, torch.Tensor | None]:
+    """The gradients that eager sends to a region's inputs: from the kept activations, or from running it again.
+
+    If memory runs out, the checks release their memory and eager is run again.
+
+    Args:
+        call: The call. Its graph is used up, unless the pass may be repeated.
+
+    Raises:
+        InputsChangedError: There is no graph, and the inputs were written to.
+        Exception: Whatever eager raises.
+    """
+
+    def run() -> dict[int, torch.Tensor | None]:
+        graph = call.graph  # None once memory was released
+        if graph is None:
+            return dict(_run_again(reference, call, passed).gradients)
+        if not passed.keeps_graph:
+            call.graph = None  # its activations are freed as the backward pass goes
+        with torch.no_grad(), call.paired_backward():
+            return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
+
+    return memory.twice(run, "eager's backward pass")
+
+
+def eager_outputs(reference: Region, call: Call) -> Sequence[Any]:
+    """Eager's outputs of a call once more, with their history.
+
+    Raises:
+        InputsChangedError: The inputs were written to.
+        Exception: Whatever eager raises.
+    """
+    return _run_again(reference, call).outputs
+
+
+def _run_again(reference: Region, call: Call, passed: BackwardPass | None = None) -> Execution:
+    if call.inputs.written_since():
+        raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
+    return call.run(reference, cotangents=None if passed is None else passed.cotangents, paired=True)

@@ -1,0 +1,270 @@
+"""Runs of a region for its check: repeated, perturbed, in float64, and of other builds.
+
+Each run returns the same subjects as the check itself compares. No run touches the user's tensors, autograd graph or
+random streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+
+from checked_backend._torch.traces import profiled
+from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
+from checked_backend.modes.float64 import Float64Mode
+from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.modes.zeros import OneZero
+from checked_backend.regions.compile import CompiledOnce
+from checked_backend.regions.execution import Call, Cotangents
+from checked_backend.regions.float64_twin import FixedChoices, default_dtype
+from checked_backend.regions.memory_pressure import MemoryPressure
+from checked_backend.regions.operator_check.step import OperatorStep
+from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.waiting import Waiting
+from checked_backend.verdict.runner import REPEAT, Build, Control, Facts, PostponedError, Recipe, Values
+
+__all__ = ["EagerTape", "RegionRunner", "Variants", "learn", "noise_of"]
+
+Region = Callable[..., Any]
+
+_Result = TypeVar("_Result")
+
+Modes = Sequence[AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """A region and its variants.
+
+    Attributes:
+        compilers: Compile other builds of the region for given inputs, outside of the user's program.
+        choices: The region with its choices given as inputs.
+        make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
+        default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
+        low_precision: Whether the region computes in half precision somewhere.
+        operators: Checks the operators of such a region, each by itself.
+        entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
+        compiling: Seconds that the candidate took to compile; its float64 twin takes about as long.
+        waiting: Tells a person what a long check is doing.
+    """
+
+    reference: Region
+    candidate: Region
+    compilers: Mapping[Build, Callable[[Sequence[Any]], Region]]
+    choices: FixedChoices | None = None
+    make_own_random: Callable[[Sequence[Any]], Region] | None = None
+    default_dtype: bool = True
+    low_precision: bool = False
+    operators: OperatorStep | None = None
+    entangled: str = ""
+    compiling: float = 0.0
+    waiting: Waiting = field(default_factory=lambda: Waiting("", tells=False))
+
+
+def noise_of(recipe: Recipe) -> MonteCarloMode | PoisonMode | OneZero | None:
+    """The mode that disturbs a run; None for a run that nothing disturbs."""
+    if recipe.junk is not None:
+        return PoisonMode(recipe.junk)
+    if recipe.negative_zero is not None:
+        return OneZero(negative=recipe.negative_zero)
+    if recipe.seed is None:
+        return None
+    return MonteCarloMode(recipe.seed, recipe.magnitude, correlated=recipe.float64 or recipe.magnitude > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EagerTape:
+    """What eager drew and chose in one evaluation.
+
+    Attributes:
+        draws: Its random numbers; None before they were recorded.
+        choices: Its choices, at its own precision (False) and in float64 (True).
+    """
+
+    draws: RandomTape | None = None
+    choices: Mapping[bool, ChoiceTape] = field(default_factory=dict)
+
+    def of_run(self, recipe: Recipe) -> EagerTape:
+        """This tape, with empty ones for what a run records."""
+        if not recipe.records_choices:
+            return self
+        draws = self.draws if recipe.junk is None else RandomTape()
+        return EagerTape(draws, {**self.choices, recipe.float64: ChoiceTape()})
+
+    def modes(
+        self,
+        recipe: Recipe,
+        noise: AbstractContextManager[Any] | None,
+        *,
+        default_dtype: bool = True,
+        coarse: bool = False,
+    ) -> Modes:
+        """The modes of a run, the outermost first.
+
+        Args:
+            noise: The result of `noise_of`.
+            default_dtype: Whether a run in float64 changes torch's default dtype.
+            coarse: Whether noise in float64 includes kernels that have float32 constants.
+        """
+        modes: list[AbstractContextManager[Any]] = []
+        if self.draws is not None and (recipe.replays_draws or recipe.junk is not None):
+            modes.append(ReplayRandom(self.draws) if recipe.junk is None else RecordRandom(self.draws))
+        if recipe.records_choices:
+            modes.append(RecordChoices(self.choices[recipe.float64]))
+        if noise is not None:
+            modes.append(noise)
+        if recipe.keeps_choices and recipe.float64 in self.choices:
+            # after the noise, so that it does not see the parts of an operator that the noise takes apart
+            modes.append(ReplayChoices(self.choices[recipe.float64]))
+        if recipe.float64 and recipe.build is Build.EAGER:
+            modes.append(Float64Mode(default_dtype=default_dtype, coarse=coarse and recipe.seed is not None))
+        return modes
+
+
+def learn(facts: Facts, recipe: Recipe, tape: EagerTape, modes: Modes) -> None:
+    """Take note of what a run has shown."""
+    if recipe.records_choices and len(tape.choices[recipe.float64]):
+        facts.chooses.add(recipe.float64)
+    for mode in modes:
+        if isinstance(mode, MonteCarloMode) and not recipe.float64:
+            facts.left_out[Control.MONTE_CARLO] |= mode.unperturbed
+        elif isinstance(mode, Float64Mode):
+            facts.left_out[Control.FLOAT64] |= mode.lossy
+        elif isinstance(mode, ReplayChoices) and mode.flips:
+            facts.flips.add(recipe.float64)
+
+
+@dataclass(slots=True)
+class RegionRunner:
+    """Runs one call of a region once more. No run here repeats its exchanges with other ranks.
+
+    Attributes:
+        variants: The variants of the region that can be run.
+        cotangents: If given, the subjects are gradients instead of results.
+        memory: Decides what to do if memory runs out; without it, nothing is done.
+        facts: What the runs so far have shown.
+    """
+
+    variants: Variants
+    call: Call
+    cotangents: Cotangents | None = None
+    memory: MemoryPressure | None = None
+    facts: Facts = field(default_factory=Facts, init=False)
+    _tape: EagerTape = field(default_factory=EagerTape, init=False)
+
+    def run(self, recipe: Recipe) -> Values | None:
+        """Run it once; with less, if memory runs out. It is a range in the profiler's trace."""
+        much = recipe.float64 or recipe.build not in (Build.EAGER, Build.COMPILED)
+        return self._sparing(recipe.control, lambda: self._run(recipe), float64=much)
+
+    def _sparing(self, control: Control, make: Callable[[], _Result], *, float64: bool) -> _Result:
+        with profiled(f"checked_backend::control run {control.value}"), self.variants.waiting.control_run(control):
+            return make() if self.memory is None else self.memory.control(make, float64=float64)
+
+    def _run(self, recipe: Recipe) -> Values | None:
+        if recipe.replays_draws:
+            self._record()
+        if recipe.build is Build.EAGER:
+            return self._values(self.variants.reference, recipe)
+        if recipe.build is Build.COMPILED:
+            return self._values(self.variants.candidate, recipe)
+        region = self._built(recipe)
+        if region is None:
+            return None
+        widens = recipe.float64 and self.variants.default_dtype
+        with default_dtype(torch.float64) if widens else nullcontext():
+            # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
+            values = self._values(region, replace(recipe, replays_draws=False))
+            return self._values(region, recipe) if self.facts.draws else values
+
+    def _record(self) -> None:
+        if self._tape.draws is None:
+            self.run(REPEAT)
+
+    def _values(self, region: Region, recipe: Recipe) -> Values:
+        tape, call = self._tape.of_run(recipe), self.call
+        modes = tape.modes(recipe, noise_of(recipe), default_dtype=self.variants.default_dtype, coarse=True)
+        execution = call.run(
+            region,
+            modes=modes,
+            wide=recipe.float64,
+            rng=None if recipe.reseeded is None else call.rng.reseeded(recipe.reseeded),
+            cotangents=None if self.cotangents is None else self.cotangents.copied(wide=recipe.float64),
+        )
+        self._tape = tape
+        if tape.draws is not None:
+            self.facts.draws, self.facts.draws_by_values = not tape.draws.empty, tape.draws.by_values
+        learn(self.facts, recipe, tape, modes)
+        if self.cotangents is None:
+            return {**execution.values(call.subjects, sorted(call.inputs.mutated)), **execution.sent}
+        return {**execution.gradient_values(call.subjects), **execution.sent}
+
+    def _built(self, recipe: Recipe) -> Region | None:
+        """Another build of the region; None if there is no such build.
+
+        Raises:
+            PostponedError: Compiling it has not been earned yet.
+        """
+        make, meter, seconds = self.variants.compilers.get(recipe.build), self.call.meter, self.variants.compiling
+        if make is None:
+            return None
+        bare, _ = self.call.fresh(wide=recipe.float64)
+        autocast = torch.autocast("cpu", enabled=False) if recipe.float64 else nullcontext()
+        with self.call.undisturbed(), self.call.ambient.entered(), autocast:
+            free = recipe.urgent or not isinstance(make, CompiledOnce) or make.is_ready(bare)
+            if not (free or meter is None or meter.may_take(seconds)):
+                raise PostponedError(f"compiling its float64 twin takes about {seconds:.2g} s")
+            return make(bare)
+
+    def others_drew(self) -> str | None:
+        """Evidence that another thread drew random numbers during the call; None if there is none."""
+        states = self.call.final_rng_states
+        return None if states is None else states.others_drew(self.random_states)
+
+    def random_states(self) -> tuple[RngState, RngState]:
+        """The random states that the reference and the candidate leave when they run from the one before the call."""
+        run, variants = self.call.run, self.variants
+        return self._sparing(
+            Control.OTHER_THREADS,
+            lambda: (run(variants.reference).final_rng, run(variants.candidate).final_rng),
+            float64=False,
+        )
+
+    def returns_with_own_random(self) -> bool:
+        """Whether the candidate, compiled with its own random operators, returns instead of raising."""
+        if self.variants.make_own_random is None:
+            return False
+        bare, _ = self.call.fresh()
+        try:
+            with self.call.undisturbed(), self.call.ambient.entered():
+                region = self.variants.make_own_random(bare)
+            self.call.run(region)
+        except Exception:  # as the candidate itself did
+            return False
+        return True
+
+    def given_choices(self) -> RegionRunner | None:
+        """A runner of the region with eager's float64 choices given to it; None if eager makes no choices."""
+        return self._sparing(Control.GIVEN_CHOICES, self._given_choices, float64=True)
+
+    def _given_choices(self) -> RegionRunner | None:
+        given = self.variants.choices
+        if given is None or not given:
+            return None
+        self._record()
+        recipe = Recipe(Control.GIVEN_CHOICES, float64=True, replays_draws=True)
+        modes = self._tape.modes(recipe, None, default_dtype=self.variants.default_dtype)
+        choices = self.call.run(given.choose, modes=modes, wide=True).outputs
+        variants = replace(
+            self.variants,
+            reference=given.eager(choices),
+            compilers={Build.TWIN: lambda inputs64: given.twin(choices, inputs64)},
+            choices=None,
+        )
+        call = replace(self.call, final_rng_states=None, meter=None)
+        return RegionRunner(variants, call, self.cotangents, self.memory)
