@@ -206,7 +206,7 @@ def numcheck(
     """Compile each region with the candidate compiler and check every call of it against eager.
 
     Args:
-        options: See ``REFERENCE.md``: ``compiler``, ``compiler_options``, ``on_divergence``, ``gradients``, ...
+        options: See ``docs/options.md``: ``compiler``, ``compiler_options``, ``on_divergence``, ``gradients``, ...
         mode: Inductor's mode, for example ``"max-autotune"``.
 
     Returns:
