@@ -28,6 +28,7 @@ from checked_backend.checking.program import Program
 from checked_backend.diagnose.repro import Untranslatable, write_source_repro
 from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.graphs.operators import Operator, OperatorKind
+from checked_backend.graphs.source_line import shown_path
 from checked_backend.modes.base import OperatorMode
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
@@ -170,7 +171,7 @@ def _refused(eager: Sequence[_Called], error: Exception) -> _Cause | None:
     if not frames:
         return None
     file, line, function = frames[-1]
-    place = f"{os.path.basename(file)}:{line} in {function}"
+    place = f"{shown_path(file)}:{line} in {function}"
     there = [at for at, call in enumerate(eager) if (call.source or "").startswith(place)]
     if not there:
         return None
@@ -260,7 +261,7 @@ def _users_line() -> str | None:
         file = frame.f_code.co_filename
         if not file.startswith((_HERE, _TORCH, "<")):
             code = linecache.getline(file, frame.f_lineno).strip()
-            place = f"{os.path.basename(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
+            place = f"{shown_path(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
             return f"{place}: {code}" if code else place
         frame = frame.f_back
     return None

@@ -56,7 +56,8 @@ def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str
 
 def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: str) -> str:
     wrong = finding.message.splitlines()[0] if finding.message else str(finding.kind)
-    where = [f"{key}: {value}" for key, value in (("graph", finding.graph), ("stage", finding.stage)) if value]
+    known = ("graph", finding.graph), ("stage", finding.stage), ("module", finding.module)
+    where = [f"{key}: {value}" for key, value in known if value]
     lines = [
         f"# {candidate['compiled by']}: {finding.op or 'a graph'}: {finding.detail or finding.kind}",
         "",

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from checked_backend.diagnose.localize import Location
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
-from checked_backend.graphs.source_line import source_line
+from checked_backend.graphs.source_line import module_path, source_line
 
 __all__ = ["DIAGNOSED", "Diagnosis"]
 
@@ -34,6 +34,7 @@ class Diagnosis:
     node: str | None = None
     op: str | None = None
     source: str | None = None
+    module: str | None = None
     workaround: str | None = None
     repro: str | None = None
     output: str = ""
@@ -58,6 +59,7 @@ class Diagnosis:
         node = location.node
         if node is not None:
             found.node, found.op, found.source = node.name, location.op, source_line(node)
+            found.module = module_path(node)
         return found
 
     @classmethod
@@ -69,7 +71,7 @@ class Diagnosis:
             EvidenceKey.REPRO: "none: run it with backend='debug_interpreter', which writes a script of the operator",
         }
         found = cls(None, finding.graph, finding.node, finding.op, finding.source, evidence=evidence)
-        found.at_fault = finding.at_fault
+        found.module, found.at_fault = finding.module, finding.at_fault
         return found
 
     @classmethod
@@ -86,7 +88,7 @@ class Diagnosis:
         if finding.kind not in DIAGNOSED:
             return finding
         members = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "output"}
-        members |= {"source": self.source or finding.source, "at_fault": self.at_fault or finding.at_fault}
+        members |= {name: members[name] or getattr(finding, name) for name in ("source", "module", "at_fault")}
         return replace(finding, **members | {"evidence": {**finding.evidence, **self.evidence}, "searched": True})
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:

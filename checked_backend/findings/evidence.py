@@ -88,7 +88,6 @@ class EvidenceKey(Word):
     DEPENDED_ON = "depended_on", "depended on"
     INHERITED = "inherited", "inherited"
     IGNORED = "ignored", "ignored"
-    MODULE = "module", "module"
     REMARK = "remark", "remark"
     SCRIPT = "script", "script"
 

@@ -29,6 +29,7 @@ class Finding:
     ``evidence`` is for people, by `EvidenceKey`; what code reads is a field.
 
     Attributes:
+        module: The path of the user's module that the operator is in: ``blocks.1.mlp.act``.
         more_than_layout: Why a difference in layout matters: a later node depends on it, or gradients are lost; or "".
         inherited: Whether it is about a node of a graph, an input of which was wrong already.
         ignored: Which of the user's options hides it, or that it follows from a node that is hidden; or "".
@@ -60,6 +61,7 @@ class Finding:
     node: str | None = None
     op: str | None = None
     source: str | None = None
+    module: str | None = None
     workaround: str | None = None
     repro: str | None = None
     severity: Severity = Severity.ERROR

@@ -10,12 +10,13 @@ from traceback import FrameSummary
 import torch
 from torch import fx
 
-__all__ = ["module_path", "source_line", "users_frame"]
+__all__ = ["module_path", "shown_path", "source_line", "users_frame"]
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*$')
 _MODULE = re.compile(r"_modules\['([^']+)'\]")
 _ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_FAR = os.path.join("..", "..", "")
 _HERE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -23,7 +24,7 @@ def source_line(node: fx.Node) -> str | None:
     """The user's source line of a node: the innermost recorded frame outside of torch.
 
     Returns:
-        ``"model.py:41 in forward: x = torch.relu(x)"``, or None if nothing was recorded.
+        ``"src/model.py:41 in forward: x = torch.relu(x)"``, or None if nothing was recorded.
     """
     trace = node.meta.get("stack_trace") or node.stack_trace
     if not trace:
@@ -36,31 +37,41 @@ def source_line(node: fx.Node) -> str | None:
             continue
         following = lines[position + 1].strip() if position + 1 < len(lines) else ""
         code = "" if not following or _FRAME.match(following) else f": {following}"
-        best = f"{os.path.basename(frame['file'])}:{frame['line']} in {frame['function']}{code}"
+        best = f"{shown_path(frame['file'])}:{frame['line']} in {frame['function']}{code}"
     return best
+
+
+def shown_path(file: str) -> str:
+    """The path of a source file for people: from the working directory, or of a library from where it is installed."""
+    _, installed, inside = file.replace(os.sep, "/").rpartition("/site-packages/")
+    if installed:
+        return inside
+    try:
+        near = os.path.relpath(file) if os.path.isabs(file) else file
+    except (OSError, ValueError):  # the working directory is gone, or on another drive
+        return file
+    return file if near.startswith(_FAR) else near
 
 
 def users_frame(frame: FrameSummary) -> str | None:
     """A frame as `source_line` writes it; None for one of torch, of this package or of a graph."""
     if frame.filename.startswith((_TORCH, _HERE, "<")):
         return None
-    place = f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
+    place = f"{shown_path(frame.filename)}:{frame.lineno} in {frame.name}"
     return f"{place}: {frame.line}" if frame.line else place
 
 
 def module_path(node: fx.Node) -> str | None:
-    """The path of the user's innermost module that a node belongs to.
+    """The path of the user's innermost module that a node belongs to, from the module that was compiled.
 
     Args:
         node: A node of a Dynamo or AOT graph. Nodes of a backward graph remember the forward's module.
 
     Returns:
-        ``"encoder.layers.0.linear1 (Linear)"``, or None if nothing was recorded.
+        ``"encoder.layers.0.linear1"``, or None if nothing was recorded, or it is the compiled module's own.
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return None
-    path, kind = list(stack.values())[-1]
-    name = kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
-    text = _ROOT.sub("", _MODULE.sub(r"\1", str(path)))
-    return f"{text} ({name})" if text else f"({name})"
+    path, _kind = list(stack.values())[-1]
+    return _ROOT.sub("", _MODULE.sub(r"\1", str(path))) or None

@@ -88,7 +88,6 @@ def to_finding(found: NodeMismatch) -> Finding:
     evidence: dict[str, Any] = {EvidenceKey.INHERITED: found.inherited}
     evidence |= {EvidenceKey.DEPENDED_ON: found.depended} if found.depended else {}
     evidence |= {EvidenceKey.AT_FAULT: fault} if fault else {}
-    evidence |= {EvidenceKey.MODULE: module} if module else {}
     evidence |= {EvidenceKey.REMARK: mismatch.remark} if mismatch.remark else {}
     evidence |= {EvidenceKey.SCRIPT: script} if script else {}
     evidence |= {EvidenceKey.IGNORED: found.ignored} if found.ignored else {}
@@ -105,6 +104,7 @@ def to_finding(found: NodeMismatch) -> Finding:
         node=node.name,
         op=operator,
         source=source,
+        module=module,
         more_than_layout=found.depended,
         inherited=found.inherited,
         ignored=found.ignored,

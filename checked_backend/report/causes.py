@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from checked_backend.findings import Finding, Kind, Severity
 
-__all__ = ["Cause", "causes_of", "several_regions", "short_region", "worst_first"]
+__all__ = ["Cause", "causes_of", "place_of", "several_regions", "short_region", "worst_first"]
 
 _COMPILE_ID = re.compile(r" \[[^\[\]]*\]$")
 _TIMES_COMPILED = re.compile(r"/[^/\[\]]*\]$")
@@ -82,6 +82,12 @@ def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
 def short_region(name: str) -> str:
     """A region's name without Dynamo's compile id."""
     return _COMPILE_ID.sub("", name)
+
+
+def place_of(finding: Finding) -> str:
+    """The region of a finding, with the module in it: ``blocks.1.mlp.act of Net``."""
+    region = short_region(finding.region)
+    return " of ".join(part for part in (finding.module, region) if part)
 
 
 def _code_of(name: str) -> str:

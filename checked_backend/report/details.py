@@ -116,8 +116,9 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
         rows.append(Row("error flow", flow_sentence(finding.flow, finding.node)))
     if finding.kernel is not None:
         rows.append(Row("kernel", f"{kernel_words(finding.kernel)}; its source is on the HTML page"))
-    place = (finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}", finding.node)
-    rows.append(row("where", ", ".join(part for part in (finding.region, *place, finding.op) if part)))
+    graph, stage = finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}"
+    place = (finding.region, finding.module, graph, stage, finding.node, finding.op)
+    rows.append(row("where", ", ".join(part for part in place if part)))
     rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))
     rows.append(row("workaround", finding.workaround, code=True))
     rows.append(row("repro", finding.repro, code=True))

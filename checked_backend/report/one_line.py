@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from checked_backend.findings import Finding, Kind
-from checked_backend.report.causes import Cause, short_region
+from checked_backend.report.causes import Cause, place_of
 from checked_backend.report.clean import first_line, plural
 from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import named, said_of, stage_words
@@ -100,7 +100,7 @@ def _place(cause: Cause) -> str:
     line = user_line(main.source) if is_line_blamed(main) else None
     if line is not None:
         return f"{line.place}: "
-    return f"{short_region(main.region)}: " if main.region else ""
+    return f"{place_of(main)}: " if main.region else ""
 
 
 def _said(cause: Cause) -> str:

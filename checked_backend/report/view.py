@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
 from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise, layout_sentence
-from checked_backend.report.causes import Cause, causes_of, short_region, worst_first
+from checked_backend.report.causes import Cause, causes_of, place_of, worst_first
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.coverage_view import (
     but_for_ignored,
@@ -296,7 +296,7 @@ def _cause_title(cause: Cause) -> str:
         more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
         said = f"{named(main.subject)}{more}"
     regions = f"{cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
-    where = ", ".join(part for part in (short_region(main.region), regions, stage_words(main)) if part)
+    where = ", ".join(part for part in (place_of(main), regions, stage_words(main)) if part)
     return clean(f"{graded}{said}{f' in {where}' if where else ''}")
 
 

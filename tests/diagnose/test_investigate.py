@@ -76,7 +76,8 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert (first.stage, first.graph, first.node, first.op) == ("compiled", "forward", "relu", "aten.relu.default")
     assert first.source is not None
     assert first.source.endswith("in forward: hidden = torch.relu(hidden)")
-    assert first.source.startswith("test_investigate.py:")
+    assert first.source.startswith("tests/diagnose/test_investigate.py:")
+    assert first.module is None  # it is the compiled module's own line
     assert str(first.evidence["reduced"]).startswith("to 1 call on 1 input")
     assert first.workaround is not None  # the last resort: the compiler has no settings
     assert "torch.compiler.disable(torch.relu)" in first.workaround

@@ -13,7 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Kind
-from checked_backend.graphs.source_line import source_line
 from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.interpreter import MetadataInterpreter
 
@@ -127,7 +126,7 @@ def test_the_users_line_is_named(liar: Callable[..., Any], dynamic: bool) -> Non
     assert finding.detail == "structure.stride"
     assert finding.graph == "inference"
     assert finding.source is not None
-    assert finding.source.startswith("test_interpreter.py:")
+    assert "test_interpreter.py:" in finding.source
     assert finding.source.endswith("in model: return liar(x * 2).sin()")
     assert finding.source in str(caught.value)
     assert "register_fake" in str(caught.value)
@@ -167,17 +166,6 @@ def test_sizes_that_depend_on_data() -> None:
             assert torch.equal(compiled(x), x.nonzero().float() * 2)
 
     run()
-
-
-def test_source_line_is_the_innermost_frame_outside_of_torch() -> None:
-    node = fx.Graph().placeholder("x")
-    assert source_line(node) is None
-    node.stack_trace = (
-        '  File "/home/me/train.py", line 3, in main\n    loss = model(x)\n'
-        '  File "/home/me/model.py", line 41, in forward\n    x = self.lin(x)\n'
-        f'  File "{torch.__file__.removesuffix("__init__.py")}nn/modules/linear.py", line 9, in forward\n    return 1\n'
-    )
-    assert source_line(node) == "model.py:41 in forward: x = self.lin(x)"
 
 
 def test_a_wrong_symbolic_size_is_found() -> None:

@@ -52,10 +52,8 @@ def twice() -> None:
 def test_a_gradient_between_two_results_of_a_region_is_eagers_alone() -> None:
     found = how_it_ended(raised_by(lambda: between(True)))
     assert isinstance(found, Finding)
-    assert (found.detail, found.source is not None and found.source.split(":")[0]) == (
-        "crash.differentiating",
-        "test_ended.py",
-    )
+    assert found.detail == "crash.differentiating"
+    assert "test_ended.py:" in str(found.source)
     assert "eager, asked once more, differentiates" in found.message
 
 

@@ -360,7 +360,7 @@ def test_finding_names_the_users_line() -> None:
     [finding] = report.findings
     assert finding.source is not None
     assert "return self.layers(x), x.t()" in finding.source
-    assert finding.source.startswith("test_faults.py:")
+    assert "test_faults.py:" in finding.source
 
 
 def test_backward_that_writes_to_the_gradient_it_is_given() -> None:

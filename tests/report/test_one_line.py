@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from checked_backend.findings import Finding, Kind, Metrics, Severity
+from checked_backend.findings import Coverage, Finding, Kind, Metrics, Severity
+from checked_backend.report import Report
 from checked_backend.report.causes import Cause
 from checked_backend.report.one_line import annotation, one_line, user_line
 from tests.support import report_tools
@@ -37,6 +38,12 @@ def test_of_a_node_that_is_an_operator_and_its_gradient_is_said_which() -> None:
     assert line(gradient) == "model.py:52: the gradient of relu is wrong (compiled code)"
     assert line(gradient, replace(gradient, subject="output[0]")) == "model.py:52: relu is wrong (compiled code)"
     assert line(replace(gradient, graph="forward")) == "model.py:52: relu is wrong (compiled code)"
+
+
+def test_where_no_line_is_known_the_module_is_said() -> None:
+    in_module = replace(RELU, repro=None, workaround=None, source=None, module="head.1")
+    assert line(in_module) == "head.1 of Net: relu is wrong (compiled code)"
+    assert "1. relu (aten.relu.default) in head.1 of Net, compiled code" in Report((in_module,), Coverage()).to_text()
 
 
 def test_no_line_is_blamed_until_an_operator_is_known() -> None:
