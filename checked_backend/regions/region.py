@@ -156,7 +156,7 @@ class CheckedRegion:
                 raise reference
             return True
         if reference is None:
-            raise RuntimeError("eager's results are gone record they were compared")
+            raise RuntimeError("eager's results are gone before they were compared")
         if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
             self._reporter.respond([wrong_outputs(len(reference.outputs), returned), *left])
             self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
