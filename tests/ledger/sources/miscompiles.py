@@ -34,6 +34,8 @@ VECTORISED = frozenset(
 def cases() -> Iterator[Case]:
     """The programs of `tests.cases` and those of the catalogue, with Inductor."""
     for number, program in enumerate(ALL):
+        if program.name == "sum_over_uninitialised":  # what memory holds there is another thing in each run
+            continue
         yield Case(f"programs/{program.name}", partial(_checked, program), quick=number % QUICK == 0)
     for number, entry in enumerate(read()):
         name = entry.name.replace("/", " ")
