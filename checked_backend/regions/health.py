@@ -219,6 +219,9 @@ class RegionHealth:
         record = CheckRecord(
             self._region, call, backward, ratio, subject, failing, seconds, share, drift, process_rank()
         )
-        log.debug("%s", record)
+        told = "no noise known" if ratio is None else f"{ratio:.3g} times the noise in {subject}"
+        said = f"{failing} findings" if failing else "agrees with eager"
+        what = "gradients of call" if backward else "call"
+        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, told, seconds)
         for failed in self._health.tell(record):
             self._note(f"a callback of on_check raised: {failed}")
