@@ -72,7 +72,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail="logic.this_dtype" if far else "precision.operator",
         subject=_subject(gm, first, subjects),
-        message=error_message(what, dtype, error, first.found.numel()),
+        message=f"{error_message(what, dtype, error, first.found.numel())}. The kernel is wrong in this dtype",
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
             rms=error.limit * _size(first.right),
@@ -100,23 +100,23 @@ def error_message(what: str, dtype: str, error: LocalError, count: int) -> str:
         some = "one element" if error.outliers == 1 else f"{error.outliers} elements"
         return (
             f"{what} is off in {some} of {count} in {dtype}, in the worst by {error.worst:.2g}: a rounding or two of "
-            "its own inputs and of its result explain none of that. The kernel is wrong in this dtype"
+            "its own inputs and of its result explain none of that"
         )
     if error.is_factor:
         return (
             f"{what} is too {'large' if error.bias > 0 else 'small'} in {dtype}: its elements have a factor of "
             f"{1 + error.bias:.4g} in common. Roundings, which go either way, explain {error.bias_allowed:.2g} more or "
-            "less than 1. The kernel is wrong in this dtype"
+            "less than 1"
         )
     if error.relative <= error.limit:  # large elements are right, small ones are not
         return (
             f"{what} is off in {dtype}: the errors of its elements are {error.spread:.2g} times what a rounding or two "
             f"of its own inputs and of its result make of each, and at most {error.spread_allowed:.2g} times is "
-            "rounding. The kernel is wrong in this dtype"
+            "rounding"
         )
     return (
         f"{what} is off by {error.relative:.2g} in {dtype}: a rounding or two of its own inputs and of its result "
-        f"explain {error.limit:.2g}. The kernel is wrong in this dtype"
+        f"explain {error.limit:.2g}"
     )
 
 
