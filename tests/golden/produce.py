@@ -89,6 +89,7 @@ def _reports(_files: Files) -> Outputs:
         ours = [str(one.message) for one in warned if one.category.__module__.startswith("checked_backend")]
         said[name] = "\n".join([report.headline, repr(report), *only_here, *ours, err.getvalue()])
         yield f"{name}.json", f"{json}\n"
+    Path("programs.py").unlink()
     yield "said.txt", sections(said)
     for path in sorted(Path("checked_backend_reports").rglob("*.*")):
         if path.suffix in (".py", ".md"):
