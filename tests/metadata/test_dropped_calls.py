@@ -151,7 +151,7 @@ def test_calls_that_cannot_be_made_alone_are_told(library: Any) -> None:
     ):
         report = record(program, (X,))
         (skip,) = report.coverage.skipped
-        assert f"the call of {NAME}.{name} at test_dropped_calls.py:" in skip.subject
+        assert f"the call of {NAME}.{name} at tests/metadata/test_dropped_calls.py:" in skip.subject
         assert why in skip.reason
         assert report.verdict is Verdict.INCONCLUSIVE
 

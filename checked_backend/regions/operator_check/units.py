@@ -86,13 +86,14 @@ class Units:
 
     Args:
         exposed: Names of the nodes that are handed out.
+        returned: Whether the graph's results are read, too.
 
     Attributes:
         order: Each node's place.
         done: By place: the nodes that nothing behind it reads.
     """
 
-    def __init__(self, gm: fx.GraphModule, exposed: Collection[str]) -> None:
+    def __init__(self, gm: fx.GraphModule, exposed: Collection[str], *, returned: bool = True) -> None:
         self._exposed = exposed
         self._units: dict[fx.Node, Unit] = {}
         self._choices: set[fx.Node] = set()
@@ -100,6 +101,10 @@ class Units:
         self.order: dict[fx.Node, int] = {node: place for place, node in enumerate(gm.graph.nodes)}
         self._last: dict[fx.Node, int] = {}
         for node, place in self.order.items():
+            if not returned:
+                if node.op == "output":
+                    break
+                self._last[node] = place
             for source in node.all_input_nodes:
                 self._used(source, place)
             # a write reads its sources through views, too: until then their gradients are not complete

@@ -80,7 +80,7 @@ class Walk:
         self.checks = TensorChecks()
         self._exposed = exposed
         self._probed = probed
-        self._units = Units(gm, exposed.values.keys())
+        self._units = Units(gm, exposed.values.keys(), returned=exposed.outputs > 0)
         self._tape = RandomTape()
         self._random: set[fx.Node] = set()
         self._blank: set[fx.Node] = set()  # tensors with elements to which nothing was written yet: they are NaN
