@@ -49,7 +49,7 @@ def test_an_undeclared_write_of_an_operator_that_returns_nothing(library: Any, d
     assert report.verdict is Verdict.FAIL
     assert run_alone(finding)[0] == "THEY DIFFER"
     (note,) = notes(report)
-    assert f"{NAME}.write at test_dropped_calls.py:" in note
+    assert f"{NAME}.write at tests/metadata/test_dropped_calls.py:" in note
     assert "by its schema it does nothing" in note
 
 
