@@ -23,6 +23,8 @@ from tests.support.lying_operators import NAME, define, record
 pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
 Program = Callable[..., Any]
 
+HERE = "tests/metadata/test_layout.py:"
+
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.t().contiguous().t()
@@ -68,10 +70,10 @@ def test_a_layout_that_is_only_read_is_warned_of_once_and_the_program_goes_on(
     said, node, fault, *_ = text.splitlines()
     if detail == "structure.stride":
         assert said == "2 nodes have other strides than were traced, on which nothing depends."
-        assert f"node[lie] ({NAME}.lie.default): stride (4, 1) traced, (1, 3) ran; your line: test_layout.py:" in node
+        assert f"node[lie] ({NAME}.lie.default): stride (4, 1) traced, (1, 3) ran; your line: {HERE}" in node
     else:
         assert said == "1 node begins elsewhere in memory than was traced, on which nothing depends."
-        assert f"node[lie] ({NAME}.lie.default): offset 0 traced, 3 ran; your line: test_layout.py:" in node
+        assert f"node[lie] ({NAME}.lie.default): offset 0 traced, 3 ran; your line: {HERE}" in node
     assert "likely at fault: the register_fake of the custom operator" in fault
     assert 'options={"layout": "raise"}' in text
     given = x()

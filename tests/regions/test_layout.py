@@ -53,7 +53,7 @@ def test_other_strides_are_warned_of_once_and_the_program_goes_on(policy: str) -
     results: list[torch.Tensor] = []
     [text] = warned(lambda: results.extend(compiled(x())[0] for _ in range(3)))
     assert text.startswith("values agree; 1 output has other strides than in eager.\n")
-    assert "output[0]: (6, 1) in eager, (1, 4) compiled; your line: test_layout.py:" in text
+    assert "output[0]: (6, 1) in eager, (1, 4) compiled; your line: tests/regions/test_layout.py:" in text
     assert ".view()" in text
     assert ".contiguous()" in text
     assert [result.stride() for result in results] == [(1, 4)] * 3  # the compiled program's, with every policy

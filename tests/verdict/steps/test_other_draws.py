@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,12 +59,15 @@ def drawing() -> Iterator[None]:
             torch.rand(3)
 
     drawer = threading.Thread(target=draw)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # it also draws during calls that take less than the usual 5 ms
     drawer.start()
     try:
         yield
     finally:
         done.set()
         drawer.join()
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.sampled(6)
