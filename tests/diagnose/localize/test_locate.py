@@ -146,7 +146,7 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
     told = [one.notes[-1] for one in known if one.node is None and one.notes]  # by a search that ends there
     assert told[0] == "it ended in bisecting the inference graph"
     assert "is wrong up to addmm_1 (aten.addmm.default, tests/diagnose/localize/test_locate.py:" in told[1]
-    assert ": return self.last(hidden), last (Linear))" in told[1]
+    assert ": return self.last(hidden), last)" in told[1]
     assert ", and right up to sub (" in told[-1]
     assert "bisection" in location.notes[0]
     assert "far too slightly" in location.notes[1]
