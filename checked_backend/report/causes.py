@@ -61,8 +61,7 @@ class Cause:
 def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
     """Group findings by where they come from; those that fail come first.
 
-    The same operator on the same line, wrong at the same stage, is one cause, also where its code was compiled more
-    than once. Where no operator is known, wrong values of one piece of code are told together, however often it was
+    The same operator on the same line, wrong at the same stage, is one cause in however many regions. Where no operator is known, wrong values of one piece of code are told together, however often it was
     compiled: one error spreads to all that follows. That it is one cause is not known (`Cause.is_named`). What is about
     more than values is told by its finer kind. Findings of the same kind in the same code, whose own operator is not
     known, are told with the operator that was found (`Cause.assumed`).
@@ -132,7 +131,8 @@ def _origin(finding: Finding) -> tuple[object, ...]:
     if finding.of_node:
         return grade, region, finding.graph, finding.subject, finding.op
     if finding.op is not None:
-        return grade, region, finding.graph, finding.stage, finding.node, finding.op, finding.source
+        where = finding.source or (region, finding.node)
+        return grade, finding.graph, finding.stage, finding.op, where
     if _is_vague(finding):
         return grade, _code_of(finding.region), finding.graph, finding.stage, "values"
     # the same words about several results; another message is another thing

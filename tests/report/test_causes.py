@@ -26,9 +26,15 @@ def test_other_operators_lines_stages_and_graphs_are_other_causes() -> None:
         replace(RELU, source="model.py:4 in forward: x.relu()"),
         replace(RELU, stage="aot"),
         replace(RELU, graph="backward"),
-        replace(RELU, region="Other [1/0]"),
+        replace(RELU, source=None),
+        replace(RELU, source=None, region="Other [1/0]"),
     ]
     assert len(causes_of(others)) == len(others)
+
+
+def test_an_operator_on_one_line_is_one_cause_in_however_many_regions() -> None:
+    (cause,) = causes_of([RELU, replace(RELU, region="Other [1/0]", node="relu_3")])
+    assert cause.regions == 2
 
 
 def test_wrong_values_of_a_region_are_one_cause_until_an_operator_is_known() -> None:

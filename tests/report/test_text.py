@@ -88,7 +88,9 @@ def test_headlines() -> None:
 
 
 def test_many_findings_are_counted() -> None:
-    apart = [replace(WRONG, node=f"relu_{number}") for number in range(11)]
+    apart = [
+        replace(WRONG, node=f"relu_{number}", source=f"model.py:{number} in forward: x.relu()") for number in range(11)
+    ]
     text = str(Report((*apart, *[STRIDE] * 2), COVERAGE))
     assert "\n10. relu" in text
     assert "\n11. " not in text
@@ -228,7 +230,10 @@ def test_how_many_causes_there_are_is_said_only_where_it_is_known() -> None:
 
     assert title(RELU) == "Net: 1 finding"
     assert title(*named) == "Net: 2 findings, 1 cause"
-    assert title(*named, replace(RELU, node="relu_1")) == "Net: 3 findings, 2 causes"
+    assert (
+        title(*named, replace(RELU, node="relu_1", source="model.py:4 in forward: y.relu()"))
+        == "Net: 3 findings, 2 causes"
+    )
     assert title(*vague) == "Net: 50 findings in 50 regions, no operator named"
     assert title(*named, vague[0]) == "Net: 3 findings, 2 parts"
     assert headline(*vague, coverage=CHECKED).endswith("; 49 other parts below")
