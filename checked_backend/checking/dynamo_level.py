@@ -27,8 +27,8 @@ from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking.program import Program
 from checked_backend.diagnose.repro import Untranslatable, write_source_repro
 from checked_backend.findings import EvidenceKey, Finding
+from checked_backend.findings.paths import shown_path
 from checked_backend.graphs.operators import Operator, OperatorKind
-from checked_backend.graphs.source_line import shown_path
 from checked_backend.modes.base import OperatorMode
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions

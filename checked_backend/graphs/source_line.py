@@ -10,13 +10,14 @@ from traceback import FrameSummary
 import torch
 from torch import fx
 
-__all__ = ["module_path", "shown_path", "source_line", "users_frame"]
+from checked_backend.findings.paths import shown_path
+
+__all__ = ["module_path", "source_line", "users_frame"]
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*$')
 _MODULE = re.compile(r"_modules\['([^']+)'\]")
 _ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_FAR = os.path.join("..", "..", "")
 _HERE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -39,18 +40,6 @@ def source_line(node: fx.Node) -> str | None:
         code = "" if not following or _FRAME.match(following) else f": {following}"
         best = f"{shown_path(frame['file'])}:{frame['line']} in {frame['function']}{code}"
     return best
-
-
-def shown_path(file: str) -> str:
-    """The path of a source file for people: from the working directory, or of a library from where it is installed."""
-    _, installed, inside = file.replace(os.sep, "/").rpartition("/site-packages/")
-    if installed:
-        return inside
-    try:
-        near = os.path.relpath(file) if os.path.isabs(file) else file
-    except (OSError, ValueError):  # the working directory is gone, or on another drive
-        return file
-    return file if near.startswith(_FAR) else near
 
 
 def users_frame(frame: FrameSummary) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from checked_backend.autostart import say
 from checked_backend.findings import Finding, Verdict
+from checked_backend.findings.paths import shown_path
 from checked_backend.options import RunOptions, parse_options
 from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, read_processes, tidy
 from checked_backend.report import Report
@@ -113,7 +114,7 @@ class RunResult:
         slowest = max(self.used, key=lambda one: one.checking)
         share = slowest.checking / slowest.seconds if slowest.seconds else 0.0
         yield _row("time", f"checks took {slowest.checking:.1f} s of {slowest.seconds:.1f} s ({share:.0%})")
-        yield _row("reports", str(self.folder))
+        yield _row("reports", shown_path(str(self.folder)))
 
     def _told(self) -> Iterator[Report]:
         """The reports to print; what the ranks of one program have in common is printed once, with their names."""

@@ -291,7 +291,7 @@ class CallComparison:
             )
         for skip in exchanged.skips:
             self._reporter.skip(skip)
-        self._reporter.count({"sent to other ranks": len(exchanged.pairs)})
+        self._reporter.count({"tensors sent to other ranks": len(exchanged.pairs)})
         return exchanged
 
     def exchanged_otherwise(self, call: Call, error: Exception | Execution | None) -> list[Finding]:

@@ -61,10 +61,11 @@ class Cause:
 def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
     """Group findings by where they come from; those that fail come first.
 
-    The same operator on the same line, wrong at the same stage, is one cause in however many regions. Where no operator is known, wrong values of one piece of code are told together, however often it was
-    compiled: one error spreads to all that follows. That it is one cause is not known (`Cause.is_named`). What is about
-    more than values is told by its finer kind. Findings of the same kind in the same code, whose own operator is not
-    known, are told with the operator that was found (`Cause.assumed`).
+    The same operator on the same line, wrong at the same stage, is one cause in however many regions. Where no
+    operator is known, wrong values of one piece of code are told together, however often it was compiled: one error
+    spreads to all that follows. That it is one cause is not known (`Cause.is_named`). What is about more than
+    values is told by its finer kind. Findings of the same kind in the same code, whose own operator is not known,
+    are told with the operator that was found (`Cause.assumed`).
     """
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:

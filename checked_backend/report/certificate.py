@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from checked_backend.findings import Verdict
-from checked_backend.report.clean import clean, plural
+from checked_backend.report.clean import clean, listed, plural
 from checked_backend.report.coverage_view import but_for_ignored, counts, region_line, skips
 from checked_backend.report.details import what
 from checked_backend.report.report import Report
@@ -37,7 +37,7 @@ def _certificate(report: Report) -> Iterator[str]:
         yield ""
         yield _text(report.headline)
     yield ""
-    yield f"Compared: {_text(', '.join(counts(coverage)) or 'nothing')}."
+    yield f"Compared: {_text(listed(counts(coverage)) or 'nothing')}."
     yield from _listed(map(region_line, coverage.regions), "region")
     yield ""
     yield from _limits(report)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-__all__ = ["clean", "first_line", "percent", "plural"]
+__all__ = ["clean", "first_line", "listed", "percent", "plural"]
 
 # Terminal escapes, other control characters, line separators, halves of surrogate pairs and bidirectional overrides.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -24,6 +25,11 @@ def first_line(text: str) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 call``, ``2 calls``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """``one``, ``one and two``, ``one, two and three``."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def percent(share: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from checked_backend.findings import Coverage, RegionInfo
-from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.report.clean import clean, first_line, listed, plural
 
 __all__ = [
     "but_for_ignored",
@@ -17,12 +19,20 @@ __all__ = [
 ]
 
 _LONGEST = 120
+_PLURAL = re.compile(r"(?<=ss)es\b|s\b")
 _HIDDEN = " (an error could hide there)"
 
 
 def counts(coverage: Coverage) -> list[str]:
-    """``outputs: 3``, for each kind of comparison that ran."""
-    return [f"{clean(said)}: {count}" for said, count in coverage.checked.items() if count > 0]
+    """``3 outputs``, for each kind of comparison that ran. Tensors are told by what they are, where that is counted."""
+    kinds = [said for said, count in coverage.checked.items() if count > 0]
+    if "outputs" in kinds:
+        kinds = [said for said in kinds if said != "tensors"]
+    return [_counted(coverage.checked[said], clean(said)) for said in kinds]
+
+
+def _counted(count: int, plural_noun: str) -> str:
+    return f"{count} {_PLURAL.sub('', plural_noun, count=1) if count == 1 else plural_noun}"
 
 
 def missed(coverage: Coverage) -> int:
@@ -52,7 +62,7 @@ def coverage_line(coverage: Coverage) -> str:
         more = f" and {plural(backwards, 'backward')}" if backwards else ""
         parts.append(f"{plural(len(coverage.regions), 'region')}, {checked} of {plural(calls, 'call')}{more}")
     if any(coverage.checked.values()):
-        parts.append(", ".join(counts(coverage)))
+        parts.append(listed(counts(coverage)))
     if coverage.detection_limit:
         subject, limit = max(coverage.detection_limit.items(), key=lambda item: item[1])
         parts.append(f"an error of {limit:.2g} would have been caught everywhere (the bluntest is {clean(subject)})")

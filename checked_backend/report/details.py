@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics, NoiseScale, Number, Severity
+from checked_backend.findings.paths import shown_path
 from checked_backend.report.clean import clean, first_line, percent, plural
 from checked_backend.report.flow_chart import flow_sentence
 from checked_backend.report.one_line import is_line_blamed
@@ -121,7 +122,7 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
     rows.append(row("where", ", ".join(part for part in place if part)))
     rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))
     rows.append(row("workaround", finding.workaround, code=True))
-    rows.append(row("repro", finding.repro, code=True))
+    rows.append(row("repro", finding.repro and shown_path(finding.repro), code=True))
     return FindingView(
         title=f"{_HEADS[finding.severity]} {number} of {total}: {what(finding)}",
         message=clean(finding.message),

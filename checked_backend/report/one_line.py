@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from checked_backend.findings import Finding, Kind
+from checked_backend.findings.paths import shown_path
 from checked_backend.report.causes import Cause, place_of
 from checked_backend.report.clean import first_line, plural
 from checked_backend.report.operator_names import operator_name
@@ -115,9 +116,9 @@ def _said(cause: Cause) -> str:
 
 
 def _remedies(findings: Sequence[Finding]) -> Iterator[str]:
-    found = next((finding for finding in findings if finding.repro), None)
-    if found is not None:
-        yield f"repro {found.repro}" if found.repro_confirmed else "no confirmed repro"
+    repro, confirmed = next(((one.repro, one.repro_confirmed) for one in findings if one.repro), (None, False))
+    if repro is not None:
+        yield f"repro {shown_path(repro)}" if confirmed else "no confirmed repro"
     workaround = next((finding.workaround for finding in findings if finding.workaround), None)
     if workaround is not None:
         lines = [line.strip() for line in workaround.splitlines() if line.strip() and not line.startswith("#")]

@@ -20,7 +20,7 @@ from checked_backend._torch.dynamo import dynamo_counters
 from checked_backend.findings import Coverage, RegionInfo, Skip
 from checked_backend.report import Report
 from checked_backend.report.causes import short_region
-from checked_backend.report.clean import first_line, plural
+from checked_backend.report.clean import first_line, listed, plural
 from checked_backend.report.coverage_view import but_for_ignored
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.file_names import process_rank
@@ -168,7 +168,7 @@ def _title(regions: Sequence[RegionInfo]) -> str:
     names = list(dict.fromkeys(short_region(region.name) for region in regions))
     rest = len(names) - _NAMED
     shown = names if rest <= 0 else [*names[:_NAMED], plural(rest, "other")]
-    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part) or _NO_REGION
+    return listed(shown) or _NO_REGION
 
 
 _sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())

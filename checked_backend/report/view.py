@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
+from checked_backend.findings.paths import shown_path
 from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise, layout_sentence
 from checked_backend.report.causes import Cause, causes_of, place_of, worst_first
-from checked_backend.report.clean import clean, first_line, plural
+from checked_backend.report.clean import clean, first_line, listed, plural
 from checked_backend.report.coverage_view import (
     but_for_ignored,
     counts,
@@ -126,7 +127,7 @@ def view(report: Report) -> ReportView:
         sentence=headline(report),
         heading=headline(report, remedies=False),
         title=_title(report, causes),
-        path="" if report.path is None else clean(str(report.path)),
+        path="" if report.path is None else clean(shown_path(str(report.path))),
         causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
         more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
         advice=advice,
@@ -192,7 +193,7 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     if verdict is Verdict.PASS:
         said = layout_sentence(warnings) if warnings else _agreement(report.coverage)
         said += but_for_ignored(report.coverage)
-        return f"{said} ({', '.join(counts(report.coverage))})"
+        return f"{said} ({listed(counts(report.coverage))})"
     if verdict is Verdict.FAIL:
         failing = [finding for finding in report.findings if finding.fails]
         if all(finding.is_layout for finding in report.findings) and not missed(report.coverage):
@@ -316,7 +317,7 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
     rows += [row(label, _listed(main.evidence[key])) for key, label in _TOLD.items() if key in main.evidence]
     rows.append(row("workaround", main.workaround, code=True))
     script = "repro" if main.repro_confirmed else "script"  # the evidence says that it does not show it
-    rows.append(row(script, main.repro and f"python {main.repro}", code=True))
+    rows.append(row(script, main.repro and f"python {shown_path(main.repro)}", code=True))
     yield from (one for one in rows if one is not None and one.text)
 
 

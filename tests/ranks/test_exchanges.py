@@ -10,7 +10,7 @@ import pytest
 from tests.support.ranks import LIMIT, run_ranks, values_of
 
 PROGRAM = "tests.support.rank_programs:several"
-SENT = "sent to other ranks"
+SENT = "tensors sent to other ranks"
 SENDING_THE_SAME: tuple[dict[str, Any], ...] = (
     {"fault": "after", "on": 0},
     {"fault": "after", "on": 0, "receives": True},

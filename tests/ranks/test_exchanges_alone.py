@@ -91,7 +91,7 @@ def test_collectives_that_send_nearly_the_same_may_be_reordered() -> None:
         return one - 3 * other
 
     report = gathered(lambda: checked(program, reordered)(torch.randn(4)))
-    assert report.coverage.checked["sent to other ranks"] == 2
+    assert report.coverage.checked["tensors sent to other ranks"] == 2
     assert agreed(report)
 
 
@@ -260,7 +260,7 @@ def test_no_check_waits_for_what_the_program_waits_for_itself(compiler: str, mon
 
     report = gathered(run)
     assert agreed(report)
-    assert report.coverage.checked["sent to other ranks"] == 3
+    assert report.coverage.checked["tensors sent to other ranks"] == 3
     assert any(skip.subject == "output[0]" and "after the region has ended" in skip.reason for skip in skips(report))
 
 

@@ -251,7 +251,7 @@ def test_wrong_values_of_code_that_was_compiled_many_times_are_one_block() -> No
 def test_what_is_ignored_is_no_agreement() -> None:
     ignored = replace(CHECKED, ignored=(RELU,))
     assert headline(coverage=ignored) == (
-        "PASS: the compiled program agrees with eager, but for 1 finding that is ignored (outputs: 1)"
+        "PASS: the compiled program agrees with eager, but for 1 finding that is ignored (1 output)"
     )
     assert ", but for 2 findings that are ignored (" in headline(coverage=replace(ignored, ignored=(RELU, RELU)))
 
