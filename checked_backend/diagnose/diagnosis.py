@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from checked_backend.diagnose.localize import Location
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
-from checked_backend.graphs.source_line import module_path, source_line
+from checked_backend.graphs.source_line import callers_line, module_path, source_line
 
 __all__ = ["DIAGNOSED", "Diagnosis"]
 
@@ -34,6 +34,7 @@ class Diagnosis:
     node: str | None = None
     op: str | None = None
     source: str | None = None
+    caller: str | None = None
     module: str | None = None
     workaround: str | None = None
     repro: str | None = None
@@ -59,7 +60,7 @@ class Diagnosis:
         node = location.node
         if node is not None:
             found.node, found.op, found.source = node.name, location.op, source_line(node)
-            found.module = module_path(node)
+            found.module, found.caller = module_path(node), callers_line(node)
         return found
 
     @classmethod
@@ -71,7 +72,7 @@ class Diagnosis:
             EvidenceKey.REPRO: "none: run it with backend='debug_interpreter', which writes a script of the operator",
         }
         found = cls(None, finding.graph, finding.node, finding.op, finding.source, evidence=evidence)
-        found.module, found.at_fault = finding.module, finding.at_fault
+        found.module, found.caller, found.at_fault = finding.module, finding.caller, finding.at_fault
         return found
 
     @classmethod
@@ -88,7 +89,9 @@ class Diagnosis:
         if finding.kind not in DIAGNOSED:
             return finding
         members = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "output"}
-        members |= {name: members[name] or getattr(finding, name) for name in ("source", "module", "at_fault")}
+        members |= {
+            name: members[name] or getattr(finding, name) for name in ("source", "caller", "module", "at_fault")
+        }
         return replace(finding, **members | {"evidence": {**finding.evidence, **self.evidence}, "searched": True})
 
     def added_to_all(self, findings: Sequence[Finding]) -> list[Finding]:

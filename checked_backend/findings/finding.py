@@ -29,6 +29,8 @@ class Finding:
     ``evidence`` is for people, by `EvidenceKey`; what code reads is a field.
 
     Attributes:
+        source: The innermost line outside of torch that made the operator; it may be a library's.
+        caller: The user's own line that led to ``source``, where that is a library's.
         module: The path of the user's module that the operator is in: ``blocks.1.mlp.act``.
         more_than_layout: Why a difference in layout matters: a later node depends on it, or gradients are lost; or "".
         inherited: Whether it is about a node of a graph, an input of which was wrong already.
@@ -61,6 +63,7 @@ class Finding:
     node: str | None = None
     op: str | None = None
     source: str | None = None
+    caller: str | None = None
     module: str | None = None
     workaround: str | None = None
     repro: str | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from traceback import FrameSummary
 
 import torch
 from torch import fx
 
-from checked_backend.findings.paths import shown_path
+from checked_backend.findings.paths import is_in_library, shown_path
 
-__all__ = ["module_path", "source_line", "users_frame"]
+__all__ = ["callers_line", "module_path", "source_line", "users_frame"]
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*$')
 _MODULE = re.compile(r"_modules\['([^']+)'\]")
@@ -27,19 +28,25 @@ def source_line(node: fx.Node) -> str | None:
     Returns:
         ``"src/model.py:41 in forward: x = torch.relu(x)"``, or None if nothing was recorded.
     """
-    trace = node.meta.get("stack_trace") or node.stack_trace
-    if not trace:
-        return None
+    return next(_lines(node), None)
+
+
+def callers_line(node: fx.Node) -> str | None:
+    """The line of the user's own program that led to a node; None if `source_line` is that, or none is recorded."""
+    lines = list(_lines(node))
+    own = next((line for line in lines if not is_in_library(line)), None)
+    return own if lines[:1] != [own] else None
+
+
+def _lines(node: fx.Node) -> Iterator[str]:
+    """The recorded lines outside of torch, the innermost first; those of torch where there are no others."""
+    trace = node.meta.get("stack_trace") or node.stack_trace or ""
     lines = trace.splitlines()
-    best: str | None = None
-    for position, line in enumerate(lines):
-        frame = _FRAME.match(line)
-        if frame is None or (best is not None and frame["file"].startswith(_TORCH)):
-            continue
-        following = lines[position + 1].strip() if position + 1 < len(lines) else ""
+    found = [(place, frame) for place, line in enumerate(lines) if (frame := _FRAME.match(line))]
+    for place, frame in [one for one in found if not one[1]["file"].startswith(_TORCH)][::-1] or found[:1]:
+        following = lines[place + 1].strip() if place + 1 < len(lines) else ""
         code = "" if not following or _FRAME.match(following) else f": {following}"
-        best = f"{shown_path(frame['file'])}:{frame['line']} in {frame['function']}{code}"
-    return best
+        yield f"{shown_path(frame['file'])}:{frame['line']} in {frame['function']}{code}"
 
 
 def users_frame(frame: FrameSummary) -> str | None:

@@ -11,7 +11,7 @@ from torch import fx
 from checked_backend.errors import MetadataError
 from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.schema import operator_name
-from checked_backend.graphs.source_line import module_path, source_line
+from checked_backend.graphs.source_line import callers_line, module_path, source_line
 from checked_backend.metadata.attribution import attribute
 from checked_backend.metadata.expected import Mismatch
 from checked_backend.metadata.script import operator_script
@@ -104,6 +104,7 @@ def to_finding(found: NodeMismatch) -> Finding:
         node=node.name,
         op=operator,
         source=source,
+        caller=callers_line(node),
         module=module,
         more_than_layout=found.depended,
         inherited=found.inherited,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from checked_backend.findings import Finding, Kind, Verdict
+from checked_backend.findings.paths import is_in_library
 from checked_backend.report.clean import plural
 from checked_backend.report.words import for_several, said_of
 from checked_backend.subjects import SubjectKind
@@ -234,10 +235,15 @@ def _where(finding: Finding, key: str) -> Sequence[str]:
     if key not in _BLAMED:
         return ()
     if _is_exhausted(finding):
-        return ("No setting helped, nor did keeping 'your line' out of the compiler.",)
+        return (f"No setting helped, nor did keeping {_line(finding)} out of the compiler.",)
     if finding.op and finding.source:
-        return ("Else keep the code at 'your line' out of the compiler with torch.compiler.disable.",)
+        return (f"Else keep the code at {_line(finding)} out of the compiler with torch.compiler.disable.",)
     return ("Which line is to blame is not known.",)
+
+
+def _line(finding: Finding) -> str:
+    is_known = finding.caller or not is_in_library(finding.source)
+    return "'your line'" if is_known else "the library's line"
 
 
 def _is_exhausted(finding: Finding) -> bool:

@@ -8,7 +8,7 @@ from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics
 from checked_backend.findings.paths import shown_path
 from checked_backend.report.clean import clean, first_line, percent, plural
 from checked_backend.report.flow_chart import flow_sentence
-from checked_backend.report.one_line import is_line_blamed
+from checked_backend.report.one_line import line_label
 
 __all__ = [
     "FindingView",
@@ -120,7 +120,8 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
     graph, stage = finding.graph and f"{finding.graph} graph", finding.stage and f"stage {finding.stage}"
     place = (finding.region, finding.module, graph, stage, finding.node, finding.op)
     rows.append(row("where", ", ".join(part for part in place if part)))
-    rows.append(row("your line" if is_line_blamed(finding) else "made at", finding.source, code=True))
+    rows.append(row(line_label(finding), finding.source, code=True))
+    rows.append(row("your line", finding.caller, code=True))
     rows.append(row("workaround", finding.workaround, code=True))
     rows.append(row("repro", finding.repro and shown_path(finding.repro), code=True))
     return FindingView(

@@ -8,20 +8,21 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from checked_backend.findings import Finding, Kind
-from checked_backend.findings.paths import shown_path
+from checked_backend.findings.paths import is_in_library, shown_path
 from checked_backend.report.causes import Cause, place_of
 from checked_backend.report.clean import first_line, plural
 from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import named, said_of, stage_words
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["Line", "annotation", "is_line_blamed", "one_line", "operator_words", "user_line"]
+__all__ = ["Line", "annotation", "is_line_blamed", "line_label", "one_line", "operator_words", "user_line"]
 
 _SOURCE = re.compile(
     r"^(?P<file>[^\n]+?):(?P<line>[0-9]{1,9})(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
 )
 _OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
 _LONGEST_CODE = 80
+_LONGEST = 100
 
 
 class Line(NamedTuple):
@@ -62,10 +63,21 @@ def is_line_blamed(finding: Finding) -> bool:
     return finding.op is not None or finding.kind not in _OF_VALUES
 
 
+def line_label(finding: Finding) -> str:
+    """What the source line of a finding is called."""
+    if not is_line_blamed(finding):
+        return "made at"
+    return "library" if is_in_library(finding.source) else "your line"
+
+
 def one_line(cause: Cause, *, remedies: bool = True) -> str:
     """``model.py:52: relu is wrong (compiled code): repro repro.py, workaround torch.compiler.disable``."""
-    told = list(_remedies(cause.findings)) if remedies else []
-    return first_line(f"{_place(cause)}{_said(cause)}" + (f": {', '.join(told)}" if told else ""))
+    said = f"{_place(cause)}{_said(cause)}"
+    told = [*_remedies(cause.findings)] if remedies else []
+    whole = f"{said}: {', '.join(told)}" if told else said
+    if len(whole) > _LONGEST and len(told) > 1:
+        whole = f"{said}: repro and workaround in the report"
+    return first_line(whole)
 
 
 def annotation(cause: Cause) -> str:
@@ -98,7 +110,7 @@ def _property(text: str) -> str:
 
 def _place(cause: Cause) -> str:
     main = cause.main
-    line = user_line(main.source) if is_line_blamed(main) else None
+    line = user_line(main.caller or main.source) if is_line_blamed(main) else None
     if line is not None:
         return f"{line.place}: "
     return f"{place_of(main)}: " if main.region else ""

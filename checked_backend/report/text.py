@@ -87,7 +87,7 @@ def _lines(report: Report, verbose: bool, width: int) -> Iterator[_Line]:
 def _cause(cause: CauseView, verbose: bool, width: int) -> Iterator[_Line]:
     yield from _wrap(cause.title, width, rest="   ", style="bold")
     if cause.line:
-        yield _Line(f"   {'your line':<{_LABEL}}", cause.line, "cyan")
+        yield _Line(f"   {cause.line_label:<{_LABEL}}", cause.line, "cyan")
         yield from (_Line("     | ", line) for line in cause.code.split("\n") if line)
     yield from _wrap(cause.sentence, width, "   ", "   ")
     label = "differs" if cause.is_warning else "wrong"

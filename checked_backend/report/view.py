@@ -24,7 +24,7 @@ from checked_backend.report.coverage_view import (
     skips,
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
-from checked_backend.report.one_line import is_line_blamed, one_line, operator_words, user_line
+from checked_backend.report.one_line import is_line_blamed, line_label, one_line, operator_words, user_line
 from checked_backend.report.words import named, plain_sentence, stage_words
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class CauseView:
 
     Attributes:
         title: The operator or the result, and where.
-        line: The user's line, or "".
+        line: The line of code, or "".
+        line_label: Whether it is the user's line, or a library's.
         code: Its text, or "".
         sentence: What kind of problem it is, in plain words.
         message: What is said of this one.
@@ -72,6 +73,7 @@ class CauseView:
 
     title: str
     line: str
+    line_label: str
     code: str
     sentence: str
     message: str
@@ -262,6 +264,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
     return CauseView(
         title=f"{number}. {_cause_title(cause)}",
         line="" if line is None else clean(f"{line.place} in {line.function}" if line.function else line.place),
+        line_label=line_label(main),
         code="" if line is None else clean(line.code),
         sentence=plain_sentence(main),
         message=clean(main.message),
@@ -312,7 +315,8 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
         row("greatest", values_at(main)),
         row("expected", main.expected),
         row("actual", main.actual),
-        row("your line" if is_line_blamed(main) else "made at", None if quoted else main.source),
+        row(line_label(main), None if quoted else main.source),
+        row("your line", main.caller),
     ]
     rows += [row(label, _listed(main.evidence[key])) for key, label in _TOLD.items() if key in main.evidence]
     rows.append(row("workaround", main.workaround, code=True))

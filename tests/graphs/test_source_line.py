@@ -8,7 +8,7 @@ from functorch.compile import make_boxed_func
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from checked_backend.graphs.source_line import module_path, source_line
+from checked_backend.graphs.source_line import callers_line, module_path, source_line
 
 
 def test_source_line_is_the_innermost_frame_outside_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -21,6 +21,12 @@ def test_source_line_is_the_innermost_frame_outside_of_torch(monkeypatch: pytest
         f'  File "{torch.__file__.removesuffix("__init__.py")}nn/modules/linear.py", line 9, in forward\n    return 1\n'
     )
     assert source_line(node) == "src/model.py:41 in forward: x = self.lin(x)"
+    assert callers_line(node) is None
+    node.stack_trace += '  File "/usr/lib/site-packages/library/layer.py", line 5, in forward\n    return act(x)\n'
+    assert source_line(node) == "site-packages/library/layer.py:5 in forward: return act(x)"
+    assert callers_line(node) == "src/model.py:41 in forward: x = self.lin(x)"
+    node.stack_trace = '  File "/usr/lib/site-packages/library/layer.py", line 5, in forward\n'
+    assert callers_line(node) is None
 
 
 class Block(nn.Module):

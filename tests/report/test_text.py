@@ -87,6 +87,16 @@ def test_headlines() -> None:
     assert len(headline(coverage=Coverage(checked={"outputs": 1}, skipped=long))) < 220
 
 
+def test_a_librarys_line_and_the_users_own_are_told_apart() -> None:
+    library = replace(RELU, source="site-packages/library/layer.py:5 in forward: return act(x)")
+    alone = str(Report((library,), COVERAGE))
+    assert "   library     site-packages/library/layer.py:5 in forward\n     | return act(x)\n" in alone
+    assert "your line" not in alone
+    called = replace(library, caller="train.py:12 in step: loss = model(x)")
+    assert headline(called).startswith("FAIL: train.py:12: relu is wrong")
+    assert "\n   your line   train.py:12 in step: loss = model(x)\n" in str(Report((called,), COVERAGE))
+
+
 def test_many_findings_are_counted() -> None:
     apart = [
         replace(WRONG, node=f"relu_{number}", source=f"model.py:{number} in forward: x.relu()") for number in range(11)

@@ -10,7 +10,7 @@ from torch import fx
 from checked_backend.findings import EvidenceKey, Finding, Kind, NoiseScale
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.schema import operator_name
-from checked_backend.graphs.source_line import module_path, source_line
+from checked_backend.graphs.source_line import callers_line, module_path, source_line
 from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.operator_check.probe import CALLS
@@ -86,6 +86,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
         node=None if faulty is None else faulty.name,
         op=None if faulty is None else operator_name(faulty),
         source=None if faulty is None else source_line(faulty),
+        caller=None if faulty is None else callers_line(faulty),
         module=None if faulty is None else module_path(faulty),
     )
 
