@@ -75,8 +75,8 @@ def one_line(cause: Cause, *, remedies: bool = True) -> str:
     said = f"{_place(cause)}{_said(cause)}"
     told = [*_remedies(cause.findings)] if remedies else []
     whole = f"{said}: {', '.join(told)}" if told else said
-    if len(whole) > _LONGEST and len(told) > 1:
-        whole = f"{said}: repro and workaround in the report"
+    if len(whole) > _LONGEST and told and told[0].startswith("repro "):
+        whole = f"{said}: repro{' and workaround' * (len(told) > 1)} in the report"
     return first_line(whole)
 
 
