@@ -21,13 +21,12 @@ __all__ = [
     "DEVICE_LOST",
     "FakeError",
     "candidate_crashed",
+    "compare_exceptions",
     "described_exception",
-    "exception_differs",
     "exception_missing",
     "gradient_overwritten",
     "rng_state_differs",
     "same_exception",
-    "same_message",
     "unexpected_mutation",
     "wrong_outputs",
 ]
@@ -79,6 +78,27 @@ def _without_warnings(text: str) -> str:
     return "\n".join([lines[0], *shown, f"({left_out} more lines of the compiler's output)"])
 
 
+def compare_exceptions(
+    reference: BaseException | None, candidate: BaseException | None, *, during: str = "running"
+) -> tuple[Finding | None, str]:
+    """Compare what eager and the candidate raised; None where one did not.
+
+    Returns:
+        The finding, if code that catches the one exception does not catch the other; else a remark, or none.
+    """
+    if reference is None:
+        return None if candidate is None else candidate_crashed(candidate, during=during), ""
+    if candidate is None:
+        return exception_missing(reference), ""
+    expected, actual = described_exception(reference), described_exception(candidate)
+    if same_exception(reference, candidate) or _same_message(reference, candidate):
+        where = "" if during == "running" else " in the backward pass"
+        words = "" if expected == actual else f", with other words; the candidate {actual}"
+        return None, f"both raise{where}: {expected}{words}"
+    message = "both raise, but not the same; eager's was raised"
+    return Finding(Kind.EXCEPTION, "candidate", message, "exception.type", expected=expected, actual=actual), ""
+
+
 def exception_missing(error: BaseException, *, own_random: bool = False) -> Finding:
     """Only eager raises, or the candidate too, but not with its own random operators."""
     how = ", where it draws its own random numbers" if own_random else ""
@@ -92,25 +112,13 @@ def exception_missing(error: BaseException, *, own_random: bool = False) -> Find
     )
 
 
-def exception_differs(reference: BaseException, candidate: BaseException) -> Finding:
-    """Both raise, but code that catches the one exception does not catch the other."""
-    return Finding(
-        kind=Kind.EXCEPTION,
-        detail="exception.type",
-        subject="candidate",
-        message="both raise, but not the same; eager's was raised",
-        expected=described_exception(reference),
-        actual=described_exception(candidate),
-    )
-
-
 def same_exception(reference: BaseException, candidate: BaseException) -> bool:
     """Whether the candidate's exception, or one of its causes, has the type of eager's."""
     causes = (candidate, candidate.__cause__, inner_exception(candidate))
     return any(isinstance(cause, type(reference)) for cause in causes)
 
 
-def same_message(reference: BaseException, candidate: BaseException) -> bool:
+def _same_message(reference: BaseException, candidate: BaseException) -> bool:
     """Whether both exceptions have the same message: Dynamo raises its own types with the messages of others."""
     said = _first_line(reference)
     return bool(said) and said in str(candidate)
