@@ -27,7 +27,7 @@ from checked_backend.verdict.elements import (
     unconfirmed,
     widened,
 )
-from checked_backend.verdict.envelope import Envelope
+from checked_backend.verdict.envelope import Envelope, times
 from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
 from checked_backend.verdict.local_scale import LocalScale
 
@@ -314,7 +314,7 @@ def as_good_as_eager(
     nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
-    ratio = max(_ratio(compiled_rms, eager_rms), _ratio(greatest[1], greatest[0])) if nowhere_worse else float("inf")
+    ratio = max(times(compiled_rms, eager_rms), times(greatest[1], greatest[0])) if nowhere_worse else float("inf")
     return Closeness(ratio <= thresholds.EAGER_FACTOR, eager_rms, compiled_rms, ratio)
 
 
@@ -328,9 +328,3 @@ def _has_digits(
     half = float(torch.finfo(dtype).eps) ** 0.5
     near: torch.Tensor = distance <= half * (size + LocalScale.of_sizes(whole).at(size)).nan_to_num_(posinf=0.0)
     return near
-
-
-def _ratio(part: float, whole: float) -> float:
-    if not part:
-        return 0.0
-    return part / whole if whole else float("inf")
