@@ -20,7 +20,8 @@ from checked_backend.verdict.context import Context
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
-from checked_backend.verdict.steps.float64 import spread_in_float64
+from checked_backend.verdict.steps.float64 import FIRST_SEEDS
+from checked_backend.verdict.steps.noise import perturb
 
 __all__ = ["close_what_changes", "close_what_is_no_rounding", "repeat_eager"]
 
@@ -80,7 +81,7 @@ def close_what_changes(context: Context) -> None:
         case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
         drifting.append(case)
     unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
-    spread_in_float64(unknown, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
+    perturb(unknown, context.runs, FIRST_SEEDS, float64=True)
     for case in drifting:
         # In float64 eager repeats itself, also with other junk in memory. So only its rounding does not repeat, unless
         # the operator has another kernel for float64, which reads no junk.
