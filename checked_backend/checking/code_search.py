@@ -102,7 +102,6 @@ class CodeSearch:
     """Follows what a program may call, and tells what its code may read and change on the way.
 
     Args:
-        roots: Functions, modules, and objects that may be called.
         holdings: Follow also what modules hold, and not their code alone.
 
     Attributes:

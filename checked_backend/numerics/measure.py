@@ -240,9 +240,8 @@ class _Classes:
         differs: Elements whose class (finite, NaN, +inf, -inf) differs. A complex element has a class for each part.
         beside: Complex elements of the same class with an infinite part, whose finite parts differ.
         compared: Elements that are finite on both sides.
-        reference_finite: Elements that are finite in the reference.
-        nans: Number of NaNs in the reference and in the candidate.
-        infs: Number of infinities in the reference and in the candidate.
+        nans: Their number in the reference and in the candidate.
+        infs: Their number in the reference and in the candidate.
     """
 
     differs: torch.Tensor

@@ -22,13 +22,7 @@ _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay 
 
 @dataclass(frozen=True, slots=True)
 class QuickDiff:
-    """The size of a difference between two tensors that are finite throughout.
-
-    Attributes:
-        max_abs_diff: Greatest absolute difference.
-        rmse: Root of the mean squared difference.
-        reference_rms: Root mean square of the reference.
-    """
+    """The size of a difference between two tensors that are finite throughout."""
 
     max_abs_diff: float
     rmse: float

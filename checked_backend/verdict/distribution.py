@@ -35,10 +35,6 @@ def distribution(
 ) -> Distribution | None:
     """Return where two tensors differ.
 
-    Args:
-        candidate: The compiled program's, of the same shape and dtype.
-        high_precision: Eager's in float64, if that is known.
-
     Returns:
         The numbers; None if no element differs, or if the tensors cannot be read so. The finding stands without them.
     """

@@ -25,7 +25,6 @@ class Evidence:
     """One tensor of both executions, with the evidence gathered.
 
     Attributes:
-        metrics: How they differ.
         spread: How far two runs of eager are apart, root mean square.
         envelope: Noise from Monte Carlo runs.
         envelope_large: Noise from Monte Carlo runs with larger roundings.

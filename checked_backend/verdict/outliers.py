@@ -95,8 +95,6 @@ def outside_noise(
     integer that no control run changed is right or wrong.
 
     Args:
-        candidate: The compiled program's, of the same dtype and shape.
-        high_precision: The reference in float64, if it could be run.
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
             there. Elsewhere it says no more than ``envelope`` does.
@@ -219,12 +217,7 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Allowances:
-    """How far elements may lie from eager's.
-
-    Args:
-        reference: Eager's tensor, whole.
-        envelope: Its noise.
-    """
+    """How far elements may lie from those of eager's whole tensor."""
 
     def __init__(self, reference: torch.Tensor, envelope: Envelope) -> None:
         self._dtype = reference.dtype
@@ -273,12 +266,10 @@ def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """Distances from float64.
+    """Root mean square distances from float64.
 
     Attributes:
         as_good: Whether the candidate is no further from float64 than eager, up to `EAGER_FACTOR`.
-        eager: Eager's distance, root mean square.
-        candidate: The candidate's.
         ratio: The greater of two ratios of the candidate's distance to eager's: of the root mean squares, and of the
             greatest elements (inf if only the candidate has NaN or infinities somewhere).
     """

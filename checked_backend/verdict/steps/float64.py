@@ -43,7 +43,7 @@ def ask_float64(context: Context) -> None:
     outside = [case for case in context.open() if case.outside]
     spread = [case for case in context.open() if case.spreads]
     hidden = [case for case in context.open() if case.outside.doubtful or context.wants_twin(case)]
-    asked = [case for case in context.open() if case in outside or case in spread or case in hidden]
+    asked = [case for case in context.open() if case in (*outside, *spread, *hidden)]
     if not asked or not _run_high_precision(asked, context.runs):
         return
     compare_with_noise(asked)
@@ -67,9 +67,6 @@ def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
 
 def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) -> None:
     """Find the cases whose float64 twin computes something else than eager in float64.
-
-    Args:
-        notes: Receives remarks.
 
     Raises:
         PostponedError: The twin has not been earned yet, and no case is outside of its noise.
@@ -259,12 +256,7 @@ class _InFloat64(NamedTuple):
 
 
 class _TwinAllowances:
-    """How far elements of the float64 twin may lie from the float64 reference.
-
-    Args:
-        high_precision: The reference, whole.
-        envelope: Its noise.
-    """
+    """How far elements of the float64 twin may lie from those of the whole float64 reference."""
 
     def __init__(self, high_precision: torch.Tensor, envelope: Envelope | None) -> None:
         self._sizes = LocalScale.of_sizes(high_precision)

@@ -114,9 +114,7 @@ def _close_as_changing(context: Context, case: Evidence) -> None:
 def _is_rounding(case: Evidence) -> bool:
     """Whether rounding explains that eager differs from run to run, or eager does not differ. Float64 decides.
 
-    Args:
-        case: A tensor that differs from the candidate's. If the spread is not rounding, the case takes note of it, and
-            of that in float64.
+    If the spread is not rounding, the case takes note of it, and of that in float64.
     """
     if not case.spreads or (is_floating(case.pair.reference) and case.float64_repeats):
         return True
@@ -130,12 +128,7 @@ def _is_rounding(case: Evidence) -> bool:
 
 
 def _dwarfs(case: Evidence, repeated: Values, runs: Runs) -> bool:
-    """Whether eager's own spread is far too small to explain how far the candidate is from eager.
-
-    Args:
-        case: A tensor that differs from the candidate's.
-        repeated: A second run of eager.
-    """
+    """Whether eager's own spread is far too small to explain how far the candidate is from eager."""
     found = difference(case.pair.reference, case.pair.candidate)
     spread = torch.zeros_like(found)
     more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.MORE_REPEATS))
