@@ -159,15 +159,9 @@ def compare_structure(
     if reference.backward_error is not None or candidate.backward_error is not None:
         mine = {name: value for name, value in mine.items() if not Subject(name).is_gradient}
         theirs = {name: value for name, value in theirs.items() if not Subject(name).is_gradient}
+    there, message = ("absent", "present"), "only one of eager and the compiled program has it"
     findings = [
-        Finding(
-            kind=Kind.STRUCTURE,
-            detail="structure.outputs",
-            subject=name,
-            message="only one of eager and the compiled program has it",
-            expected="present" if name in mine else "absent",
-            actual="present" if name in theirs else "absent",
-        )
+        Part(name, None, None).differs("outputs", message, there[name in mine], there[name in theirs])
         for name in sorted(mine.keys() ^ theirs.keys())
     ]
     findings += _compare_containers(reference.containers, candidate.containers)
@@ -189,14 +183,8 @@ def compare_structure(
 def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, str]) -> Iterator[Finding]:
     for path, kind in reference.items():
         if candidate.get(path, kind) != kind:
-            yield Finding(
-                kind=Kind.STRUCTURE,
-                detail="structure.container",
-                subject=path,
-                message="a container of another type than eager's",
-                expected=kind,
-                actual=candidate[path],
-            )
+            message = "a container of another type than eager's"
+            yield Part(path, kind, candidate[path]).differs("container", message, kind, candidate[path])
 
 
 def _part(name: str, reference: Any, candidate: Any, ledger: Ledger) -> Part:

@@ -16,6 +16,7 @@ from checked_backend.errors import is_device_lost, is_out_of_memory
 from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.schema import is_built_in
 from checked_backend.graphs.source_line import users_frame
+from checked_backend.regions.compare_parts import Part
 
 __all__ = [
     "DEVICE_LOST",
@@ -102,14 +103,9 @@ def compare_exceptions(
 def exception_missing(error: BaseException, *, own_random: bool = False) -> Finding:
     """Only eager raises, or the candidate too, but not with its own random operators."""
     how = ", where it draws its own random numbers" if own_random else ""
-    return Finding(
-        kind=Kind.EXCEPTION,
-        detail="exception.missing",
-        subject="candidate",
-        message=f"eager raises, the compiled program returns{how}: {type(error).__name__}: {error}",
-        expected=type(error).__name__,
-        actual="no exception",
-    )
+    raised = type(error).__name__
+    message = f"eager raises, the compiled program returns{how}: {raised}: {error}"
+    return Finding(Kind.EXCEPTION, "candidate", message, "exception.missing", expected=raised, actual="no exception")
 
 
 def same_exception(reference: BaseException, candidate: BaseException) -> bool:
@@ -136,17 +132,12 @@ def _first_line(error: BaseException) -> str:
 def wrong_outputs(expected: int, returned: Any) -> Finding:
     """The candidate did not return a tuple of the right length."""
     counted = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
-    return Finding(
-        kind=Kind.STRUCTURE,
-        detail="structure.outputs",
-        subject="outputs",
-        message=(
-            "the compiled region returned the wrong number of outputs; the function that a Dynamo backend makes "
-            "returns a tuple with one value for each output of the graph"
-        ),
-        expected=f"tuple of {expected}",
-        actual=f"{type(returned).__name__}{counted}",
+    message = (
+        "the compiled region returned the wrong number of outputs; the function that a Dynamo backend makes "
+        "returns a tuple with one value for each output of the graph"
     )
+    actual = f"{type(returned).__name__}{counted}"
+    return Part("outputs", None, None).differs("outputs", message, f"tuple of {expected}", actual)
 
 
 def rng_state_differs() -> Finding:
@@ -166,32 +157,21 @@ def rng_state_differs() -> Finding:
 
 def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
     """Inputs that changed and should not have."""
-    return [
-        Finding(
-            kind=Kind.MUTATION,
-            detail="mutation.unexpected",
-            subject=subject,
-            message="the compiled program changed an input that eager leaves alone",
-            expected="unchanged",
-            actual="changed",
-        )
-        for subject in subjects
-    ]
+    message = "the compiled program changed an input that eager leaves alone"
+    return [_written_to(subject, message) for subject in subjects]
 
 
 def gradient_overwritten(result: str) -> Finding:
     """The candidate's backward pass wrote to an incoming gradient."""
-    return Finding(
-        kind=Kind.MUTATION,
-        detail="mutation.unexpected",
-        subject=f"gradient of {result}",
-        message=(
-            "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
-            "else uses that tensor finds other numbers in it"
-        ),
-        expected="unchanged",
-        actual="changed",
+    message = (
+        "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
+        "else uses that tensor finds other numbers in it"
     )
+    return _written_to(f"gradient of {result}", message)
+
+
+def _written_to(subject: str, message: str) -> Finding:
+    return Finding(Kind.MUTATION, subject, message, "mutation.unexpected", expected="unchanged", actual="changed")
 
 
 @dataclass(frozen=True, slots=True)
