@@ -54,7 +54,7 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
                 found = part.differs(difference.aspect, message, difference.expected, difference.actual)
                 if difference.aspect == "requires_grad" and _has_history(part.reference):
                     message = "no gradient flows back through it, and through eager's one does"
-                    evidence = {EvidenceKey.GRADIENTS_LOST: True}
+                    evidence: dict[str, Any] = {EvidenceKey.GRADIENTS_LOST: True}
                     found = replace(found, message=message, evidence=evidence, more_than_layout=_LOST)
                 yield found
         elif not _same_value(part.reference, part.candidate):
