@@ -59,8 +59,10 @@ def _distribution(
         for place, count in enumerate(_ulps(one, two)):
             counts[place] += count
     found = torch.cat(parts)
-    values, places = torch.topk(found, min(MOST_WORST, total))
-    worst = sorted((-value, place) for value, place in zip(values.tolist(), places.tolist(), strict=True) if value)
+    least = torch.topk(found, min(MOST_WORST, total)).values[-1]
+    places = torch.cat([(found > least).nonzero(), (found == least).nonzero()[:MOST_WORST]]).flatten()
+    sized = zip(found[places].tolist(), places.tolist(), strict=True)
+    worst = sorted((-value, place) for value, place in sized if value)[:MOST_WORST]  # of equal ones the first
     if not worst:
         return None
     folded = len(shape) < 2 or total == shape[-1]
