@@ -18,13 +18,10 @@ from typing import Any
 
 import torch
 
-from checked_backend.checking.tree import has_tensors
-
 __all__ = [
     "MISSING",
     "CodeSearch",
     "PatchedGlobals",
-    "TensorVariables",
     "Variable",
     "content_of",
     "is_installed",
@@ -104,24 +101,23 @@ def content_of(cell: CellType) -> Any:
 class CodeSearch:
     """Follows what a program may call, and tells what its code may read and change on the way.
 
+    Args:
+        holdings: Follow also what modules hold, and not their code alone.
+
     Attributes:
         names: Names in the code, and words that may be names for ``getattr``.
+        variables: The variables that code names, and attributes of classes, with their values.
+        holders: Containers and the attributes of objects, each with a name for people.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Iterable[Any], *, holdings: bool = True) -> None:
         self.names: set[str] = set()
+        self.variables: dict[tuple[int, str], tuple[Variable, Any]] = {}
+        self.holders: list[tuple[Any, str]] = []
+        self._holdings = holdings
         self._todo: list[tuple[Any, str, int]] = []
         self._seen: dict[int, Any] = {}  # keeps what it names by identity
         self._members: dict[str, list[tuple[Variable, Any]]] = {}  # of classes, that no code has named yet
-
-    def variable(self, variable: Variable, value: Any) -> None:
-        """Note a variable that code names, or an attribute of a class."""
-
-    def holder(self, holder: Any, name: str) -> None:
-        """Note a container, or the attributes of an object."""
-
-    def follow(self, roots: Iterable[Any]) -> None:
-        """Follow functions, modules, and objects that may be called."""
         self._add("", roots)
         while self._todo:
             value, name, depth = self._todo.pop()
@@ -134,7 +130,7 @@ class CodeSearch:
             self._todo += [(value, name, depth) for value in values if not isinstance(value, _ATOMS)]
 
     def _found(self, variable: Variable, value: Any) -> None:
-        self.variable(variable, value)
+        self.variables.setdefault((id(variable.owner), variable.name), (variable, value))
         self._add(f"{variable.home}.{variable.name}", (value,))
 
     def _look(self, value: Any, name: str, depth: int) -> None:
@@ -148,23 +144,25 @@ class CodeSearch:
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, torch.nn.Module):
-            self.module(value, name)
+            self._module(value, name)
         elif isinstance(value, _CONTAINERS):
             if type(value) in _CHANGEABLE:
-                self.holder(value, name)
+                self.holders.append((value, name))
             self._add(name, tuple(value.values() if isinstance(value, dict) else value), depth + 1)
         elif isinstance(value, SimpleNamespace) or not is_library(type(value).__module__):
             self._add("", (type(value),))
             attributes = getattr(value, "__dict__", None)
             if isinstance(attributes, dict):
-                self.holder(attributes, f"the attributes of {name}")
+                self.holders.append((attributes, f"the attributes of {name}"))
                 for key, inner in tuple(attributes.items()):
                     self._add(f"{name}.{key}", (inner,), depth + 1)
 
-    def module(self, module: torch.nn.Module, name: str) -> None:
+    def _module(self, module: torch.nn.Module, name: str) -> None:
         """Follow the code of a module and of those inside of it, their hooks, and what they call by attributes."""
         for each in module.modules():
             self._add("", (type(each),))
+            if not self._holdings:
+                continue
             self._add(name, (inner for key, inner in vars(each).items() if key not in _OF_MODULES), 1)
             self._add(name, (hook for key in _HOOKS for hook in vars(each).get(key, {}).values()))
 
@@ -225,25 +223,6 @@ class CodeSearch:
                 inner = Variable(vars(value), name, value.__name__)
                 if not isinstance(inner.get(), ModuleType):
                     self._found(inner, inner.get())
-
-
-class TensorVariables(CodeSearch):
-    """The variables with tensors that a program's code may read, besides those of its own copies.
-
-    Code is followed by the names in it, so it may never read some of these.
-    """
-
-    def __init__(self, roots: Iterable[Any], ours: Collection[int]) -> None:
-        """Search from the copied function or module. ``ours`` are the identities of copies, which need no other."""
-        super().__init__()
-        self.variables: dict[tuple[int, str], Variable] = {}
-        self._ours = ours
-        self.follow(roots)
-
-    def variable(self, variable: Variable, value: Any) -> None:
-        """Note a variable with tensors."""
-        if id(variable.owner) not in self._ours and id(value) not in self._ours and has_tensors(value):
-            self.variables.setdefault((id(variable.owner), variable.name), variable)
 
 
 class PatchedGlobals:

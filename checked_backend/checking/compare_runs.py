@@ -15,15 +15,7 @@ from checked_backend.checking.outcome import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.regions.call_findings import (
-    candidate_crashed,
-    described_exception,
-    exception_differs,
-    exception_missing,
-    rng_state_differs,
-    same_exception,
-    same_message,
-)
+from checked_backend.regions.call_findings import compare_exceptions, described_exception, rng_state_differs
 from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.process_state import settings_changed
@@ -167,15 +159,9 @@ def compare_structure(
     if reference.backward_error is not None or candidate.backward_error is not None:
         mine = {name: value for name, value in mine.items() if not Subject(name).is_gradient}
         theirs = {name: value for name, value in theirs.items() if not Subject(name).is_gradient}
+    there, message = ("absent", "present"), "only one of eager and the compiled program has it"
     findings = [
-        Finding(
-            kind=Kind.STRUCTURE,
-            detail="structure.outputs",
-            subject=name,
-            message="only one of eager and the compiled program has it",
-            expected="present" if name in mine else "absent",
-            actual="present" if name in theirs else "absent",
-        )
+        Part(name, None, None).differs("outputs", message, there[name in mine], there[name in theirs])
         for name in sorted(mine.keys() ^ theirs.keys())
     ]
     findings += _compare_containers(reference.containers, candidate.containers)
@@ -197,14 +183,8 @@ def compare_structure(
 def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, str]) -> Iterator[Finding]:
     for path, kind in reference.items():
         if candidate.get(path, kind) != kind:
-            yield Finding(
-                kind=Kind.STRUCTURE,
-                detail="structure.container",
-                subject=path,
-                message="a container of another type than eager's",
-                expected=kind,
-                actual=candidate[path],
-            )
+            message = "a container of another type than eager's"
+            yield Part(path, kind, candidate[path]).differs("container", message, kind, candidate[path])
 
 
 def _part(name: str, reference: Any, candidate: Any, ledger: Ledger) -> Part:
@@ -253,37 +233,26 @@ def compare_errors(
     during: str = "running",
 ) -> Iterator[Finding]:
     """Compare what two runs raised; None where one did not."""
+    finding, remark = compare_exceptions(reference, candidate, during=during)
+    if remark:
+        ledger.note(remark)
+    if finding is None:
+        return
     where = "" if during == "running" else " in the backward pass"
-    if reference is not None and candidate is not None:
-        if same_exception(reference, candidate):
-            ledger.note(f"eager and the compiled program both raise{where}: {described_exception(reference)}")
-            return
-        if same_message(reference, candidate):
-            ledger.note(
-                f"both raise the same message, eager as {type(reference).__name__}, the compiled program as "
-                f"{type(candidate).__name__}: Dynamo raises its own types"
-            )
-            return
+    expected, actual = described_exception(reference), described_exception(candidate)
     if is_out_of_memory(reference):  # eager alone fails for lack of memory, which is no finding
-        what = f"unsupported: memory: eager ran out of it{where}: {described_exception(reference)}"
+        what = f"unsupported: memory: eager ran out of it{where}: {expected}"
         ledger.skip(Skip("results" if during == "running" else "gradients", what, matters=True))
         return
     if candidate is not None and (short := unsupported_here(candidate, needed=needed)) is not None:
         yield short
         return
-    if candidate is not None and reference is not None:
-        differs = exception_differs(reference, candidate)
-        message = f"eager and the compiled program raise different exceptions{where}"
-    elif candidate is not None:
-        differs = candidate_crashed(candidate, during=during)
-        message = f"only the compiled program raises{where}"
-    elif reference is not None:
-        differs = exception_missing(reference)
+    message = f"eager and the compiled program raise different exceptions{where}"
+    if candidate is None:
         message = f"eager raises{where} and the compiled program does not"
-    else:
-        return
-    expected, actual = described_exception(reference), described_exception(candidate)
-    yield replace(differs, subject="exception", message=message, expected=expected, actual=actual)
+    elif reference is None:
+        message = f"only the compiled program raises{where}"
+    yield replace(finding, subject="exception", message=message, expected=expected, actual=actual)
 
 
 def _bytes_of(outcome: Outcome) -> int:

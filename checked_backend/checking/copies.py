@@ -22,8 +22,8 @@ from checked_backend._torch.modes import DisableTorchFunctionSubclass
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
 from checked_backend.checking.code_search import (
     MISSING,
+    CodeSearch,
     PatchedGlobals,
-    TensorVariables,
     content_of,
     names_by_instruction,
 )
@@ -311,7 +311,9 @@ class Copier:
         if self._globals is not None:
             ours.add(id(self._globals[1]))
         copies = []
-        for variable in TensorVariables(roots, ours).variables.values():
+        for variable, value in CodeSearch(roots).variables.values():
+            if id(variable.owner) in ours or id(value) in ours or not has_tensors(value):
+                continue
             defaults = isinstance(variable.owner, FunctionType)
             try:
                 copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)

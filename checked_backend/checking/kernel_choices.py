@@ -29,8 +29,7 @@ class KernelChoice:
     """One way to choose among kernels, and what it came to.
 
     Attributes:
-        number: Its number, counted from 1.
-        of: How many there are.
+        number: Its number, counted from 1, ``of`` so many.
         kernels: Which kernels it takes, in words.
         retime: Makes the time that the compiler is told.
         tuned: What the compiler measured and chose in this process.

@@ -10,6 +10,7 @@ from checked_backend.checking.program import ProgramCall
 from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
 from checked_backend.regions.process_state import is_setting
+from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
 __all__ = ["VALUES", "Shown", "joined", "merged", "showing_calls", "told", "told_once", "with_baked_values"]
@@ -214,22 +215,11 @@ def told_once(
 
 def joined(coverages: Sequence[Coverage]) -> Coverage:
     """The coverage of several runs of one program, as one: what was checked in all, and the bluntest limits."""
-    counts: dict[str, int] = {}
-    limit: dict[str, float] = {}
-    own: dict[str, float] = {}
+    ledger = Ledger()
     for coverage in coverages:
-        for name, number in coverage.checked.items():
-            counts[name] = counts.get(name, 0) + number
-        for known, new in (limit, coverage.detection_limit), (own, coverage.own_precision_limit):
-            for name, smallest in new.items():
-                known[name] = max(smallest, known.get(name, 0.0))
+        ledger.add_coverage(replace(coverage, regions=()))
     return replace(
-        coverages[0],
+        ledger.coverage(),
         regions=tuple(region for coverage in coverages for region in coverage.regions),
-        checked=counts,
-        skipped=tuple(dict.fromkeys(skip for coverage in coverages for skip in coverage.skipped)),
         ignored=tuple(finding for coverage in coverages for finding in coverage.ignored),
-        notes=tuple(dict.fromkeys(note for coverage in coverages for note in coverage.notes)),
-        detection_limit=limit,
-        own_precision_limit=own,
     )

@@ -90,8 +90,7 @@ class ProgramRun:
     """The result of running a program in eager and compiled.
 
     Attributes:
-        program: The program that ran. Its calls are those that eager accepted.
-        references: The outcome of each call in eager.
+        program: The program that ran. Its calls are those that eager accepted; ``references`` has their outcomes.
         own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.

@@ -15,42 +15,20 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import torch
-
 from checked_backend.checking.code_search import CodeSearch, Variable, is_installed, is_library
 
 __all__ = ["Remembered", "SideEffects"]
 
 
 class SideEffects(CodeSearch):
-    """What a program's code can change without being given it.
-
-    Attributes:
-        variables: Variables of modules and closures, and attributes of classes.
-        holders: Containers and the attributes of objects, each with a name for people.
-    """
+    """What a program's code can change without being given it. What modules hold is copied."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.variables: dict[tuple[int, str], Variable] = {}
-        self.holders: list[tuple[Any, str]] = []
-        self.follow([function])
-
-    def variable(self, variable: Variable, _value: Any) -> None:
-        """Note a variable."""
-        self.variables[id(variable.owner), variable.name] = variable
-
-    def holder(self, holder: Any, name: str) -> None:
-        """Note a container."""
-        self.holders.append((holder, name))
-
-    def module(self, module: torch.nn.Module, _name: str) -> None:
-        """Follow a module's code. What it holds is copied."""
-        self._add("", map(type, module.modules()))
+        super().__init__([function], holdings=False)
 
     def now(self) -> Remembered:
         """What all of it is now."""
-        variables = [(variable, variable.get()) for variable in self.variables.values()]
+        variables = [(variable, variable.get()) for variable, _ in self.variables.values()]
         return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
 
 

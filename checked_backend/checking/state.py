@@ -23,8 +23,6 @@ class State:
 
     Attributes:
         inputs: Leaves of the arguments and of captured values; not only tensors.
-        parameters: Parameters of modules.
-        buffers: Buffers of modules.
         attributes: Other tensors that modules hold as plain attributes.
         differentiable: Leaves whose gradients are wanted.
     """

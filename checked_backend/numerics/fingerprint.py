@@ -9,17 +9,13 @@ from itertools import accumulate
 import torch
 
 from checked_backend.numerics.bits import is_on_cpu, memory_of, resolved, slabs
-from checked_backend.numerics.fused import checksum_loop
 
-__all__ = ["LARGE", "fingerprint", "fingerprints"]
+__all__ = ["fingerprint", "fingerprints"]
 
 _CHUNK = 1 << 17
 
-LARGE = 1 << 14
-"""Elements. Smaller tensors in the processor's memory, and those of bytes, get a CRC, which is faster than torch."""
-
 _MIXING = ((16, 2146121005), (15, -2073254261))
-"""Shifts and odd factors, as in ``fused.c``: no two numbers become the same."""
+"""Shifts and odd factors, with which no two numbers become the same."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -27,15 +23,15 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def fingerprint(tensor: torch.Tensor) -> int | None:
     """Checksum a tensor's elements, in order.
 
-    The bits of each element are mixed with its place before they are added up, so that permuted values change the sum,
-    and so do values that are all negated or doubled. The tensor is read once, with a few chunks of extra memory. Equal
-    tensors have equal checksums on devices of one type.
+    In the processor's memory it is a CRC. On a device the bits of each element are mixed with its place before they are
+    added up, so that permuted values change the sum, and so do values that are all negated or doubled. The tensor is
+    read once, with a few chunks of extra memory. Equal tensors have equal checksums on devices of one type.
 
     Args:
         tensor: Any plain dense tensor. A tensor that is not contiguous in some order of its dimensions is copied.
 
     Returns:
-        The sum modulo 2**64; None for a tensor whose bits cannot be read (sparse, quantised, on the ``meta`` device).
+        The checksum; None for a tensor whose bits cannot be read (sparse, quantised, on the ``meta`` device).
     """
     return fingerprints([tensor])[0]
 
@@ -44,7 +40,7 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """Checksum tensors as `fingerprint` does. A GPU is waited for once, however many tensors there are."""
     with torch.no_grad():
         of_all = [_bits(tensor) for tensor in tensors]
-        found = [None if bits is None or not is_on_cpu(bits) else _on_processor(bits) for bits in of_all]
+        found = [None if bits is None or not is_on_cpu(bits) else zlib.crc32(memory_of(bits)) for bits in of_all]
         elsewhere = {place: bits for place, bits in enumerate(of_all) if bits is not None and not is_on_cpu(bits)}
         for device in {bits.device for bits in elsewhere.values()}:
             there = {place: bits for place, bits in elsewhere.items() if bits.device == device}
@@ -68,15 +64,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
         flat = flat.as_strided(flat.shape, (1,))
     bits = flat.view(_INTEGERS[size])
     return bits.view(torch.int32) if size == 8 else bits
-
-
-def _on_processor(bits: torch.Tensor) -> int:
-    if bits.numel() < LARGE or bits.element_size() == 1:
-        return zlib.crc32(memory_of(bits))
-    checksum = checksum_loop(bits.dtype)
-    if checksum is None:  # the same sums, in separate passes: those of a process that has a compiler may be compared
-        return _on_device({0: bits})[0]
-    return _sum(checksum(chunk) for chunk in bits.split(_CHUNK))
 
 
 def _sum(chunks: Iterable[int]) -> int:

@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from checked_backend._torch.tensors import is_functorch_wrapped_tensor
+from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Metrics
 from checked_backend.numerics.bits import (
     FORMATS,
-    FloatFormat,
+    INTEGERS,
     flip_sign_bit,
     max_ulp_distance,
     unsigned_gap,
     unsigned_to_float64,
     with_memory,
 )
-from checked_backend.numerics.chunks import Block, UnsupportedTensorError, pair_layout, require_plain
-from checked_backend.numerics.fused import FUSED_ROW, FusedLoop, fused_loop
 
 __all__ = ["UnsupportedTensorError", "measure"]
 
 _BLOCK = 1 << 16  # elements; two float64 buffers and a block of each tensor share a processor's cache
 _DEVICE_BLOCK = 1 << 21  # elements, where starting a kernel costs more than cache misses do
-_FUSED_BLOCKS = (1 << 22, 1 << 18, 1 << 15)
-"""Elements read by one call of the compiled loop, which needs no buffers.
 
-A block that the loop cannot handle is read again in smaller blocks, because the elements that it cannot handle are
-mostly in one place. If it cannot handle a block of the last size, that block is read in float64. Calls for blocks of
-``2 ** 20`` elements cost a tenth of reading them.
-"""
-_LARGE = 1 << 20  # elements; for tensors of this size the compiled loop is worth the time that compiling it takes
+
+class UnsupportedTensorError(CheckedBackendError):
+    """A tensor whose elements cannot be read one by one: sparse, quantised, packed, without storage, a subclass."""
 
 
 def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: int | None = None) -> Metrics:
     """Measure how two tensors differ.
 
-    Both tensors are read once, in blocks that stay in the processor's cache. Only buffers of the size of a few blocks
-    are allocated. The compiled loop that `quick_diff` also uses reads large dense float32, bfloat16 and float16 tensors
-    on the CPU. All others are read in float64. All strides are taken as they are: expanded elements count as often as
-    they occur. Neither tensor is written to, and neither needs to be detached.
+    Both tensors are read once, in float64, in blocks that stay in the processor's cache. Only buffers of the size of a
+    few blocks are allocated. All strides are taken as they are: expanded elements count as often as they occur. Neither
+    tensor is written to, and neither needs to be detached.
 
-    Counts are exact. Greatest differences and ratios are computed in float64, at the element that was found to hold the
-    greatest one. The compiled loop finds that element in float32 (where the difference of two numbers within a factor 2
-    of each other is exact), and its ``rmse`` and ``reference_rms`` are good to about ``1e-6`` relative. Integer
-    differences are exact before they become a float. A difference or modulus beyond the float64 range is infinite, and
-    numbers derived from it mean nothing more than that. ``max_rel_diff`` and ``max_ulp`` are skipped in blocks where a
-    cheap bound shows that they cannot grow; they remain exact.
+    Counts are exact. Integer differences are exact before they become a float. A difference or modulus beyond the
+    float64 range is infinite, and numbers derived from it mean nothing more than that.
 
     A complex element is NaN if a part of it is, else infinite if a part of it is. Its class differs if the class of a
     part does. Its difference is the modulus. If a part is infinite, a difference in the other part is only counted as a
@@ -68,15 +59,38 @@ def measure(*, reference: torch.Tensor, candidate: torch.Tensor, _block_size: in
         ValueError: Shape, dtype or device differ (compare the structure first).
         UnsupportedTensorError: Sparse, nested, quantised, packed, ``meta`` or subclassed tensors.
     """
-    require_plain(reference, "reference")
-    require_plain(candidate, "candidate")
+    _require_plain(reference, "reference")
+    _require_plain(candidate, "candidate")
     for aspect in ("shape", "dtype", "device"):
         expected, actual = getattr(reference, aspect), getattr(candidate, aspect)
         if expected != actual:
             message = f"reference and candidate differ in {aspect}: {expected} and {actual}"
             raise ValueError(f"{message}. Values are measured only where the structure is the same.")
+    size = _block_size or (_BLOCK if reference.device.type == "cpu" else _DEVICE_BLOCK)
     with _plain_arithmetic(reference.device):
-        return _Measurement(with_memory(reference.detach()), with_memory(candidate.detach()), _block_size).run()
+        return _measure(with_memory(reference.detach()), with_memory(candidate.detach()), size)
+
+
+def _require_plain(tensor: torch.Tensor, role: str) -> None:
+    """Refuse a tensor whose elements cannot be read one by one; ``role`` is its name in the message."""
+    reason = ""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        reason = f"it is a {type(tensor).__name__}; unwrap it and measure its plain tensors"
+    elif is_functorch_wrapped_tensor(tensor):
+        reason = "a functorch transform wraps it; measure outside of the transform"
+    elif tensor.is_nested:
+        reason = "it is nested; measure its components (tensor.unbind())"
+    elif tensor.layout is not torch.strided:
+        reason = f"its layout is {tensor.layout}; measure its values and indices, or tensor.to_dense()"
+    elif tensor.is_quantized:
+        reason = "it is quantised; measure tensor.int_repr(), or tensor.dequantize()"
+    elif tensor.device.type == "meta":
+        reason = "it is on the meta device and has no values"
+    elif tensor.dtype not in (*FORMATS, *INTEGERS) and not tensor.dtype.is_complex:
+        reason = f"torch has no arithmetic for {tensor.dtype}; measure tensor.view(torch.uint8)"
+    if reason:
+        elements = "nested" if tensor.is_nested else f"{tensor.numel()} elements"
+        raise UnsupportedTensorError(f"cannot measure the {role} ({tensor.dtype}, {elements}): {reason}.")
 
 
 @contextmanager
@@ -90,182 +104,113 @@ def _plain_arithmetic(device: torch.device) -> Iterator[None]:
             yield
 
 
-class _Measurement:
-    """One measurement: the totals so far, and the buffers."""
+def _measure(reference: torch.Tensor, candidate: torch.Tensor, size: int) -> Metrics:
+    totals = _Totals()
+    # dimensions in the order of memory, so that a walk follows it
+    strides = list(zip(reference.stride(), candidate.stride(), strict=True))
+    order = sorted(range(reference.dim()), key=lambda dim: -max(strides[dim]))
+    start = 0
+    for one, other in _blocks(reference.permute(order), candidate.permute(order), size) if reference.numel() else ():
+        totals.add(start, one.resolve_conj().resolve_neg(), other.resolve_conj().resolve_neg())
+        start += one.numel()
+    places = (totals.class_at, totals.greatest_at, totals.beside_at)
+    index = None
+    if (position := next((place for place in places if place is not None), None)) is not None:
+        walked = np.unravel_index(position, [reference.shape[dim] for dim in order])
+        index = tuple(int(walked[order.index(dim)]) for dim in range(reference.dim()))
+    return Metrics(
+        total=reference.numel(),
+        mismatched=totals.mismatched,
+        max_abs_diff=totals.max_abs,
+        max_rel_diff=totals.max_rel,
+        max_ulp=totals.max_ulp if reference.dtype in FORMATS else None,
+        rmse=totals.rmse,
+        reference_rms=totals.reference_rms,
+        reference_max=totals.reference_max,
+        nonfinite_mismatched=totals.nonfinite_mismatched,
+        nan_reference=totals.nans[0],
+        nan_candidate=totals.nans[1],
+        inf_reference=totals.infs[0],
+        inf_candidate=totals.infs[1],
+        dtype=str(reference.dtype).removeprefix("torch."),
+        index=index,
+        reference_value=None if index is None else reference[index].item(),
+        candidate_value=None if index is None else candidate[index].item(),
+    )
 
-    def __init__(self, reference: torch.Tensor, candidate: torch.Tensor, block_size: int | None) -> None:
-        self.reference, self.candidate = reference, candidate
-        self.total = reference.numel()
-        self.float_format: FloatFormat | None = FORMATS.get(reference.dtype)
-        if block_size is None:
-            block_size = _BLOCK if reference.device.type == "cpu" else _DEVICE_BLOCK
-        self.block_size = max(1, min(block_size, self.total))
-        self.buffers: torch.Tensor | None = None
-        self.mismatched = self.nonfinite_mismatched = self.compared = self.reference_finite = 0
-        self.nans, self.infs = [0, 0], [0, 0]
-        self.rmse = self.reference_rms = self.reference_max = self.max_abs = self.max_rel = 0.0
-        self.max_ulp = 0
-        self.max_abs_block: Block | None = None
-        self.max_rel_block: Block | None = None
-        self.first_class_difference: int | None = None
-        self.first_beside: int | None = None
 
-    def run(self) -> Metrics:
-        if self.total == 0:
-            return self._metrics(None)
-        whole, order = pair_layout(self.reference, self.candidate)
-        loop = fused_loop(self.reference.dtype) if self.total >= _LARGE and whole.is_dense() else None
-        if loop is None:
-            self._add_all(whole)
-        else:
-            self.block_size = max(self.block_size, min(FUSED_ROW, self.total))  # rows are read again
-            self._add_all_fused(whole, loop, _FUSED_BLOCKS)
-        if self.mismatched == 0:
-            return self._metrics(None)
-        position = self._refine()
-        index = [0] * self.reference.dim()
-        for dim in reversed(order):
-            position, index[dim] = divmod(position, self.reference.shape[dim])
-        return self._metrics(tuple(index))
+def _blocks(reference: torch.Tensor, candidate: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same elements of both tensors, at most ``size`` at once, in order and without copies."""
+    if reference.numel() <= size:
+        yield reference, candidate
+        return
+    inner = reference[0].numel()
+    step = max(1, size // inner)
+    for first in range(0, len(reference), step):
+        place = first if inner > size else slice(first, first + step)
+        yield from _blocks(reference[place], candidate[place], size)
 
-    def _add_all(self, whole: Block) -> None:
-        for block in whole.blocks(self.block_size):
-            self._add(block)
 
-    def _add_all_fused(self, whole: Block, loop: FusedLoop, sizes: Sequence[int]) -> None:
-        for block in whole.blocks(sizes[0]):
-            if self._add_fused(block, loop):
-                continue
-            if sizes[1:]:
-                self._add_all_fused(block, loop, sizes[1:])
-            else:
-                self._add_all(block)
+@dataclass(slots=True)
+class _Totals:
+    """What the blocks so far have shown. Places are positions in the order of the blocks."""
 
-    def _add_fused(self, block: Block, loop: FusedLoop) -> bool:
-        """Add a block by one loop over it. If float32 is not enough for the block, add nothing and return False."""
-        found = loop(block.reference, block.candidate, self.max_rel, self.max_ulp)
-        length = block.reference.numel()
-        rmse = _root_mean_in_float32(found.squares, found.peak, length)
-        reference_rms = _root_mean_in_float32(found.reference_squares, found.top, length)
-        ratio_unknown = found.overflows > 0 and not math.isinf(self.max_rel)
-        if rmse is None or reference_rms is None or ratio_unknown:
-            return False
-        if found.ratio > self.max_rel:
-            self.max_rel, self.max_rel_block = found.ratio, block.row(found.ratio_row, FUSED_ROW)
-        self.max_ulp = max(self.max_ulp, found.ulp)
-        row = block.row(found.peak_row, FUSED_ROW) if found.peak > self.max_abs else block
-        self._commit(row, found.differing, found.peak, found.top)
-        self._commit_means(rmse, length, reference_rms, length)
-        return True
+    mismatched: int = 0
+    nonfinite_mismatched: int = 0
+    compared: int = 0
+    reference_finite: int = 0
+    nans: tuple[int, int] = (0, 0)
+    infs: tuple[int, int] = (0, 0)
+    rmse: float = 0.0
+    reference_rms: float = 0.0
+    reference_max: float = 0.0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    max_ulp: int = 0
+    greatest_at: int | None = None
+    class_at: int | None = None
+    beside_at: int | None = None
 
-    def _read(self, block: Block) -> tuple[torch.Tensor, torch.Tensor, _Classes | None]:
-        """A block's absolute differences and the reference's magnitudes, and its classes if some are not finite."""
-        if self.buffers is None:
-            self.buffers = torch.empty(2, self.block_size, dtype=torch.float64, device=self.reference.device)
-        shape = block.reference.shape
-        gap, size = (buffer[: shape.numel()].view(shape) for buffer in self.buffers)
-        return gap, size, _read_exactly(block.reference, block.candidate, gap, size)
-
-    def _add(self, block: Block) -> None:
-        """Add a block in float64, with masks for elements that are not finite."""
-        gap, size, classes = self._read(block)
-        differing, peak = _count(gap), gap.max().item()
-        floor, top = (limit.item() for limit in torch.aminmax(size))
-        self._commit(block, differing, peak, top)
-        compared = reference_finite = block.reference.numel()
+    def add(self, start: int, reference: torch.Tensor, candidate: torch.Tensor) -> None:
+        """Add a block that begins at a position."""
+        gap, size, classes = _read(reference, candidate)
+        compared = reference_finite = reference.numel()
         if classes is not None:
             compared, reference_finite = _count(classes.compared), _count(classes.reference_finite)
-            self._commit_classes(block, classes)
-        self._commit_means(
-            _root_mean(gap, peak, compared), compared, _root_mean(size, top, reference_finite), reference_finite
-        )
-        if not differing:
-            return
-        ratio = peak / floor * (1.0 + 2.0**-20) if floor else math.inf  # no ratio of the block exceeds it
-        if ratio > self.max_rel:
-            ratio = _max_ratio(gap, size)
-            if ratio > self.max_rel:
-                self.max_rel, self.max_rel_block = ratio, block
-        if self.float_format is not None and self._ulp_may_grow(ratio, self.float_format):
-            bits = self.float_format.bits
-            reference, candidate = block.reference.view(bits), block.candidate.view(bits)
-            if classes is not None:
-                left_out = ~classes.compared
-                reference, candidate = reference.masked_fill(left_out, 0), candidate.masked_fill(left_out, 0)
-            self.max_ulp = max(self.max_ulp, max_ulp_distance(reference, candidate, self.float_format))
-
-    def _commit(self, block: Block, differing: int, peak: float, top: float) -> None:
-        """Add a block's statistics. The greatest difference is in the given part of it."""
-        self.mismatched += differing
-        self.reference_max = max(self.reference_max, top)
-        if peak > self.max_abs:
-            self.max_abs, self.max_abs_block = peak, block
-
-    def _commit_means(self, rmse: float, compared: int, reference_rms: float, reference_finite: int) -> None:
-        self.rmse = _joint_root_mean(self.rmse, self.compared, rmse, compared)
+            self._add_classes(start, classes)
+        differing, peak, top = _count(gap), gap.max().item(), size.max().item()
+        self.rmse = _joint_root_mean(self.rmse, self.compared, _root_mean(gap, peak, compared), compared)
         self.reference_rms = _joint_root_mean(
-            self.reference_rms, self.reference_finite, reference_rms, reference_finite
+            self.reference_rms, self.reference_finite, _root_mean(size, top, reference_finite), reference_finite
         )
         self.compared += compared
         self.reference_finite += reference_finite
+        self.reference_max = max(self.reference_max, top)
+        if not differing:
+            return
+        self.mismatched += differing
+        if peak > self.max_abs:
+            exact = reference.dtype in (torch.int64, torch.uint64)
+            greatest = flip_sign_bit(_integer_gap(reference, candidate)) if exact else gap
+            self.max_abs, self.greatest_at = peak, start + int(greatest.reshape(-1).argmax().item())
+        self.max_rel = max(self.max_rel, gap.div_(size).nan_to_num_(nan=0.0, posinf=math.inf).max().item())
+        if (float_format := FORMATS.get(reference.dtype)) is not None:
+            bits = reference.view(float_format.bits), candidate.view(float_format.bits)
+            if classes is not None:
+                left_out = ~classes.compared
+                bits = bits[0].masked_fill(left_out, 0), bits[1].masked_fill(left_out, 0)
+            self.max_ulp = max(self.max_ulp, max_ulp_distance(*bits, float_format))
 
-    def _commit_classes(self, block: Block, classes: _Classes) -> None:
-        for side in (0, 1):
-            self.nans[side] += classes.nans[side]
-            self.infs[side] += classes.infs[side]
+    def _add_classes(self, start: int, classes: _Classes) -> None:
+        self.nans = self.nans[0] + classes.nans[0], self.nans[1] + classes.nans[1]
+        self.infs = self.infs[0] + classes.infs[0], self.infs[1] + classes.infs[1]
         differing, beside = _count(classes.differs), _count(classes.beside)
         self.nonfinite_mismatched += differing
         self.mismatched += differing + beside
-        if self.first_class_difference is None and differing:
-            self.first_class_difference = block.start + _first(classes.differs)
-        if self.first_beside is None and beside:
-            self.first_beside = block.start + _first(classes.beside)
-
-    def _ulp_may_grow(self, ratio: float, float_format: FloatFormat) -> bool:
-        """Whether a block whose ratios are at most ``ratio`` can hold a greater distance in representable numbers.
-
-        Below a ratio of 1/2 at most one power of two lies between both numbers, so their distance is at most ``ratio *
-        2 ** precision``. A distance beyond ``max_ulp`` then has a ratio of at least ``(max_ulp + 1) * 2 **
-        -precision``. That number is representable, so rounding cannot take the ratio below it.
-        """
-        return ratio >= 0.5 or ratio >= math.ldexp(self.max_ulp + 1, -float_format.precision)
-
-    def _refine(self) -> int:
-        """Compute the greatest difference and ratio again in float64. Return the position to report."""
-        position = self.first_beside or 0
-        if self.max_abs_block is not None:
-            block = self.max_abs_block
-            gap = self._read(block)[0].view(-1)
-            position = int(gap.argmax().item())
-            self.max_abs = gap[position].item()
-            if block.reference.dtype in (torch.int64, torch.uint64):
-                position = _greatest_integer_gap(block.reference, block.candidate)
-            position += block.start
-        if self.max_rel_block is not None:
-            gap, size, _ = self._read(self.max_rel_block)
-            self.max_rel = _max_ratio(gap, size)
-        return position if self.first_class_difference is None else self.first_class_difference
-
-    def _metrics(self, index: tuple[int, ...] | None) -> Metrics:
-        return Metrics(
-            total=self.total,
-            mismatched=self.mismatched,
-            max_abs_diff=self.max_abs,
-            max_rel_diff=self.max_rel,
-            max_ulp=None if self.float_format is None else self.max_ulp,
-            rmse=self.rmse,
-            reference_rms=self.reference_rms,
-            reference_max=self.reference_max,
-            nonfinite_mismatched=self.nonfinite_mismatched,
-            nan_reference=self.nans[0],
-            nan_candidate=self.nans[1],
-            inf_reference=self.infs[0],
-            inf_candidate=self.infs[1],
-            dtype=str(self.reference.dtype).removeprefix("torch."),
-            index=index,
-            reference_value=None if index is None else self.reference[index].item(),
-            candidate_value=None if index is None else self.candidate[index].item(),
-        )
+        if self.class_at is None and differing:
+            self.class_at = start + _first(classes.differs)
+        if self.beside_at is None and beside:
+            self.beside_at = start + _first(classes.beside)
 
 
 def _first(mask: torch.Tensor) -> int:
@@ -273,27 +218,12 @@ def _first(mask: torch.Tensor) -> int:
     return int(mask.reshape(-1).to(torch.uint8).argmax().item())
 
 
-def _max_ratio(gap: torch.Tensor, size: torch.Tensor) -> float:
-    """The greatest ``gap / size``, where 0 / 0 counts as 0. Overwrites ``gap``."""
-    return gap.div_(size).nan_to_num_(nan=0.0, posinf=math.inf).max().item()
-
-
 def _root_mean(values: torch.Tensor, peak: float, count: int) -> float:
     """The root of the mean square over ``count`` numbers up to ``peak``; in units of it, no square leaves the range."""
     if peak == 0.0 or not math.isfinite(peak):
         return peak
-    scaled = (values / peak).view(-1)
+    scaled = (values / peak).reshape(-1)
     return peak * math.sqrt(torch.dot(scaled, scaled).item() / count)
-
-
-def _root_mean_in_float32(squares: float, peak: float, count: int) -> float | None:
-    """The same of a sum of squares in float32; None if the range of float32 may have been too small for it."""
-    if peak == 0.0:
-        return 0.0
-    # a sum in this range did not overflow in a row, and lost at most 2 ** -20 of itself to underflow
-    limits = torch.finfo(torch.float32)
-    fits = limits.tiny * 2.0**20 * count <= squares <= limits.max / 2.0**8
-    return math.sqrt(squares / count) if fits else None
 
 
 def _joint_root_mean(one: float, count: int, other: float, more: int) -> float:
@@ -310,9 +240,8 @@ class _Classes:
         differs: Elements whose class (finite, NaN, +inf, -inf) differs. A complex element has a class for each part.
         beside: Complex elements of the same class with an infinite part, whose finite parts differ.
         compared: Elements that are finite on both sides.
-        reference_finite: Elements that are finite in the reference.
-        nans: Number of NaNs in the reference and in the candidate.
-        infs: Number of infinities in the reference and in the candidate.
+        nans: Their number in the reference and in the candidate.
+        infs: Their number in the reference and in the candidate.
     """
 
     differs: torch.Tensor
@@ -323,45 +252,28 @@ class _Classes:
     infs: tuple[int, int]
 
 
-def _read_exactly(
-    reference: torch.Tensor, candidate: torch.Tensor, gap: torch.Tensor, size: torch.Tensor
-) -> _Classes | None:
-    """Fill two float64 buffers with a block's absolute differences and the reference's magnitudes.
+def _read(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, _Classes | None]:
+    """A block's ``|candidate - reference|`` and ``|reference|`` in float64, both 0 where a side of them is not finite.
 
-    Args:
-        reference: A block of any supported dtype.
-        candidate: The same elements of the candidate.
-        gap: Float64, of the block's shape; receives ``|candidate - reference|``, 0 where either is not finite.
-        size: Float64, of the block's shape; receives ``|reference|``, 0 where it is not finite.
-
-    Returns:
-        The classes if a NaN or an infinity is present on either side, else None.
+    The classes come with them if a NaN or an infinity is present on either side.
     """
     if reference.dtype in (torch.int64, torch.uint64):
-        size.copy_(reference).abs_()
-        gap.copy_(unsigned_to_float64(_integer_gap(reference, candidate)))
-        return None
-    is_complex = reference.is_complex()
-    if is_complex:  # copies, because the difference is taken in place
-        left, right = (torch.view_as_real(side).to(torch.float64, copy=True) for side in (reference, candidate))
+        gap = unsigned_to_float64(_integer_gap(reference, candidate))
+        return gap, reference.to(torch.float64).abs_(), None
+    if reference.is_complex():
+        reference, candidate = torch.view_as_real(reference), torch.view_as_real(candidate)
     else:
-        left, right = size.copy_(reference).unsqueeze(-1), gap.copy_(candidate).unsqueeze(-1)
+        reference, candidate = reference.unsqueeze(-1), candidate.unsqueeze(-1)
+    left, right = (side.to(torch.float64, copy=True) for side in (reference, candidate))
     classes = _classes(left, right)
-    right.sub_(left)
-    for parts, magnitude in ((right, gap), (left, size)):
-        if is_complex:
-            torch.hypot(parts[..., 0], parts[..., 1], out=magnitude)
-        else:
-            magnitude.abs_()
+    gap, size = (
+        torch.hypot(parts[..., 0], parts[..., 1]) if parts.shape[-1] == 2 else parts[..., 0].abs_()
+        for parts in (right.sub_(left), left)
+    )
     if classes is not None:
         gap.masked_fill_(~classes.compared, 0.0)
         size.masked_fill_(~classes.reference_finite, 0.0)
-    return classes
-
-
-def _greatest_integer_gap(reference: torch.Tensor, candidate: torch.Tensor) -> int:
-    """Position of the greatest difference within a block of int64 or uint64, found without rounding."""
-    return int(flip_sign_bit(_integer_gap(reference, candidate)).reshape(-1).argmax().item())
+    return gap, size, classes
 
 
 def _integer_gap(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:

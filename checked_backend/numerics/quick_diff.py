@@ -13,46 +13,32 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend._torch.tensors import differences_of, norms_of
-from checked_backend.numerics.bits import FORMATS, is_on_cpu, slabs, with_memory
-from checked_backend.numerics.fused import fused_loop
+from checked_backend.numerics.bits import is_on_cpu, slabs, with_memory
 
-__all__ = ["QuickDiff", "quick_diff", "quick_diffs"]
+__all__ = ["QuickDiff", "quick_diffs"]
 
-_LARGE = 1 << 16  # elements; for tensors of this size one compiled loop is faster than a call for each number
 _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay in a processor's cache
 
 
 @dataclass(frozen=True, slots=True)
 class QuickDiff:
-    """The size of a difference between two tensors that are finite throughout.
-
-    Attributes:
-        max_abs_diff: Greatest absolute difference.
-        rmse: Root of the mean squared difference.
-        reference_rms: Root mean square of the reference.
-    """
+    """The size of a difference between two tensors that are finite throughout."""
 
     max_abs_diff: float
     rmse: float
     reference_rms: float
 
 
-def quick_diff(*, reference: torch.Tensor, candidate: torch.Tensor) -> QuickDiff | None:
-    """Compute the size of a difference in one pass.
+def quick_diffs(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[QuickDiff | None]:
+    """Compute the sizes of differences, each in one pass. A GPU is waited for once, however many pairs there are.
 
     Args:
-        reference: A floating tensor.
-        candidate: One of the same shape and dtype, on the same device.
+        pairs: Reference and candidate: floating tensors of one shape and dtype, on one device.
 
     Returns:
-        The size. None if only `measure` can tell: for other dtypes, for elements that are not finite (or sums of
+        The sizes. None if only `measure` can tell: for other dtypes, for elements that are not finite (or sums of
         squares that overflow), for large tensors that are not dense in the same order.
     """
-    return quick_diffs([(reference, candidate)])[0]
-
-
-def quick_diffs(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[QuickDiff | None]:
-    """Compute `quick_diff` of pairs (reference, candidate). A GPU is waited for once, however many pairs there are."""
     with torch.no_grad():
         flat = [_comparable(*pair) for pair in pairs]
         reduced: dict[int, tuple[float, float, float]] = {}
@@ -100,12 +86,6 @@ def _flat_alike(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[torch
 
 def _reduce(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float, float]:
     """Greatest difference, sum of squared differences, sum of squares of the reference."""
-    if reference.numel() >= _LARGE and reference.device.type == candidate.device.type == "cpu":
-        loop = fused_loop(reference.dtype)
-        if loop is not None and not (reference.is_neg() or candidate.is_neg()):
-            # ratios and distances are not needed: the given ones cannot be exceeded, so the loop skips them
-            found = loop(reference, candidate, float("inf"), 2 * FORMATS[reference.dtype].largest)
-            return found.peak, found.squares, found.reference_squares
     low = reference.dtype.itemsize == 2
     block = _BLOCK if reference.device.type == "cpu" else reference.numel()
     size = min(block, reference.numel())

@@ -52,15 +52,7 @@ def randomize(values: _T, seed: int = 0) -> _T:
 
 
 def randomize_tensors(tensors: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
-    """`randomize` for a list of tensors, aliases among them included.
-
-    Args:
-        tensors: Any tensors.
-        seed: The seed of the new data.
-
-    Returns:
-        One tensor for each; the same object if its data cannot be varied.
-    """
+    """`randomize` for a list of tensors, aliases among them included."""
     generator = torch.Generator().manual_seed(seed)
     result = list(tensors)
     groups: dict[int, list[int]] = {}

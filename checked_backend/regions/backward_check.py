@@ -18,7 +18,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.backward import BackwardPass, BackwardWatch
 from checked_backend.regions.budget import Meter, Schedule
-from checked_backend.regions.call_findings import candidate_crashed, same_exception, same_message
+from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, same_exception
 from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.draw_inputs import DrawInputs
@@ -266,7 +266,7 @@ class BackwardCheck:
         unfinished = call.exchanges is not None and (
             call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
         )
-        alike = isinstance(eager, Exception) and (same_exception(eager, error) or same_message(eager, error))
+        alike = isinstance(eager, Exception) and compare_exceptions(eager, error)[0] is None
         if isinstance(eager, Exception) and (alike or not unfinished):
             differs = self._comparison.backward_exceptions(eager, error)
             self._reporter.respond([*left] if differs is None else [differs, *left], cause=error, raises=False)

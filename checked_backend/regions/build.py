@@ -18,8 +18,6 @@ from checked_backend._torch.generated_modules import GeneratedModule, generated_
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
-from checked_backend.numerics.fingerprint import LARGE
-from checked_backend.numerics.fused import begin_compiling
 from checked_backend.options import CheckOptions
 from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
 from checked_backend.regions.backward_check import Checks
@@ -104,8 +102,6 @@ def build_region(
     keep_accumulating(pristine)
     tells = options.progress and not (silent and investigator is None)
     source = _Source(compiler, pristine, _traced(gm, example_inputs), Waiting(info.name, tells=tells))
-    if any(_is_large(value) for value in source.traced):
-        begin_compiling()
     settings = ProcessState.capture()
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
@@ -171,13 +167,6 @@ class _Source:
             return compile_again(compiler, self.graph, self.traced, inputs)
 
         return CompiledOnce(self.waiting.compiling(words, compile_for))
-
-
-def _is_large(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
-        return False
-    size = value.numel()
-    return not isinstance(size, int) or size >= LARGE  # a symbolic size must not be compared: that adds guards
 
 
 def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

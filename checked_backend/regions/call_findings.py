@@ -16,18 +16,18 @@ from checked_backend.errors import is_device_lost, is_out_of_memory
 from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.schema import is_built_in
 from checked_backend.graphs.source_line import users_frame
+from checked_backend.regions.compare_parts import Part
 
 __all__ = [
     "DEVICE_LOST",
     "FakeError",
     "candidate_crashed",
+    "compare_exceptions",
     "described_exception",
-    "exception_differs",
     "exception_missing",
     "gradient_overwritten",
     "rng_state_differs",
     "same_exception",
-    "same_message",
     "unexpected_mutation",
     "wrong_outputs",
 ]
@@ -79,29 +79,33 @@ def _without_warnings(text: str) -> str:
     return "\n".join([lines[0], *shown, f"({left_out} more lines of the compiler's output)"])
 
 
+def compare_exceptions(
+    reference: BaseException | None, candidate: BaseException | None, *, during: str = "running"
+) -> tuple[Finding | None, str]:
+    """Compare what eager and the candidate raised; None where one did not.
+
+    Returns:
+        The finding, if code that catches the one exception does not catch the other; else a remark, or none.
+    """
+    if reference is None:
+        return None if candidate is None else candidate_crashed(candidate, during=during), ""
+    if candidate is None:
+        return exception_missing(reference), ""
+    expected, actual = described_exception(reference), described_exception(candidate)
+    if same_exception(reference, candidate) or _same_message(reference, candidate):
+        where = "" if during == "running" else " in the backward pass"
+        words = "" if expected == actual else f", with other words; the candidate {actual}"
+        return None, f"both raise{where}: {expected}{words}"
+    message = "both raise, but not the same; eager's was raised"
+    return Finding(Kind.EXCEPTION, "candidate", message, "exception.type", expected=expected, actual=actual), ""
+
+
 def exception_missing(error: BaseException, *, own_random: bool = False) -> Finding:
     """Only eager raises, or the candidate too, but not with its own random operators."""
     how = ", where it draws its own random numbers" if own_random else ""
-    return Finding(
-        kind=Kind.EXCEPTION,
-        detail="exception.missing",
-        subject="candidate",
-        message=f"eager raises, the compiled program returns{how}: {type(error).__name__}: {error}",
-        expected=type(error).__name__,
-        actual="no exception",
-    )
-
-
-def exception_differs(reference: BaseException, candidate: BaseException) -> Finding:
-    """Both raise, but code that catches the one exception does not catch the other."""
-    return Finding(
-        kind=Kind.EXCEPTION,
-        detail="exception.type",
-        subject="candidate",
-        message="both raise, but not the same; eager's was raised",
-        expected=described_exception(reference),
-        actual=described_exception(candidate),
-    )
+    raised = type(error).__name__
+    message = f"eager raises, the compiled program returns{how}: {raised}: {error}"
+    return Finding(Kind.EXCEPTION, "candidate", message, "exception.missing", expected=raised, actual="no exception")
 
 
 def same_exception(reference: BaseException, candidate: BaseException) -> bool:
@@ -110,7 +114,7 @@ def same_exception(reference: BaseException, candidate: BaseException) -> bool:
     return any(isinstance(cause, type(reference)) for cause in causes)
 
 
-def same_message(reference: BaseException, candidate: BaseException) -> bool:
+def _same_message(reference: BaseException, candidate: BaseException) -> bool:
     """Whether both exceptions have the same message: Dynamo raises its own types with the messages of others."""
     said = _first_line(reference)
     return bool(said) and said in str(candidate)
@@ -128,17 +132,12 @@ def _first_line(error: BaseException) -> str:
 def wrong_outputs(expected: int, returned: Any) -> Finding:
     """The candidate did not return a tuple of the right length."""
     counted = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
-    return Finding(
-        kind=Kind.STRUCTURE,
-        detail="structure.outputs",
-        subject="outputs",
-        message=(
-            "the compiled region returned the wrong number of outputs; the function that a Dynamo backend makes "
-            "returns a tuple with one value for each output of the graph"
-        ),
-        expected=f"tuple of {expected}",
-        actual=f"{type(returned).__name__}{counted}",
+    message = (
+        "the compiled region returned the wrong number of outputs; the function that a Dynamo backend makes "
+        "returns a tuple with one value for each output of the graph"
     )
+    actual = f"{type(returned).__name__}{counted}"
+    return Part("outputs", None, None).differs("outputs", message, f"tuple of {expected}", actual)
 
 
 def rng_state_differs() -> Finding:
@@ -158,32 +157,21 @@ def rng_state_differs() -> Finding:
 
 def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
     """Inputs that changed and should not have."""
-    return [
-        Finding(
-            kind=Kind.MUTATION,
-            detail="mutation.unexpected",
-            subject=subject,
-            message="the compiled program changed an input that eager leaves alone",
-            expected="unchanged",
-            actual="changed",
-        )
-        for subject in subjects
-    ]
+    message = "the compiled program changed an input that eager leaves alone"
+    return [_written_to(subject, message) for subject in subjects]
 
 
 def gradient_overwritten(result: str) -> Finding:
     """The candidate's backward pass wrote to an incoming gradient."""
-    return Finding(
-        kind=Kind.MUTATION,
-        detail="mutation.unexpected",
-        subject=f"gradient of {result}",
-        message=(
-            "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
-            "else uses that tensor finds other numbers in it"
-        ),
-        expected="unchanged",
-        actual="changed",
+    message = (
+        "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
+        "else uses that tensor finds other numbers in it"
     )
+    return _written_to(f"gradient of {result}", message)
+
+
+def _written_to(subject: str, message: str) -> Finding:
+    return Finding(Kind.MUTATION, subject, message, "mutation.unexpected", expected="unchanged", actual="changed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,10 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.ranks.exchanges import Agreement, under_way
 from checked_backend.regions.backward import BackwardPass, was_written_to
 from checked_backend.regions.call_findings import (
+    compare_exceptions,
     described_exception,
-    exception_differs,
     exception_missing,
     gradient_overwritten,
-    same_exception,
-    same_message,
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
@@ -211,22 +209,20 @@ class CallComparison:
         """
         if self.runner(call).returns_with_own_random():
             return exception_missing(reference, own_random=True), True
-        if not same_message(reference, candidate):
-            if not same_exception(reference, candidate):
-                return exception_differs(reference, candidate), False
-            words = f"eager {described_exception(reference)}; the candidate {described_exception(candidate)}"
-            self._reporter.note(f"both raise, with other words: {words}")
-        return None, False
+        finding, remark = compare_exceptions(reference, candidate)
+        if described_exception(reference) != described_exception(candidate) and remark:
+            self._reporter.note(remark)
+        return finding, False
 
     def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
         """Compare exceptions if both backward passes raise, for example because an input was written to in between."""
         if isinstance(reference, InputsChangedError):
             self._reporter.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
-        elif same_exception(reference, candidate) or same_message(reference, candidate):
-            self._reporter.note(f"both backward passes raise {type(reference).__name__}: {reference}".splitlines()[0])
-        else:
-            return exception_differs(reference, candidate)
-        return None
+            return None
+        finding, remark = compare_exceptions(reference, candidate, during="backward")
+        if remark:
+            self._reporter.note(remark)
+        return finding
 
     def _aliasing(
         self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any], parts: Sequence[Part]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,11 @@ class Part:
     candidate: Any
     source: str = ""
 
+    def differs(self, aspect: str, message: str, expected: str, actual: str) -> Finding:
+        """The finding that an aspect of its structure is not eager's."""
+        detail, source = f"structure.{aspect}", self.source or None
+        return Finding(Kind.STRUCTURE, self.subject, message, detail, expected=expected, actual=actual, source=source)
+
 
 def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
     """Structure: None or not, type, dtype, shape, significant strides, device, layout, ``requires_grad``.
@@ -45,32 +50,16 @@ def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
             yield from _stored_elements(part)
             yield from _history(part)
             for difference in compare_structure(reference=part.reference, candidate=part.candidate):
-                lost = difference.aspect == "requires_grad" and _has_history(part.reference)
-                yield Finding(
-                    kind=Kind.STRUCTURE,
-                    detail=f"structure.{difference.aspect}",
-                    subject=part.subject,
-                    message=(
-                        "no gradient flows back through it, and through eager's one does"
-                        if lost
-                        else f"{difference.aspect} differs from eager's"
-                    ),
-                    expected=difference.expected,
-                    actual=difference.actual,
-                    evidence={EvidenceKey.GRADIENTS_LOST: True} if lost else {},
-                    more_than_layout=_LOST if lost else "",
-                    source=part.source or None,
-                )
+                message = f"{difference.aspect} differs from eager's"
+                found = part.differs(difference.aspect, message, difference.expected, difference.actual)
+                if difference.aspect == "requires_grad" and _has_history(part.reference):
+                    message = "no gradient flows back through it, and through eager's one does"
+                    evidence: dict[str, Any] = {EvidenceKey.GRADIENTS_LOST: True}
+                    found = replace(found, message=message, evidence=evidence, more_than_layout=_LOST)
+                yield found
         elif not _same_value(part.reference, part.candidate):
-            yield Finding(
-                kind=Kind.STRUCTURE,
-                detail="structure.value",
-                subject=part.subject,
-                message="a value that is no tensor differs from eager's",
-                expected=repr(part.reference),
-                actual=repr(part.candidate),
-                source=part.source or None,
-            )
+            message = "a value that is no tensor differs from eager's"
+            yield part.differs("value", message, repr(part.reference), repr(part.candidate))
 
 
 def _has_history(tensor: torch.Tensor) -> bool:
@@ -86,15 +75,9 @@ def _history(part: Part) -> Iterator[Finding]:
     made_by = grad_fn(part.candidate)
     if grad_fn(part.reference) is not None or made_by is None or gradient_edge(part.reference):
         return
-    yield Finding(
-        kind=Kind.STRUCTURE,
-        detail="structure.requires_grad",
-        subject=part.subject,
-        message="gradients flow back through it, and not through eager's: that is a view made with grad mode off",
-        expected="requires_grad=True, without a grad_fn",
-        actual=f"requires_grad=True, grad_fn {made_by.name()}",
-        source=part.source or None,
-    )
+    message = "gradients flow back through it, and not through eager's: that is a view made with grad mode off"
+    expected, actual = "requires_grad=True, without a grad_fn", f"requires_grad=True, grad_fn {made_by.name()}"
+    yield part.differs("requires_grad", message, expected, actual)
 
 
 def _stored_elements(part: Part) -> Iterator[Finding]:
@@ -107,15 +90,8 @@ def _stored_elements(part: Part) -> Iterator[Finding]:
     reference, candidate = (_stored_places(side.detach()) for side in both)
     if torch.equal(reference, candidate):
         return
-    yield Finding(
-        kind=Kind.STRUCTURE,
-        detail="structure.indices",
-        subject=part.subject,
-        message="other elements of this sparse tensor are stored than in eager's",
-        expected=f"{reference.shape[1]} places: {_describe_indices(reference)}",
-        actual=f"{candidate.shape[1]} places: {_describe_indices(candidate)}",
-        source=part.source or None,
-    )
+    message = "other elements of this sparse tensor are stored than in eager's"
+    yield part.differs("indices", message, _describe_indices(reference), _describe_indices(candidate))
 
 
 def _stored_places(sparse: torch.Tensor) -> torch.Tensor:
@@ -133,7 +109,7 @@ def _stored_places(sparse: torch.Tensor) -> torch.Tensor:
 def _describe_indices(places_of_all: torch.Tensor) -> str:
     places = [tuple(place) for place in places_of_all[:, : _SHOWN_PLACES + 1].t().tolist()]
     shown = ", ".join(str(place[0]) if len(place) == 1 else str(place) for place in places[:_SHOWN_PLACES])
-    return shown + (", ..." if len(places) > _SHOWN_PLACES else "")
+    return f"{places_of_all.shape[1]} places: {shown}{', ...' if len(places) > _SHOWN_PLACES else ''}"
 
 
 def _same_value(reference: Any, candidate: Any) -> bool:

@@ -23,7 +23,6 @@ class Context:
     """The tensors of one check that one look did not settle, and everything the steps ask and decide about them.
 
     Attributes:
-        cases: The tensors, with the evidence gathered so far.
         known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.

@@ -29,9 +29,6 @@ def lost_digits(
     a sum of large numbers. Still smaller elements may be such a remainder, and so may a few in which eager is right
     by chance.
 
-    Args:
-        candidate: The compiled program's, of the same dtype and shape.
-
     Returns:
         A mask; None for dtypes without digits to lose (integers, complex numbers). Elements below the dtype's
         smallest normal number have fewer digits and are left out, as are NaN and infinity.
@@ -71,10 +68,6 @@ def _is_by_chance(errors: torch.Tensor, typical: float) -> bool:
 
     Then they are small because large numbers cancel there, and the compiled program's error, which is like eager's in
     the others, is as good. An error of a thousandth of the typical one has a chance of a thousandth.
-
-    Args:
-        errors: Eager's errors in these elements.
-        typical: Eager's typical error.
     """
     chances = (errors / typical).clamp(max=1.0) if typical else errors.new_zeros(1)
     return float(chances.log10().sum().item()) > math.log10(thresholds.LOST_DIGITS_CHANCE)

@@ -72,11 +72,7 @@ class Envelope:
         return self._sizes
 
     def scale(self, magnitude: torch.Tensor) -> LocalScale:
-        """The noise of elements that are not much larger than an element.
-
-        Args:
-            magnitude: The tensor whose elements' magnitudes count.
-        """
+        """The noise of elements that are not much larger than an element, by the magnitudes in a tensor."""
         parts = ((values, magnitudes(part)) for part, values in blocks(magnitude, self.values))
         return LocalScale(parts, self.max)
 

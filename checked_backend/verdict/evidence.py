@@ -17,7 +17,7 @@ from checked_backend.verdict.local_scale import local_root_mean_square
 from checked_backend.verdict.outliers import Outliers, outside_noise
 from checked_backend.verdict.runner import Values
 
-__all__ = ["Evidence", "extended"]
+__all__ = ["Evidence"]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,6 @@ class Evidence:
     """One tensor of both executions, with the evidence gathered.
 
     Attributes:
-        metrics: How they differ.
         spread: How far two runs of eager are apart, root mean square.
         envelope: Noise from Monte Carlo runs.
         envelope_large: Noise from Monte Carlo runs with larger roundings.
@@ -84,6 +83,29 @@ class Evidence:
         """
         found = None if values is None else values.get(self.pair.name)
         return None if found is None or found.shape != self.pair.reference.shape else found
+
+    def sample_in_float64(self, values: Values | None) -> torch.Tensor | None:
+        """This tensor in a run in float64, infinite where it would be infinite at the program's own precision."""
+        found = self.sample(values)
+        if found is None or not found.dtype.is_floating_point:
+            return found
+        rounded = found.to(self.pair.reference.dtype)
+        if rounded.dtype.itemsize == 1:
+            rounded = rounded.float()  # torch has no arithmetic for float8
+        return torch.where(rounded.isinf(), rounded.to(found.dtype), found)
+
+    def widen(self, values: Values, *, large: bool, float64: bool) -> None:
+        """Take one more control run into the envelope of its kind."""
+        reference = self.high_precision if float64 else self.pair.reference
+        sample = self.sample_in_float64(values) if float64 else self.sample(values)
+        if reference is None or sample is None:
+            return
+        name = f"{'float64_' if float64 else ''}envelope{'_large' if large else ''}"
+        known: Envelope | None = getattr(self, name)
+        if known is None:
+            setattr(self, name, Envelope.of(reference, sample))
+        else:
+            known.add(reference, sample)
 
     @property
     def spreads(self) -> bool:
@@ -236,11 +258,3 @@ class Evidence:
 
     def _size(self) -> float:
         return self.metrics.reference_rms or 1.0
-
-
-def extended(envelope: Envelope | None, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:
-    """An envelope with one more control run in it."""
-    if envelope is None:
-        return Envelope.of(reference, sample)
-    envelope.add(reference, sample)
-    return envelope

@@ -16,10 +16,7 @@ __all__ = ["as_rare_as_jumps", "as_rare_as_unstable", "known"]
 def as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> bool:
     """Whether the unexplained elements are a few that flip in the candidate and by chance in no control run.
 
-    Args:
-        distances: How far the unexplained elements of the candidate lie from the reference.
-        jumps: How many elements flip in strong control runs.
-        greatest: How far the furthest of these jumps.
+    In strong control runs ``jumps`` elements flip, the furthest by ``greatest``.
     """
     if not jumps or distances.numel() > thresholds.MISSED_JUMPS * jumps:
         return False

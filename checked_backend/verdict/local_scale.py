@@ -77,12 +77,7 @@ def exponents(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """The `LocalScale` of values, at each of them.
-
-    Args:
-        values: Any numbers.
-        magnitude: The elements' absolute values, of the same shape.
-    """
+    """The `LocalScale` of values, at each of them."""
     finite = values.abs().nan_to_num(nan=0.0, posinf=0.0) * magnitude.isfinite()
     greatest = float(finite.max().item()) if values.numel() else 0.0
     return LocalScale([(values, magnitude)], greatest).at(magnitude)

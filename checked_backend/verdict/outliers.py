@@ -27,7 +27,7 @@ from checked_backend.verdict.elements import (
     unconfirmed,
     widened,
 )
-from checked_backend.verdict.envelope import Envelope
+from checked_backend.verdict.envelope import Envelope, times
 from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
 from checked_backend.verdict.local_scale import LocalScale
 
@@ -95,8 +95,6 @@ def outside_noise(
     integer that no control run changed is right or wrong.
 
     Args:
-        candidate: The compiled program's, of the same dtype and shape.
-        high_precision: The reference in float64, if it could be run.
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
             there. Elsewhere it says no more than ``envelope`` does.
@@ -219,12 +217,7 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Allowances:
-    """How far elements may lie from eager's.
-
-    Args:
-        reference: Eager's tensor, whole.
-        envelope: Its noise.
-    """
+    """How far elements may lie from those of eager's whole tensor."""
 
     def __init__(self, reference: torch.Tensor, envelope: Envelope) -> None:
         self._dtype = reference.dtype
@@ -273,12 +266,10 @@ def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """Distances from float64.
+    """Root mean square distances from float64.
 
     Attributes:
         as_good: Whether the candidate is no further from float64 than eager, up to `EAGER_FACTOR`.
-        eager: Eager's distance, root mean square.
-        candidate: The candidate's.
         ratio: The greater of two ratios of the candidate's distance to eager's: of the root mean squares, and of the
             greatest elements (inf if only the candidate has NaN or infinities somewhere).
     """
@@ -314,7 +305,7 @@ def as_good_as_eager(
     nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
-    ratio = max(_ratio(compiled_rms, eager_rms), _ratio(greatest[1], greatest[0])) if nowhere_worse else float("inf")
+    ratio = max(times(compiled_rms, eager_rms), times(greatest[1], greatest[0])) if nowhere_worse else float("inf")
     return Closeness(ratio <= thresholds.EAGER_FACTOR, eager_rms, compiled_rms, ratio)
 
 
@@ -328,9 +319,3 @@ def _has_digits(
     half = float(torch.finfo(dtype).eps) ** 0.5
     near: torch.Tensor = distance <= half * (size + LocalScale.of_sizes(whole).at(size)).nan_to_num_(posinf=0.0)
     return near
-
-
-def _ratio(part: float, whole: float) -> float:
-    if not part:
-        return 0.0
-    return part / whole if whole else float("inf")

@@ -26,7 +26,6 @@ __all__ = [
     "Runner",
     "Runs",
     "Values",
-    "float64_noise",
     "monte_carlo",
     "short",
 ]
@@ -114,15 +113,16 @@ BARE = Recipe(Control.BARE)
 FLOAT64 = Recipe(Control.FLOAT64, float64=True, replays_draws=True)
 
 
-def monte_carlo(seed: int, magnitude: float = 1.0, *, keeps_choices: bool = False) -> Recipe:
-    """Eager with every rounding made random."""
-    return Recipe(Control.MONTE_CARLO, replays_draws=True, seed=seed, magnitude=magnitude, keeps_choices=keeps_choices)
-
-
-def float64_noise(seed: int, magnitude: float = 1.0, *, keeps_choices: bool = False) -> Recipe:
-    """Eager in float64, perturbed at float64's roundoffs."""
-    recipe = monte_carlo(seed, magnitude, keeps_choices=keeps_choices)
-    return replace(recipe, control=Control.FLOAT64_NOISE, float64=True)
+def monte_carlo(seed: int, magnitude: float = 1.0, *, keeps_choices: bool = False, float64: bool = False) -> Recipe:
+    """Eager with every rounding made random; in float64 at float64's roundoffs."""
+    return Recipe(
+        Control.FLOAT64_NOISE if float64 else Control.MONTE_CARLO,
+        replays_draws=True,
+        seed=seed,
+        magnitude=magnitude,
+        keeps_choices=keeps_choices,
+        float64=float64,
+    )
 
 
 @dataclass(slots=True)

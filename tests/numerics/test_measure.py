@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,9 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checked_backend.numerics import measure as measure_module
 from checked_backend.numerics.bits import FORMATS
-from checked_backend.numerics.fused import fused_loop
 from checked_backend.numerics.measure import UnsupportedTensorError, measure
 from tests.support.exact_metrics import (
     COMPLEX,
@@ -128,12 +124,10 @@ def test_zeros_without_memory(count):
     [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
     other = torch.zeros(count)
     other[3] = 2.0
-    for from_elements in (0, sys.maxsize):
-        with mock.patch.object(measure_module, "_LARGE", from_elements):
-            assert measure(reference=zeros, candidate=torch.zeros(count)).bitwise_equal
-            for reference, candidate in ((zeros, other), (other, zeros)):
-                metrics = measure(reference=reference, candidate=candidate)
-                assert (metrics.mismatched, metrics.max_abs_diff, metrics.index) == (1, 2.0, (3,))
+    assert measure(reference=zeros, candidate=torch.zeros(count)).bitwise_equal
+    for reference, candidate in ((zeros, other), (other, zeros)):
+        metrics = measure(reference=reference, candidate=candidate)
+        assert (metrics.mismatched, metrics.max_abs_diff, metrics.index) == (1, 2.0, (3,))
     with pytest.raises(RuntimeError):
         zeros.numpy()  # it has no memory
 
@@ -182,18 +176,6 @@ def test_greatest_of_integers_beyond_float64_precision():
     assert check(x, y, 3).index == (2,)
 
 
-@pytest.fixture(params=["separate passes", "one loop"])
-def loop(request, monkeypatch):
-    """Both ways to read a block of float32, bfloat16 or float16: with torch and NumPy, and compiled."""
-    if request.param == "one loop":
-        assert fused_loop(torch.float32) is not None, "needs a C compiler, as Inductor does"
-        monkeypatch.setattr(measure_module, "_LARGE", 0)
-        monkeypatch.setattr(measure_module, "_FUSED_BLOCKS", (100_000, 30_000))
-    else:
-        monkeypatch.setattr(measure_module, "_LARGE", sys.maxsize)
-
-
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("kind", ["relative", "additive", "one ulp", "relu", "equal", "sign flips"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_large_tensors_against_numpy(dtype, kind):
@@ -215,8 +197,8 @@ def test_large_tensors_against_numpy(dtype, kind):
     with np.errstate(all="ignore"):
         ratio = np.nan_to_num(difference / np.abs(a), nan=0.0, posinf=math.inf).max()
     assert metrics.max_rel_diff == pytest.approx(ratio, rel=1e-6)
-    assert metrics.rmse == pytest.approx(np.sqrt(np.mean(difference**2)), rel=3e-6)
-    assert metrics.reference_rms == pytest.approx(np.sqrt(np.mean(a**2)), rel=3e-6)
+    assert metrics.rmse == pytest.approx(np.sqrt(np.mean(difference**2)), rel=1e-12)
+    assert metrics.reference_rms == pytest.approx(np.sqrt(np.mean(a**2)), rel=1e-12)
     assert metrics.reference_max == np.abs(a).max()
     lowest = torch.iinfo(FORMATS[dtype].bits).min
     bits = [side.view(FORMATS[dtype].bits).to(torch.int64) for side in (x, y)]
@@ -228,7 +210,6 @@ def test_large_tensors_against_numpy(dtype, kind):
         assert difference[metrics.index] == difference.max()
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("position", [0, 150_000, 299_999])
 def test_one_nan_in_a_large_tensor(dtype, position):
@@ -242,7 +223,6 @@ def test_one_nan_in_a_large_tensor(dtype, position):
     assert (same.mismatched, same.nan_reference, same.nan_candidate) == (0, 1, 1)
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-20, 1e20, 1e37])
 def test_squares_neither_overflow_nor_underflow(dtype, scale):
@@ -251,8 +231,8 @@ def test_squares_neither_overflow_nor_underflow(dtype, scale):
     y = (x.double() * 1.5).to(dtype)
     metrics = measure(reference=x, candidate=y)
     a, b = (side.double().numpy().astype(np.longdouble) for side in (x, y))
-    assert metrics.rmse == pytest.approx(float(np.sqrt(np.mean((a - b) ** 2))), rel=3e-6)
-    assert metrics.reference_rms == pytest.approx(float(np.sqrt(np.mean(a**2))), rel=3e-6)
+    assert metrics.rmse == pytest.approx(float(np.sqrt(np.mean((a - b) ** 2))), rel=1e-12)
+    assert metrics.reference_rms == pytest.approx(float(np.sqrt(np.mean(a**2))), rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e-300, 1.0, 1e300])
@@ -327,20 +307,7 @@ def test_cuda_agrees_with_the_cpu(dtype):
     assert on_device.mismatched == on_cpu.mismatched
     assert on_device.max_abs_diff == on_cpu.max_abs_diff
     assert on_device.max_ulp == on_cpu.max_ulp
-    assert on_device.rmse == pytest.approx(on_cpu.rmse, rel=3e-6)
-
-
-@pytest.mark.parametrize("value", [0.0, torch.inf, torch.nan, 3e38])
-def test_large_tensors_with_a_place_that_float32_does_not_do_for(value):
-    reference = torch.randn((1 << 20) + 5000, generator=torch.Generator().manual_seed(0))
-    candidate = reference + 1e-6
-    reference[700_001] = value
-    candidate[700_003] = -1.0
-    whole = measure(reference=reference, candidate=candidate)
-    parts = measure(reference=reference, candidate=candidate, _block_size=5000)
-    for name in ("mismatched", "nonfinite_mismatched", "max_abs_diff", "max_rel_diff", "max_ulp", "index"):
-        assert getattr(whole, name) == getattr(parts, name), name
-    assert whole.rmse == pytest.approx(parts.rmse, rel=3e-6)
+    assert on_device.rmse == pytest.approx(on_cpu.rmse, rel=1e-12)
 
 
 def test_index_prefers_another_class_to_a_difference_to_a_finite_part_beside_an_infinity():
@@ -351,7 +318,6 @@ def test_index_prefers_another_class_to_a_difference_to_a_finite_part_beside_an_
     assert check(x, torch.tensor([1.0, complex(inf, 2), 2.5, complex(3.0, inf)])).index == (3,)
 
 
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("places", "greatest"),

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from fractions import Fraction
-from unittest import mock
 
 import pytest
 import torch
 from hypothesis import strategies as st
 
 from checked_backend.findings import Metrics
-from checked_backend.numerics import measure as measure_module
 from checked_backend.numerics.bits import FORMATS, INTEGERS
-from checked_backend.numerics.fused import fused_loop
 from checked_backend.numerics.measure import measure
 
 FLOATS = list(FORMATS)
@@ -116,34 +112,18 @@ def oracle(reference: torch.Tensor, candidate: torch.Tensor) -> dict:
     }
 
 
-def nearly(dtype: torch.dtype) -> float:
-    """How far a greatest value may be off: differences that are equal in the search's arithmetic are ties."""
-    return 2e-7 if dtype in FORMATS and dtype is not torch.float64 else 4e-15
-
-
 def check(reference: torch.Tensor, candidate: torch.Tensor, block_size: int | None = None) -> Metrics:
-    """Measure in every way that there is for these tensors, and hold each against exact arithmetic."""
-    for from_elements in (0, sys.maxsize) if fused_loop(torch.float32) else (sys.maxsize,):
-        with mock.patch.object(measure_module, "_LARGE", from_elements):
-            metrics = check_one(reference, candidate, block_size)
-    return metrics
-
-
-def check_one(reference: torch.Tensor, candidate: torch.Tensor, block_size: int | None) -> Metrics:
+    """Measure, and hold the metrics against exact arithmetic."""
     before = reference.clone(), candidate.clone()
     metrics = measure(reference=reference, candidate=candidate, _block_size=block_size)
     expected = oracle(reference, candidate)
-    tolerance = 4e-15 if reference.element_size() >= 8 or reference.dtype in (*INTEGERS, *COMPLEX) else 3e-6
     overflow = math.inf in (expected["max_abs_diff"], expected["reference_max"])
     for name, value in expected.items():
         got = getattr(metrics, name)
         if overflow and name in ("max_rel_diff", "rmse", "reference_rms"):
             continue
         if isinstance(value, float) and math.isfinite(value):
-            if name in ("rmse", "reference_rms"):
-                assert got == pytest.approx(value, rel=tolerance, abs=1e-322), name
-            else:
-                assert got == pytest.approx(value, rel=nearly(reference.dtype), abs=1e-322), name
+            assert got == pytest.approx(value, rel=4e-15, abs=1e-322), name
         else:
             assert got == value, name
     if reference.dtype in INTEGERS:
@@ -178,7 +158,7 @@ def check_index(metrics: Metrics, reference: torch.Tensor, candidate: torch.Tens
         return
     gap = [Fraction(a) - Fraction(b) for a, b in zip(parts(y), parts(x), strict=True)]
     difference = as_float(abs(gap[0])) if len(gap) == 1 else root_mean([sum(part**2 for part in gap)])
-    assert metrics.max_abs_diff == pytest.approx(difference, rel=nearly(reference.dtype), abs=1e-322)
+    assert metrics.max_abs_diff == pytest.approx(difference, rel=4e-15, abs=1e-322)
 
 
 @st.composite

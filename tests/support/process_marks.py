@@ -31,7 +31,6 @@ IMPLYING = ("inductor", "forks")
 HARMLESS = {
     r"\S*(g|c|clang)\+\+ --version": "a report names the C++ compiler",
     r"uname -p": "a report names the platform",
-    r".*/numerics/fused\.c .*": "the loops of checked_backend/numerics are compiled once in each process",
 }
 """Commands that any test may start, and why: they take milliseconds, or come once."""
 

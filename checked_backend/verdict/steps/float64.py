@@ -24,16 +24,18 @@ from checked_backend.verdict.elements import (
     widened,
 )
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.evidence import Evidence, extended
+from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
 from checked_backend.verdict.local_scale import LocalScale
 from checked_backend.verdict.outliers import outside_noise, ratios
-from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs, float64_noise
+from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
-__all__ = ["ask_float64", "spread_in_float64", "twin_difference"]
+__all__ = ["FIRST_SEEDS", "ask_float64", "twin_difference"]
 
 TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
+FIRST_SEEDS = range(1, 1 + thresholds.TWIN_RUNS)
+"""Seeds of the first perturbed runs in float64."""
 
 
 def ask_float64(context: Context) -> None:
@@ -41,11 +43,11 @@ def ask_float64(context: Context) -> None:
     outside = [case for case in context.open() if case.outside]
     spread = [case for case in context.open() if case.spreads]
     hidden = [case for case in context.open() if case.outside.doubtful or context.wants_twin(case)]
-    asked = [case for case in context.open() if case in outside or case in spread or case in hidden]
+    asked = [case for case in context.open() if case in (*outside, *spread, *hidden)]
     if not asked or not _run_high_precision(asked, context.runs):
         return
     compare_with_noise(asked)
-    spread_in_float64(spread, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
+    perturb(spread, context.runs, FIRST_SEEDS, float64=True)
     doubtful = [case for case in asked if case in outside or case.outside or context.wants_twin(case)]
     if doubtful:
         _hold_against_twin(doubtful, context.runs, context.decisions.notes)
@@ -57,47 +59,14 @@ def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
     if high is None:
         return False
     for case in cases:
-        case.high_precision = _in_range(case, case.sample(high))
+        case.high_precision = case.sample_in_float64(high)
         if case.high_precision is not None:
             case.float64_nonfinite = unconfirmed(case.pair.reference, case.high_precision)
     return True
 
 
-def spread_in_float64(
-    cases: Sequence[Evidence],
-    runs: Runs,
-    seeds: Iterable[int],
-    *,
-    keeps_choices: bool = False,
-    further: bool = False,
-) -> None:
-    """Run eager in float64 with its roundings made random, and widen the cases' float64 envelopes.
-
-    Args:
-        cases: Tensors with a float64 reference; without any, nothing is run.
-        keeps_choices: Let no rounding flip a choice.
-        further: Use larger roundings, to find elements that jump. Their envelope is kept apart.
-    """
-    magnitude = thresholds.STRONG_MAGNITUDE if further else 1.0
-    for seed in seeds if cases else ():
-        values = runs.run(float64_noise(seed, magnitude, keeps_choices=keeps_choices))
-        if values is None:
-            return
-        for case in cases:
-            high, sample = case.high_precision, _in_range(case, case.sample(values))
-            if high is None or sample is None:
-                continue
-            if further:
-                case.float64_envelope_large = extended(case.float64_envelope_large, high, sample)
-            else:
-                case.float64_envelope = extended(case.float64_envelope, high, sample)
-
-
 def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) -> None:
     """Find the cases whose float64 twin computes something else than eager in float64.
-
-    Args:
-        notes: Receives remarks.
 
     Raises:
         PostponedError: The twin has not been earned yet, and no case is outside of its noise.
@@ -107,31 +76,28 @@ def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) 
     if twin is None:
         return
     for case in cases:
-        found = _in_range(case, case.sample(twin))
+        found = case.sample_in_float64(twin)
         case.twin = None if case.high_precision is None else found
         if found is None:
             notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
     compared = [case for case in cases if case.twin is not None]
     if any(case.float64_envelope is None for case in compared):
-        spread_in_float64(compared, runs, range(1, 1 + thresholds.TWIN_RUNS), keeps_choices=True)
+        perturb(compared, runs, FIRST_SEEDS, keeps_choices=True, float64=True)
     _compare(compared)
     differing = [case for case in compared if case.logic_differs]
     if differing:  # an element that jumps in float64 (a tie, a rounding) may not jump in the first few runs
-        spread_in_float64(
-            differing,
-            runs,
-            range(1 + thresholds.TWIN_RUNS, 1 + thresholds.TWIN_RUNS + thresholds.MORE_RUNS),
-            further=True,
-        )
+        further = range(FIRST_SEEDS.stop, FIRST_SEEDS.stop + thresholds.MORE_RUNS)
+        perturb(differing, runs, further, thresholds.STRONG_MAGNITUDE, float64=True)
         _compare(differing)
         jumping = [case for case in differing if case.logic_differs] if True in runs.runner.facts.flips else []
         if jumping:  # a choice that flips in the twin and never flipped in these runs would look like wrong logic
-            spread_in_float64(jumping, runs, range(100, 100 + 2 * thresholds.MORE_RUNS), further=True)
+            further = range(100, 100 + 2 * thresholds.MORE_RUNS)
+            perturb(jumping, runs, further, thresholds.STRONG_MAGNITUDE, float64=True)
             _compare(jumping)
         _give_choices([case for case in differing if not case.logic_differs], runs)
     differing = [case for case in differing if case.logic_differs and not case.outside]
     if any(case.envelope is None for case in differing):
-        perturb(differing, runs, range(thresholds.FIRST_RUNS), 1.0)
+        perturb(differing, runs, range(thresholds.FIRST_RUNS))
     for case in differing:
         _let_candidate_answer(case, notes)
 
@@ -150,16 +116,6 @@ def _give_choices(explained: Sequence[Evidence], runs: Runs) -> None:
         if shadow.logic_differs:
             case.logic_differs = True
             case.evidence[EvidenceKey.TWIN_ERROR_GIVEN_CHOICES] = shadow.twin_difference
-
-
-def _in_range(case: Evidence, value: torch.Tensor | None) -> torch.Tensor | None:
-    """A float64 result, made infinite where it would be infinite at the program's own precision."""
-    if value is None or not value.dtype.is_floating_point:
-        return value
-    rounded = value.to(case.pair.reference.dtype)
-    if rounded.dtype.itemsize == 1:
-        rounded = rounded.float()  # torch has no arithmetic for float8
-    return torch.where(rounded.isinf(), rounded.to(value.dtype), value)
 
 
 def _compare(cases: Iterable[Evidence]) -> None:
@@ -300,12 +256,7 @@ class _InFloat64(NamedTuple):
 
 
 class _TwinAllowances:
-    """How far elements of the float64 twin may lie from the float64 reference.
-
-    Args:
-        high_precision: The reference, whole.
-        envelope: Its noise.
-    """
+    """How far elements of the float64 twin may lie from those of the whole float64 reference."""
 
     def __init__(self, high_precision: torch.Tensor, envelope: Envelope | None) -> None:
         self._sizes = LocalScale.of_sizes(high_precision)

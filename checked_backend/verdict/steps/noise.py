@@ -8,7 +8,7 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_as_noise, is_as_near_as_eager
 from checked_backend.verdict.context import Context
-from checked_backend.verdict.evidence import Evidence, extended
+from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Runs, monte_carlo
 
@@ -30,11 +30,11 @@ def explain_by_own_noise(context: Context) -> None:
     if all(case.same_bits for case in context.open()):
         return
     seeds = range(thresholds.FIRST_RUNS)
-    perturb(context.open(), context.runs, seeds, 1.0, keeps_choices=True)
+    perturb(context.open(), context.runs, seeds, keeps_choices=True)
     compare_with_noise(context.open())
     if False in context.runs.runner.facts.flips:  # a candidate that is not near eager may have chosen otherwise
         jumping = [case for case in context.open() if case.outside]
-        perturb(jumping, context.runs, seeds, 1.0)
+        perturb(jumping, context.runs, seeds)
         compare_with_noise(jumping)
 
 
@@ -76,27 +76,28 @@ def _close_what_is_as_near(context: Context) -> None:
 
 
 def perturb(
-    cases: Sequence[Evidence], runs: Runs, seeds: Iterable[int], magnitude: float, *, keeps_choices: bool = False
+    cases: Sequence[Evidence],
+    runs: Runs,
+    seeds: Iterable[int],
+    magnitude: float = 1.0,
+    *,
+    keeps_choices: bool = False,
+    float64: bool = False,
 ) -> None:
     """Run eager with every rounding made random, and widen the envelopes by the changes.
 
     Args:
-        cases: The tensors whose envelopes are widened.
-        magnitude: Size of the roundings, in unit roundoffs.
+        cases: The tensors whose envelopes are widened; without any, nothing is run.
+        magnitude: Size of the roundings, in unit roundoffs. Strong ones have an envelope of their own.
         keeps_choices: Let no rounding flip a choice (an index, a comparison).
+        float64: Run in float64, for the tensors with a float64 reference.
     """
-    for seed in seeds:
-        values = runs.run(monte_carlo(seed, magnitude, keeps_choices=keeps_choices))
+    for seed in seeds if cases else ():
+        values = runs.run(monte_carlo(seed, magnitude, keeps_choices=keeps_choices, float64=float64))
         if values is None:
             return
         for case in cases:
-            sample = case.sample(values)
-            if sample is None:
-                continue
-            if magnitude < thresholds.STRONG_MAGNITUDE:
-                case.envelope = extended(case.envelope, case.pair.reference, sample)
-            else:
-                case.envelope_large = extended(case.envelope_large, case.pair.reference, sample)
+            case.widen(values, large=magnitude >= thresholds.STRONG_MAGNITUDE, float64=float64)
 
 
 def compare_with_noise(cases: Iterable[Evidence]) -> None:

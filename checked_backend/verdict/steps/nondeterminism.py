@@ -20,7 +20,8 @@ from checked_backend.verdict.context import Context
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
-from checked_backend.verdict.steps.float64 import spread_in_float64
+from checked_backend.verdict.steps.float64 import FIRST_SEEDS
+from checked_backend.verdict.steps.noise import perturb
 
 __all__ = ["close_what_changes", "close_what_is_no_rounding", "repeat_eager"]
 
@@ -80,7 +81,7 @@ def close_what_changes(context: Context) -> None:
         case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
         drifting.append(case)
     unknown = [case for case in drifting if case.float64_envelope is None and case.high_precision is not None]
-    spread_in_float64(unknown, context.runs, range(1, 1 + thresholds.TWIN_RUNS))
+    perturb(unknown, context.runs, FIRST_SEEDS, float64=True)
     for case in drifting:
         # In float64 eager repeats itself, also with other junk in memory. So only its rounding does not repeat, unless
         # the operator has another kernel for float64, which reads no junk.
@@ -113,9 +114,7 @@ def _close_as_changing(context: Context, case: Evidence) -> None:
 def _is_rounding(case: Evidence) -> bool:
     """Whether rounding explains that eager differs from run to run, or eager does not differ. Float64 decides.
 
-    Args:
-        case: A tensor that differs from the candidate's. If the spread is not rounding, the case takes note of it, and
-            of that in float64.
+    If the spread is not rounding, the case takes note of it, and of that in float64.
     """
     if not case.spreads or (is_floating(case.pair.reference) and case.float64_repeats):
         return True
@@ -129,12 +128,7 @@ def _is_rounding(case: Evidence) -> bool:
 
 
 def _dwarfs(case: Evidence, repeated: Values, runs: Runs) -> bool:
-    """Whether eager's own spread is far too small to explain how far the candidate is from eager.
-
-    Args:
-        case: A tensor that differs from the candidate's.
-        repeated: A second run of eager.
-    """
+    """Whether eager's own spread is far too small to explain how far the candidate is from eager."""
     found = difference(case.pair.reference, case.pair.candidate)
     spread = torch.zeros_like(found)
     more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.MORE_REPEATS))
