@@ -29,9 +29,9 @@ with random_untouched():
     from checked_backend.findings import Finding
     from checked_backend.graphs.graph_name import graph_name
     from checked_backend.metadata.dropped_calls import DroppedCallCheck, Site, dropped_calls, operators_in
-    from checked_backend.metadata.history import History
     from checked_backend.metadata.interpreter import MetadataInterpreter
     from checked_backend.metadata.reporter import MetadataReporter
+    from checked_backend.metadata.run import History
     from checked_backend.metadata.steps import CheckSettings
     from checked_backend.options import AotOptions, BackendOptions, CheckOptions, InterpreterOptions, parse_options
     from checked_backend.regions.build import build_region

@@ -17,7 +17,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
         ),
         Kind.ALIAS: ("identity", "memory", "overwritten"),
         Kind.MUTATION: (
-            *("wrong", "dropped", "unexpected", "beyond", "grad", "uncounted"),
+            *("wrong", "dropped", "unexpected", "beyond", "uncounted"),
             # settings of the process that stay changed
             *("inference_mode", "grad_mode", "autocast", "default_dtype", "default_device", "deterministic"),
             *("num_threads", "flush_denormal", "float32_matmul_precision", "fp32_precision"),

@@ -16,8 +16,7 @@ from checked_backend.errors import MetadataError
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.schema import is_custom, operator_name
-from checked_backend.metadata.history import History
-from checked_backend.metadata.run import GraphRun
+from checked_backend.metadata.run import GraphRun, History
 from checked_backend.metadata.steps import CheckSettings, GraphSteps, prepare
 
 __all__ = ["MetadataInterpreter"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,41 @@ from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
 from checked_backend.metadata.steps import Slot, Step, TensorCheck, ValueCheck, producer
 from checked_backend.metadata.symbols import SizeValues
-from checked_backend.metadata.watch import call_watched
+from checked_backend.metadata.watch import KnownStorages, call_watched
 
 if TYPE_CHECKING:
     from checked_backend.metadata.interpreter import MetadataInterpreter
 
-__all__ = ["GraphRun"]
+__all__ = ["GraphRun", "History"]
 
 _REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
 # mismatches that an operator causes by itself, whatever its inputs are
 _OF_ITSELF = frozenset({"mutation", "requires_grad", "nonfinite"})
 _MISSING = object()  # stands for a missing output, which was reported already
+
+
+class History:
+    """The facts that earlier graphs and calls of one region leave to later ones.
+
+    Attributes:
+        wrong: Names of values that were found wrong in forward graphs, which hand them on to the backward graph under
+            the same names. Each has a bool: whether it is wrong only because of something that the user ignores.
+        memory: Storages that custom operators, and graphs with custom operators, were given or returned.
+        told: Findings of earlier calls, by their facts, so that attribution is not repeated at every training step.
+        own_faults: For a graph's nodes whose inputs were wrong, whether the operator is wrong by itself.
+    """
+
+    def __init__(self) -> None:
+        self.wrong: dict[str, bool] = {}
+        self.memory = KnownStorages()
+        self.own_faults: dict[str, bool] = {}
+        self.told: dict[Hashable, Finding] = {}
+
+    def hand_on(self, names: Iterable[str], *, ignored: bool) -> None:
+        """Note values of a forward graph that are wrong."""
+        for name in names:
+            self.wrong[name] = ignored and self.wrong.get(name, True)
 
 
 class GraphRun:

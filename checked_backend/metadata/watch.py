@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +11,58 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
+from checked_backend._torch.tensors import StorageWeakRef, is_functorch_wrapped_tensor
 from checked_backend.graphs.schema import effectful, wrapped_operator
 from checked_backend.metadata.expected import Mismatch
-from checked_backend.metadata.history import KnownStorages, storage_of
 from checked_backend.numerics.fingerprint import fingerprint
 
-__all__ = ["call_watched"]
+__all__ = ["KnownStorages", "call_watched"]
 
 _OWN = "memory of its own"
+_FIRST_SWEEP = 1024  # freed storages are forgotten for the first time when this many are known
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The memory of a tensor; None if it has no elements, or no memory that others could share."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_functorch_wrapped_tensor(tensor):
+        return None
+    return tensor.untyped_storage() if tensor.numel() > 0 else None
+
+
+class KnownStorages:
+    """Storages that were seen before, each with a description of where.
+
+    A storage is identified by a weak reference, not by its address, because an allocator may reuse the address of a
+    freed storage.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[StorageWeakRef, str]] = {}
+        self._sweep_at = _FIRST_SWEEP
+
+    def note(self, tensors: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Remember the storages of tensors, each with a description of where it was seen."""
+        with self._lock:
+            for tensor, words in tensors:
+                storage = storage_of(tensor)
+                if storage is not None:
+                    self._known[storage._cdata] = (StorageWeakRef(storage), words)
+            if len(self._known) >= self._sweep_at:
+                self._known = {key: item for key, item in self._known.items() if not item[0].expired()}
+                self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._known))
+
+    def seen(self, tensor: torch.Tensor) -> str | None:
+        """The description of where a tensor's storage was seen before; None for a new storage.
+
+        While a weak reference to a storage is held, no other storage can get its identity.
+        """
+        storage = storage_of(tensor)
+        if storage is None:
+            return None
+        with self._lock:
+            found = self._known.get(storage._cdata)
+        return None if found is None else found[1]
 
 
 def call_watched(

@@ -1,4 +1,7 @@
-"""Monte Carlo arithmetic: rerun an eager program with every rounding replaced by a random one of the same size."""
+"""Monte Carlo arithmetic: rerun an eager program with every rounding replaced by a random one of the same size.
+
+Or with other junk in its uninitialised memory, or with another zero where either may be chosen.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from checked_backend.modes.noise_source import NoiseSource
 from checked_backend.modes.random_tape import draws_by_values
 from checked_backend.numerics.bits import unit_roundoff
 
-__all__ = ["MonteCarloMode", "PoisonMode"]
+__all__ = ["MonteCarloMode", "OneZero", "PoisonMode"]
 
 # A compiler may sum sequentially in 16 lanes: n/16 roundings per lane, each uniform (variance 1/3).
 _ACCUMULATION = 48
@@ -71,6 +74,13 @@ _FIRST_ONLY = frozenset({
 # passes would be a factor of e to the power of 60.
 _NOT_ROUNDED = ("logsumexp", "attn_bias", "bias")
 _HALF = frozenset({torch.float16, torch.bfloat16})
+# IEEE 754 leaves the sign of a zero open where either of two zeros may count as the greater.
+_OPEN = frozenset({
+    "max", "min", "amax", "amin", "aminmax", "maximum", "minimum", "fmax", "fmin", "cummax", "cummin", "clamp",
+    "clamp_min", "clamp_max", "clip", "relu", "relu6", "hardtanh", "threshold", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d", "sort", "topk", "median", "kthvalue",
+    "mode", "unique", "_unique2",
+})  # fmt: skip
 
 
 def _is_plain(value: object) -> bool:
@@ -134,6 +144,29 @@ class PoisonMode(OperatorMode):
         if operator.kind is OperatorKind.UNINITIALISED:
             return _poisoned(self._noise, func, operator, args, kwargs)
         return func(*args, **kwargs)
+
+
+class OneZero(OperatorMode):
+    """Run a program with the same zero wherever an operator may return either: a maximum, a clamp, a sort.
+
+    Args:
+        negative: Whether that zero is -0.0.
+    """
+
+    def __init__(self, *, negative: bool) -> None:
+        super().__init__()
+        self._zero = -0.0 if negative else 0.0
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator, and set all zeros in its results to the chosen one."""
+        result = func(*args, **kwargs)
+        if operator.base in _OPEN:
+            with DisableTorchDispatch():
+                for value in result if isinstance(result, (tuple, list)) else (result,):
+                    if type(value) is torch.Tensor and value.is_floating_point() and value.layout is torch.strided:
+                        plain = value.detach()
+                        plain.masked_fill_(plain == 0, self._zero)
+        return result
 
 
 class MonteCarloMode(OperatorMode):

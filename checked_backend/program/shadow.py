@@ -44,11 +44,11 @@ from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo,
 from checked_backend.options import CheckOptions
 from checked_backend.program.folder import WHOLE_CALLS
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.backward import BackwardPass, BackwardWatch
+from checked_backend.regions.backward import BackwardObserver, BackwardPass, BackwardWatch
 from checked_backend.regions.gradient_gate import Edge, input_edges
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, TorchState
-from checked_backend.regions.unobserved import unobserved
+from checked_backend.regions.unchecked_calls import unobserved
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import Session
@@ -208,7 +208,7 @@ class OwnCall:
             if entered and sent:
                 then(replace(self, program=replace(self.program, keep_grad=False, entering=entered)), found)
 
-        BackwardWatch(list(made.values()), {}, self._edges, self._since, passed)
+        BackwardWatch(list(made.values()), {}, self._edges, self._since, BackwardObserver(passed))
 
     def _has_made(self, value: Any) -> bool:
         """Whether the call has made a tensor, with a history; it may also have changed an input in place."""

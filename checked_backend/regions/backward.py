@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.autograd.graph import Node
@@ -43,89 +43,132 @@ from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
 from checked_backend.regions.execution import Cotangents
-from checked_backend.regions.gradient_gate import Edge, find_sites
+from checked_backend.regions.gradient_gate import Edge, Site, find_sites
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
 
-__all__ = ["BackwardPass", "BackwardWatch", "eager_uses", "was_written_to"]
+__all__ = ["BackwardObserver", "BackwardPass", "BackwardWatch", "Gradients", "eager_uses", "was_written_to"]
+
+Gradients = Mapping[int, "torch.Tensor | None"]
+"""Gradients of inputs, by position."""
 
 _ABOUT = "checked_backend"
 """Where the nodes of a region keep what `eager_uses` needs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BackwardPass:
-    """The record of one backward pass at a region.
+    """The record of one backward pass at a region. What its hooks note is complete once it was closed.
 
     Attributes:
-        gradients: Gradients that the candidate sent to the inputs whose gradient this pass needs, by position; None
-            for an input to which it sent none.
+        needed: Positions of the inputs whose gradient this pass needs.
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
+        begun: What `BackwardObserver.begins` gave.
+        cotangents: Copies of the gradients that arrived.
+        gradients: Gradients that the candidate sent to the inputs whose gradient is needed, by position; None for an
+            input to which it sent none.
         differentiable: Whether it records its own graph (``create_graph=True``).
         overwritten: Results ("output" or "mutated", index) whose arriving gradient the candidate wrote to.
-        settings: The process's settings when the pass came to the region, and when it left it.
-        begun: The value that the watch's ``on_begin`` gave when the pass began.
-        exchanged: The candidate's exchanges with other ranks in this pass; None if they were not recorded.
-        arrived: Where the gradients that arrived lie. The cotangents are copies of them.
+        began: The process's settings when the pass came to the region.
+        ended: Those when it left the latest of its nodes; None before.
+        exchanged: The candidate's exchanges with other ranks in this pass.
+        arrived: Where the gradients that arrived lie.
         seconds: The time that watching the pass took.
         elsewhere: Whether gradients also arrived at tensors that are no known results.
+        failed: Whether eager's gradients are sent, because the candidate raised.
+        short: Whether it is unknown what arrived, because copying that failed.
+        recorder: Records the exchanges; None for a region that has none.
+        copies: The gradients that arrived at results ("output" or "mutated", index).
+        fed: Those of them that came from inside of the region.
+        sent: The gradients that it sent to inputs so far, by position.
     """
-
-    cotangents: Cotangents
-    gradients: Mapping[int, torch.Tensor | None]
-    keeps_graph: bool
-    differentiable: bool
-    settings: tuple[ProcessState, ProcessState]
-    overwritten: tuple[tuple[str, int], ...] = ()
-    begun: object = None
-    exchanged: CollectiveTape | None = None
-    arrived: tuple[MemoryRange, ...] = ()
-    seconds: float = 0.0
-    elsewhere: bool = False
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What the hooks of one backward pass have seen so far."""
 
     needed: frozenset[int]
     keeps_graph: bool
-    begun: object = None
-    failed: bool = False
-    short: bool = False
-    arrived: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    places: list[MemoryRange] = field(default_factory=list)
+    begun: Any
+    cotangents: Cotangents = field(default_factory=lambda: Cotangents({}, {}))
+    gradients: Gradients = field(default_factory=dict)
+    differentiable: bool = False
     overwritten: list[tuple[str, int]] = field(default_factory=list)
-    fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    sent: dict[int, torch.Tensor] = field(default_factory=dict)
-    settings: ProcessState = field(default_factory=ProcessState.capture)
-    left: ProcessState | None = None
-    tape: CollectiveTape = field(default_factory=CollectiveTape)
-    recorder: RecordCollectives | None = None
+    began: ProcessState = field(default_factory=ProcessState.capture)
+    ended: ProcessState | None = None
+    exchanged: CollectiveTape = field(default_factory=CollectiveTape)
+    arrived: list[MemoryRange] = field(default_factory=list)
     seconds: float = 0.0
     elsewhere: bool = False
+    failed: bool = False
+    short: bool = False
+    recorder: RecordCollectives | None = None
+    copies: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    sent: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def summary(self) -> BackwardPass:
+    def leaves(self, site: Site, sent: Sequence[Any], arrived: Sequence[Any]) -> None:
+        """Note what a node has sent, and whether it wrote to what had arrived."""
+        for output, place, index in site.results:
+            if was_written_to(self.copies.get((place, index)), arrived[output]):
+                self.overwritten.append((place, index))
+        for index, position in site.to_inputs:
+            _add(self.sent, position, sent[index])
+        for index, key in site.to_results:
+            _add(self.fed, key, sent[index])
+
+    def close(self) -> BackwardPass:
+        """Put together what its hooks have noted."""
+        if self.recorder is not None:
+            self.recorder.finish()
         outputs: dict[int, torch.Tensor] = {}
         mutated: dict[int, torch.Tensor] = {}
-        for key, grad in self.arrived.items():
-            place, index = key
-            arrived = _without(self.fed[key], grad) if key in self.fed else grad
-            (outputs if place == "output" else mutated)[index] = arrived
-        return BackwardPass(
-            Cotangents(outputs, mutated),
-            {position: self.sent.get(position) for position in sorted(self.needed)},
-            keeps_graph=self.keeps_graph,
-            differentiable=torch.is_grad_enabled(),
-            settings=(self.settings, self.left or ProcessState.capture()),
-            overwritten=tuple(self.overwritten),
-            begun=self.begun,
-            exchanged=None if self.recorder is None else self.tape,
-            arrived=tuple(self.places),
-            seconds=self.seconds,
-            elsewhere=self.elsewhere,
-        )
+        for (place, index), gradient in self.copies.items():
+            fed = self.fed.get((place, index))
+            (outputs if place == "output" else mutated)[index] = gradient if fed is None else _without(fed, gradient)
+        self.cotangents = Cotangents(outputs, mutated)
+        self.gradients = {position: self.sent.get(position) for position in sorted(self.needed)}
+        self.differentiable = torch.is_grad_enabled()
+        return self
+
+
+class BackwardObserver:
+    """Is told of the backward passes through a region, in the context of the call.
+
+    Args:
+        on_passed: What `passed` does.
+
+    Attributes:
+        of_errors: Whether it is told of exceptions of the candidate's compiled backward.
+    """
+
+    of_errors: ClassVar[bool] = False
+
+    def __init__(self, on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None) -> None:
+        self._on_passed = on_passed
+
+    def passed(self, passed: BackwardPass) -> Gradients | None:
+        """A pass has left the region. What it returns is used instead, if `BackwardWatch.can_replace`."""
+        return self._on_passed(passed)
+
+    def now(self) -> float:
+        """The time in seconds."""
+        return time.perf_counter()
+
+    def begins(self) -> Any:
+        """A pass comes to the region. `BackwardPass.begun` is the result."""
+
+    def ends(self, begun: Any) -> None:
+        """The region's part of a pass is over; not told if it ends by an exception of other code."""
+
+    def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
+        """The candidate's compiled backward has raised, and sent nothing. It may return gradients too."""
+
+    def again(self, error: Exception) -> AbstractContextManager[Any] | None:
+        """Asked before `raised`: the context under which to run that backward once more; None to leave it."""
+
+    def not_copied(self, error: Exception) -> None:
+        """Memory ran out while a pass was watched, or watching failed otherwise. Nothing else is told of that pass."""
+
+    def left_out(self) -> None:
+        """Dynamo captures passes in one graph, so that this watch and later ones see none."""
 
 
 def _run(watch: BackwardWatch, see: Callable[..., Any], *given: Any) -> Any:
@@ -142,32 +185,22 @@ _hook = outside_of_graphs(_run, _left_out)
 
 
 class BackwardWatch:
-    """Calls back once for each backward pass through a region.
+    """Tells an observer of each backward pass through a region.
 
     Args:
         outputs: The candidate's outputs, as the user gets them.
         mutated: The mutated inputs after the call, by position.
         edges: The result of `input_edges`, taken before the call.
         since: The autograd sequence number when the candidate began to run; the user's nodes are older.
-        on_backward: Receives each pass when the region's part of it is over. It may return gradients, by position, to
-            be used instead of the candidate's; they are used if `can_replace`.
-        on_error: Receives the exception of the candidate's compiled backward, and the pass, in which nothing was sent
-            yet. It may return gradients too. Without it exceptions are left alone.
-        on_begin: Called when a pass begins. `BackwardPass.begun` is its result.
-        on_end: Receives that result when the region's part of the pass is over, however it went. It is not called if
-            the pass ends by an exception that is not the compiled backward's.
-        on_short: Receives the exception if memory ran out while a pass was watched, or watching failed otherwise; it
-            may raise it. That pass gives nothing else.
-        on_left_out: Called when Dynamo captures passes in one graph, so that this watch and later ones see none.
+        observer: It must not hold the outputs: they hold the nodes whose hooks hold it.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
         eager: Runs the call in eager once more; gives its outputs.
-        again: Asked before `on_error`: gives the context under which to run that backward once more; None to leave it.
 
     Attributes:
         can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or that of
             `gradient_gate`), so that they can be replaced before they go on.
-            Otherwise the callback comes when the whole backward pass ends.
-        context: That of the call, in which the callbacks run.
+            Otherwise a pass is told when the whole backward pass ends.
+        context: That of the call, in which the observer is told.
         outside_edges: Number of edges that leave the region towards something that is not an input of it.
     """
 
@@ -177,29 +210,16 @@ class BackwardWatch:
         mutated: Mapping[int, Any],
         edges: Mapping[Edge, int],
         since: int,
-        on_backward: Callable[[BackwardPass], Mapping[int, torch.Tensor | None] | None],
-        on_error: Callable[[Exception, BackwardPass], Mapping[int, torch.Tensor | None] | None] | None = None,
-        on_begin: Callable[[], object] = lambda: None,
-        on_end: Callable[[object], None] = lambda _begun: None,
-        again: Callable[[Exception], AbstractContextManager[Any] | None] = lambda _error: None,
-        on_short: Callable[[Exception], None] = lambda _error: None,
-        on_left_out: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.perf_counter,
+        observer: BackwardObserver,
         *,
         exchanges: bool = False,
         eager: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         self.context = CallersContext()
+        self._observer = observer
         self._exchanges = exchanges
-        self._clock = clock
-        self._on_short = on_short
-        self._on_left_out = on_left_out
         self._edges = edges
-        self._on_backward = on_backward
-        self._on_error = on_error
-        self._on_begin = on_begin
-        self._on_end = on_end
-        self._passes: dict[int, _Progress] = {}
+        self._passes: dict[int, BackwardPass] = {}
         self._freed = False
         sites, nodes, self.outside_edges = find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
@@ -216,33 +236,30 @@ class BackwardWatch:
                 _metadata(node)[_ABOUT] = eager, places
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
-            if on_error is not None:
-                catch_backward_error(node, partial(_untraced, self, BackwardWatch._raised, number), again)
+            if observer.of_errors:
+                catch_backward_error(node, partial(_untraced, self, BackwardWatch._raised, number), observer.again)
 
     @asked_while_tracing
     def left_out(self) -> bool:
         """Whether Dynamo must leave out the hooks of this watch. A backward pass that it so captures is not seen."""
         if must_stay_one_graph():
-            self._on_left_out()
+            self._observer.left_out()
             return True
         return False
 
     def _arriving(self, number: int, grad_outputs: Any) -> None:
-        """Copy the gradients that arrive before the candidate can write to them."""
-        began = self._clock()
-        progress = self._progress()
-        progress.places += memory_ranges(grad_outputs)
-        progress.elsewhere |= any(
-            gradient is not None and output not in self._sites[number].known
-            for output, gradient in enumerate(grad_outputs)
+        began, passed, site = self._observer.now(), self._pass(), self._sites[number]
+        passed.arrived += memory_ranges(grad_outputs)
+        passed.elsewhere |= any(
+            gradient is not None and output not in site.known for output, gradient in enumerate(grad_outputs)
         )
-        with self._unless_short(progress):
-            for output, place, index in self._sites[number].results:
+        with self._unless_short(passed):
+            for output, place, index in site.results:
                 if grad_outputs[output] is not None:
-                    progress.arrived[place, index] = _kept(grad_outputs[output])
-        progress.seconds += self._clock() - began
+                    passed.copies[place, index] = _kept(grad_outputs[output])
+        passed.seconds += self._observer.now() - began
 
-    def _progress(self) -> _Progress:
+    def _pass(self) -> BackwardPass:
         task = current_graph_task_id()
         if task not in self._passes:
             self._passes[task] = self._begun()
@@ -252,46 +269,33 @@ class BackwardWatch:
 
     def _entered(self, _grad_outputs: Any) -> None:
         """Record what a node of the region exchanges, from here on."""
-        recorder = self._progress().recorder
-        if recorder is not None:
+        if (recorder := self._pass().recorder) is not None:
             recorder.__enter__()
 
     def _left(self, _grad_inputs: Any, _grad_outputs: Any) -> None:
-        progress = self._passes.get(current_graph_task_id())
-        if progress is not None and progress.recorder is not None:
-            progress.recorder.__exit__(None, None, None)
+        passed = self._passes.get(current_graph_task_id())
+        if passed is not None and passed.recorder is not None:
+            passed.recorder.__exit__(None, None, None)
 
     @contextmanager
-    def _unless_short(self, progress: _Progress) -> Iterator[None]:
+    def _unless_short(self, passed: BackwardPass) -> Iterator[None]:
         """Leave a pass unchecked from the point where memory runs out, or watching it fails otherwise."""
         try:
             yield
         except Exception as error:
-            if not progress.short:
-                self._on_short(error)
-            progress.short = True
-            progress.arrived.clear()
+            if not passed.short:
+                self._observer.not_copied(error)
+            passed.short = True
+            passed.copies.clear()
 
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
-        began, task = self._clock(), current_graph_task_id()
-        progress = self._passes[task]
-        progress.left = ProcessState.capture()
-        site = self._sites[number]
-        with self._unless_short(progress):
-            for output, place, index in site.results:
-                if was_written_to(progress.arrived.get((place, index)), grad_outputs[output]):
-                    progress.overwritten.append((place, index))
-            for index, position in site.to_inputs:
-                _add(progress.sent, position, grad_inputs[index])
-            for index, key in site.to_results:
-                _add(progress.fed, key, grad_inputs[index])
-        progress.seconds += self._clock() - began
-        if number != self._exit:
-            return None
-        if progress.failed or progress.short:  # eager's gradients are sent, or it is unknown what arrived
-            self._ended(task)
-            return None
-        replacements = self._finished(task)
+        began, task = self._observer.now(), current_graph_task_id()
+        passed, site = self._passes[task], self._sites[number]
+        passed.ended = ProcessState.capture()
+        with self._unless_short(passed):
+            passed.leaves(site, grad_inputs, grad_outputs)
+        passed.seconds += self._observer.now() - began
+        replacements = self._finish(task) if number == self._exit else None
         if not replacements:
             return None
         changed = list(grad_inputs)
@@ -299,58 +303,43 @@ class BackwardWatch:
             changed[index] = replacements.get(position, changed[index])
         return tuple(changed)
 
-    def _begun(self) -> _Progress:
+    def _begun(self) -> BackwardPass:
         needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
-        progress = _Progress(needed, graph_task_keeps_graph(), self._on_begin())
+        passed = BackwardPass(needed, graph_task_keeps_graph(), self._observer.begins())
         if self._exchanges:
-            progress.recorder = RecordCollectives(progress.tape)
+            passed.recorder = RecordCollectives(passed.exchanged)
         # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass
         if self._freed or in_compiled_backward():
-            self._on_end(progress.begun)
-        return progress
+            self._observer.ends(passed.begun)
+        return passed
 
-    def _raised(
-        self, number: int, error: Exception, _grad_outputs: Sequence[Any]
-    ) -> Mapping[int, torch.Tensor | None] | None:
+    def _raised(self, number: int, error: Exception, _grad_outputs: Sequence[Any]) -> Gradients | None:
         task = current_graph_task_id()
-        if self._freed:  # backward through the graph a second time: eager raises too
-            self._ended(task)
-            return None
-        progress = self._passes[task]
-        if progress.short:  # it is unknown what arrived
-            self._ended(task)
-            return None
-        progress.left = ProcessState.capture()
-        if progress.recorder is not None:
-            progress.recorder.finish()
-        site = self._sites[number]
-        gradients = None if self._on_error is None else self._on_error(error, progress.summary())
+        passed, site = self._passes.get(task), self._sites[number]
+        gradients = None
+        # backward through the graph a second time: eager raises too
+        if passed is not None and not self._freed and not passed.short:
+            passed.ended = ProcessState.capture()
+            gradients = self._observer.raised(error, passed.close())
         only = number == self._exit or sum(bool(one.to_gate) for one in self._sites) == 1
-        if gradients is None or not only:
+        if passed is None or gradients is None or not only:
             self._ended(task)
             return None
-        progress.failed = True
+        passed.failed = True
         return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
 
-    def _finish(self, task: int) -> None:
-        progress = self._passes.get(task)
-        if progress is not None and not progress.failed and not progress.short:
-            self._finished(task)
-        else:
-            self._ended(task)
+    def _finish(self, task: int) -> Gradients | None:
+        passed = self._ended(task)
+        if passed is None or passed.failed or passed.short:
+            return None
+        self._freed = self._freed or not passed.keeps_graph
+        return self._observer.passed(passed.close())
 
-    def _ended(self, task: int) -> None:
-        progress = self._passes.pop(task, None)
-        if progress is not None:
-            self._on_end(progress.begun)
-
-    def _finished(self, task: int) -> Mapping[int, torch.Tensor | None] | None:
-        progress = self._passes[task]
-        self._ended(task)
-        self._freed = self._freed or not progress.keeps_graph
-        if progress.recorder is not None:
-            progress.recorder.finish()
-        return self._on_backward(progress.summary())
+    def _ended(self, task: int) -> BackwardPass | None:
+        passed = self._passes.pop(task, None)
+        if passed is not None:
+            self._observer.ends(passed.begun)
+        return passed
 
 
 def _without(fed: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

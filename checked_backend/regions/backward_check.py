@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
-
-import torch
 
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
@@ -16,11 +14,11 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
-from checked_backend.regions.backward import BackwardPass, BackwardWatch
+from checked_backend.regions.backward import BackwardObserver, BackwardPass, BackwardWatch, Gradients
 from checked_backend.regions.budget import Meter, Schedule
 from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, same_exception
-from checked_backend.regions.candidate import Candidate
 from checked_backend.regions.compare_call import CallComparison
+from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager import NOT_CONTINUED
 from checked_backend.regions.execution import Call
@@ -42,8 +40,6 @@ from checked_backend.verdict.steps.candidate_again import AGAIN
 
 __all__ = ["BackwardCheck", "Checks"]
 
-Gradients = Mapping[int, "torch.Tensor | None"]
-
 _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
 )
@@ -52,20 +48,6 @@ _CAPTURED = (
     "unsupported: compiled autograd captured its backward pass in one graph (fullgraph=True), in which nothing can be "
     "watched; without fullgraph they are checked"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the program holds of earlier calls when a backward pass begins.
-
-    Attributes:
-        results: Results, and what they were then; None if nobody looked.
-        over: To be called when the pass is over.
-    """
-
-    results: Snapshot | None = None
-    gradients: tuple[Returned, ...] = ()
-    over: Callable[[], None] = lambda: None
 
 
 class Checks:
@@ -86,6 +68,7 @@ class Checks:
         comparison: Compares results, gradients and exceptions.
         earlier: Results of earlier calls, which a call may write to, and gradients, in whose memory it may send others.
         unsupported: Says whether an exception is a limit of this machine, and which one.
+        captured: Whether compiled autograd has captured a backward pass in one graph.
     """
 
     def __init__(
@@ -115,26 +98,34 @@ class Checks:
         self.earlier = ReturnedTensors(info, self.reporter)
         self.unsupported = MachineLimits(needed, inductor=options.compiler == "inductor")
         self.health = RegionHealth(info.name, self.reporter.note, Health() if silent else HEALTH)
+        self.captured = threading.Event()
 
 
-class BackwardCheck:
-    """Checks the backward passes of one region's calls."""
+class BackwardCheck(BackwardObserver):
+    """Checks the backward passes of one call, whenever they come.
 
-    def __init__(self, checks: Checks) -> None:
-        self._schedule = checks.schedule
-        self._reporter = checks.reporter
-        self._candidate = checks.candidate
-        self._memory = checks.memory
-        self._comparison = checks.comparison
-        self._earlier = checks.earlier
-        self._unsupported = checks.unsupported
-        self._health = checks.health
-        self._captured = threading.Event()  # compiled autograd has captured a backward pass in one graph
+    Args:
+        given: Where the call's arguments lie.
+    """
 
+    of_errors = True
+
+    def __init__(self, checks: Checks, call: Call, given: Sequence[MemoryRange]) -> None:
+        super().__init__()
+        self._checks, self._call, self._given = checks, call, given
+        self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
+
+    @classmethod
     def watch(
-        self, args: Sequence[Any], call: Call, outputs: Sequence[Any], edges: Mapping[Any, int], since: int
+        cls,
+        checks: Checks,
+        args: Sequence[Any],
+        call: Call,
+        outputs: Sequence[Any],
+        edges: Mapping[Any, int],
+        since: int,
     ) -> None:
-        """Have a call's backward pass checked, whenever it comes.
+        """Have a call's backward passes checked.
 
         Args:
             edges: The places in the user's autograd graph where the gradients of the inputs arrive.
@@ -142,121 +133,107 @@ class BackwardCheck:
         """
         for position in sorted(call.inputs.entangled):
             reason = "a mutated input that shares memory with another input"
-            self._reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
-        mutated = {position: args[position] for position in call.inputs.mutated}
-        given = memory_ranges(args)
-
-        # The callbacks must not hold the outputs: they hold the nodes whose hooks hold the callbacks.
-        def on_backward(passed: BackwardPass) -> Gradients | None:
-            with self._schedule.charged(
-                call.due, self._reporter.compared, backward=True, already=passed.seconds
-            ) as meter:
-                return self._checked(call, passed, given, meter)
-
-        def on_error(error: Exception, passed: BackwardPass) -> Gradients | None:
-            return self._raised(call, passed, error)
-
-        def begin() -> _Held:
-            self._reporter.hear()
-            self._reporter.call = call.number
-            over = self._reporter.skip_until(Skip(f"the gradients of call {call.number}", _DID_NOT_END, matters=True))
-            return _Held(self._earlier.look(), self._earlier.held_gradients(), over)
-
-        def end(begun: object) -> None:
-            if isinstance(begun, _Held):
-                begun.over()
-
-        if self._captured.is_set():
-            self._left_out()  # also in a session of its own
-        again = self._candidate.backward_again
+            checks.reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
+        check = cls(checks, call, memory_ranges(args))
+        if checks.captured.is_set():
+            check.left_out()  # also in a session of its own
         watch = BackwardWatch(
             outputs,
-            mutated,
+            {position: args[position] for position in call.inputs.mutated},
             edges,
             since,
-            on_backward,
-            on_error,
-            begin,
-            end,
-            again,
-            self._gradients_not_copied,
-            self._left_out,
-            self._schedule.clock,
+            check,
             exchanges=call.exchanges is not None,
-            eager=partial(self._comparison.eager_outputs, call) if call.exchanges is None else None,
+            eager=partial(checks.comparison.eager_outputs, call) if call.exchanges is None else None,
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
-            self._reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
+            checks.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 
-    def _left_out(self) -> None:
-        self._captured.set()
+    def now(self) -> float:
+        """The time by which checks are paid for."""
+        return self._checks.schedule.clock()
+
+    def again(self, error: Exception) -> AbstractContextManager[Any] | None:
+        """Compile it anew where the compiler's cache may be what failed."""
+        return self._checks.candidate.backward_again(error)
+
+    def begins(self) -> tuple[Snapshot, tuple[Returned, ...], Callable[[], None]]:
+        """Look at the results and the gradients that the program holds of earlier calls. Note that it has not ended."""
+        self._reporter.hear()
+        self._reporter.call = self._call.number
+        skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
+        over, earlier = self._reporter.skip_until(skip), self._checks.earlier
+        return earlier.look(), earlier.held_gradients(), over
+
+    def ends(self, begun: Any) -> None:
+        """Take back that it has not ended."""
+        _results, _gradients, over = begun
+        over()
+
+    def left_out(self) -> None:
+        """Note that compiled autograd captures it."""
+        self._checks.captured.set()
         self._reporter.skip_until_compared(Skip("gradients", _CAPTURED, matters=True), backward=True)
 
-    def _exchanged(self, call: Call, passed: BackwardPass) -> bool:
-        """Note the exchanges of a backward pass. Return whether one of them failed."""
-        if call.exchanges is None or passed.exchanged is None:
-            return False
-        call.exchanges.backward_passed(passed.exchanged)
-        return call.exchanges.failed is not None
-
-    def _gradients_not_copied(self, error: Exception) -> None:
+    def not_copied(self, error: Exception) -> None:
+        """Note that it is not compared."""
         self._memory.not_compared("copying the gradients that arrive", error, backward=True)
 
-    def _checked(
-        self, call: Call, passed: BackwardPass, given: Sequence[MemoryRange], meter: Meter
-    ) -> Gradients | None:
+    def passed(self, passed: BackwardPass) -> Gradients | None:
         """Compare the gradients. Return eager's gradients if the program must go on with these."""
-        if self._reporter.stopped or not passed.cotangents:
+        due, compared = self._call.due, self._reporter.compared
+        with self._checks.schedule.charged(due, compared, backward=True, already=passed.seconds) as meter:
+            return self._checked(passed, meter)
+
+    def _exchange_failed(self, passed: BackwardPass) -> bool:
+        """Note the exchanges of a backward pass. Return whether one of them failed."""
+        exchanges = self._call.exchanges
+        if exchanges is None:
+            return False
+        exchanges.backward_passed(passed.exchanged)
+        return exchanges.failed is not None
+
+    def _checked(self, passed: BackwardPass, meter: Meter) -> Gradients | None:
+        call, earlier = self._call, self._checks.earlier
+        if self._reporter.stopped or not passed.cotangents or self._exchange_failed(passed):
             return None
-        if self._exchanged(call, passed):
-            return None
-        left = self._settings_left(call, passed)
+        left = self._settings_left(passed)
         call.ratios, call.meter = None, meter  # not those of the results
-        held = passed.begun if isinstance(passed.begun, _Held) else _Held()
-        overwritten = []
-        if held.results is not None:
-            overwritten = held.results.overwritten(self._earlier.calls, self._earlier.region, counted=False)
+        results, held, _over = passed.begun
+        left += results.overwritten(earlier.calls, earlier.region, counted=False)
         try:
             with random_untouched(), profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self._comparison.backward(call, passed) or ([], None)
         except Exception as error:
             self._memory.not_compared("comparing the gradients", error, backward=True)
             return None
+        findings += left
         if gradients is not None:
             self._memory.compared()
-            overwritten += self._sent_again(call, passed, gradients, given, held)
-        findings += [*overwritten, *left]
-        if gradients is not None:
-            self._health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
+            sent, reference = (
+                {call.subjects.gradient(position): gradient for position, gradient in side.items()}
+                for side in (passed.gradients, gradients)
+            )
+            findings += earlier.sent_again(call.number, sent, reference, [*self._given, *passed.arrived], held)
+            self._checks.health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
 
-    def _sent_again(
-        self, call: Call, passed: BackwardPass, reference: Gradients, given: Sequence[MemoryRange], held: _Held
-    ) -> list[Finding]:
-        name = call.subjects.gradient
-        return self._earlier.sent_again(
-            call.number,
-            {name(position): gradient for position, gradient in passed.gradients.items()},
-            {name(position): gradient for position, gradient in reference.items()},
-            [*given, *passed.arrived],
-            held.gradients,
-        )
-
-    def _raised(self, call: Call, passed: BackwardPass, error: Exception) -> Gradients | None:
+    def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
         """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""
+        call, unsupported = self._call, self._checks.unsupported
         if isinstance(error, CheckedBackendError):  # it comes from a nested region's check
             return None
         if is_device_lost(error):  # by this pass, or by a kernel of the program's own before it
             self._memory.not_compared("the compiled backward pass", error, backward=True)
             return None
-        if self._exchanged(call, passed):
+        if self._exchange_failed(passed):
             self._reporter.hear(cause=error)
             return None  # it must be raised: a connection broke, or another rank did not come
-        left = self._settings_left(call, passed)
+        left = self._settings_left(passed)
         # asked before eager runs, while memory is as short as it was
-        short = self._unsupported(error) if is_out_of_memory(error) else None
+        short = unsupported(error) if is_out_of_memory(error) else None
         crowded = self._memory.keeps_activations
         eager = self._comparison.eager_gradients(call, passed)
         if isinstance(eager, Exception) and is_out_of_memory(eager):
@@ -275,15 +252,21 @@ class BackwardCheck:
             # the check's own copies may have left too little memory; they are released now
             self._memory.not_compared("the compiled backward pass, beside what the check held,", error, backward=True)
         else:
-            short = short or self._unsupported(error)
+            short = short or unsupported(error)
             found = [candidate_crashed(error, during="backward") if short is None else short, *left]
             self._reporter.respond(found, cause=error, call=call, cotangents=passed.cotangents)
         if unfinished:
             self._reporter.note(NOT_CONTINUED)
         return None if unfinished or isinstance(eager, Exception) else eager
 
-    def _settings_left(self, call: Call, passed: BackwardPass) -> list[Finding]:
-        before, after = passed.settings
-        again = partial(self._comparison.runner(call, passed.cotangents).run, AGAIN[0])
-        others_ran, skip = threading.active_count() > 1, self._reporter.skip
-        return check_settings(before, before, after, again=again, skip=skip, others_ran=others_ran, backward=True)
+    def _settings_left(self, passed: BackwardPass) -> list[Finding]:
+        again = partial(self._comparison.runner(self._call, passed.cotangents).run, AGAIN[0])
+        return check_settings(
+            passed.began,
+            passed.began,
+            passed.ended or passed.began,
+            again=again,
+            skip=self._reporter.skip,
+            others_ran=threading.active_count() > 1,
+            backward=True,
+        )

@@ -22,10 +22,10 @@ from checked_backend.options import CheckOptions
 from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
 from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.budget import clock_of_run, schedule_of
-from checked_backend.regions.candidate import NotCompiled
 from checked_backend.regions.compile import (
     CompiledOnce,
     Compiler,
+    NotCompiled,
     compile_again,
     compile_candidate,
     copy_graph,
@@ -101,7 +101,8 @@ def build_region(
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
     tells = options.progress and not (silent and investigator is None)
-    source = _Source(compiler, pristine, _traced(gm, example_inputs), Waiting(info.name, tells=tells))
+    waiting = Waiting(info.name, tells=tells)
+    source = _Source(compiler, pristine, _traced(gm, example_inputs), waiting, options, mode)
     settings = ProcessState.capture()
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
@@ -116,7 +117,7 @@ def build_region(
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
     kernels = None if modules is None else _kernels(source, candidate, modules, local)
-    variants = _variants(source, candidate, local, options, mode, compiling, kernels)
+    variants = _variants(source, candidate, local, compiling, kernels)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -124,8 +125,6 @@ def build_region(
         nodes=info.nodes,
         low_precision=variants.low_precision,
     )
-    if not options.localize:
-        investigator = None
     checks = Checks(
         info,
         variants,
@@ -134,9 +133,7 @@ def build_region(
         thorough=thorough,
         silent=silent,
         needed=lambda: _bytes_of(pristine),
-        investigate=None
-        if investigator is None
-        else _investigation(source, local, kernels, options, mode, investigator),
+        investigate=_investigation(source, local, kernels, investigator) if investigator and options.localize else None,
         draws=DrawInputs(compiler, pristine, source.traced) or None,
     )
     region = CheckedRegion(checks, remark=remark, left_compiling=left)
@@ -153,12 +150,15 @@ class _Source:
         graph: A pristine copy of the Dynamo graph.
         traced: The fake values of its placeholders as Dynamo traced them.
         waiting: Tells a person what a long check is doing.
+        mode: What the user passed as ``torch.compile(mode=...)``.
     """
 
     compiler: Compiler
     graph: fx.GraphModule
     traced: Sequence[Any]
     waiting: Waiting
+    options: CheckOptions
+    mode: str | None
 
     def compiled_by(self, compiler: Compiler, words: str) -> CompiledOnce:
         """The region compiled by a compiler, when it is first needed."""
@@ -178,19 +178,18 @@ def _variants(
     source: _Source,
     candidate: Callable[..., Any],
     local: LocalRegion | str | None,
-    options: CheckOptions,
-    mode: str | None,
     compiling: float,
     kernels: KernelCheck | None,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
+    options, mode = source.options, source.mode
     unfused = unfused_compiler(options, mode)
     own_random = own_random_compiler(options, pristine, mode)
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        operators = _operator_step(source, candidate, local, options, mode, kernels)
+        operators = _operator_step(source, candidate, local, kernels)
     builds: dict[Build, CompiledOnce] = {
         Build.TWIN: CompiledOnce(
             source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
@@ -218,8 +217,6 @@ def _operator_step(
     source: _Source,
     candidate: Callable[..., Any],
     local: LocalRegion | None,
-    options: CheckOptions,
-    mode: str | None,
     kernels: KernelCheck | None,
 ) -> OperatorStep:
     source, candidate = _alone(source, candidate, local)
@@ -227,10 +224,10 @@ def _operator_step(
         source.compiler,
         source.graph,
         source.traced,
-        gradients=options.gradients,
+        gradients=source.options.gradients,
         candidate=candidate,
         kernels=kernels,
-        front=None if kernels is None else inductor_front_compiler(options, mode),
+        front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
     )
     return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
@@ -251,7 +248,7 @@ def _alone(
     """A region and its compiled form; without exchanges with other ranks, if it has some."""
     if local is None:
         return source, candidate
-    source = _Source(source.compiler, local.graph, local.traced, source.waiting)
+    source = replace(source, graph=local.graph, traced=local.traced)
     compiled = source.compiled_by(source.compiler, "without its collectives")
     return source, lambda *args: compiled(args)(*args)
 
@@ -260,8 +257,6 @@ def _investigation(
     source: _Source,
     local: LocalRegion | str | None,
     kernels: KernelCheck | None,
-    options: CheckOptions,
-    mode: str | None,
     investigator: Investigator,
 ) -> Investigate:
     """Hand an investigator each failed call together with the region's graph and options."""
@@ -271,19 +266,11 @@ def _investigation(
     ) -> Sequence[Finding]:
         if isinstance(local, str):
             return not_localized(findings, f"no: the region exchanges tensors with other ranks, and {local}")
+        how = source.options, source.mode
         if isinstance(local, LocalRegion):
-            return investigate_alone(local, call, cotangents, findings, keep, (options, mode), investigator)
-        failure = Failure(
-            source.graph,
-            tuple(source.traced),
-            call,
-            cotangents,
-            options,
-            mode,
-            keep,
-            kernels,
-            patience=time_to_search(),
-        )
+            return investigate_alone(local, call, cotangents, findings, keep, how, investigator)
+        patience, traced = time_to_search(), tuple(source.traced)
+        failure = Failure(source.graph, traced, call, cotangents, *how, keep, kernels, patience)
         return investigator(failure, findings)
 
     return investigate

@@ -1,10 +1,11 @@
-"""Compile a region with the candidate compiler."""
+"""Compile a region with the candidate compiler, and run what was compiled on the user's tensors."""
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from itertools import compress
 from typing import Any
@@ -32,17 +33,22 @@ from checked_backend._torch.inductor import (
 )
 from checked_backend._torch.operators import HigherOrderOperator, OpOverloadPacket, find_op_packet
 from checked_backend.aot.boxed import boxed_module
-from checked_backend.errors import CandidateError, OptionError
+from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.graphs.effects import has_effects
 from checked_backend.graphs.workarounds import powers_called
 from checked_backend.numerics.bits import holds_floats
 from checked_backend.options import CheckOptions, did_you_mean
+from checked_backend.regions.execution import Call
+from checked_backend.regions.gradient_gate import gradient_gate
 from checked_backend.regions.inputs import storage_key
-from checked_backend.regions.unsupported import compile_with_any_cache
+from checked_backend.regions.unsupported import FreshCache, cache_remark, compile_with_any_cache, may_be_the_cache
+from checked_backend.tensors.streams import wait_for_devices
 
 __all__ = [
+    "Candidate",
     "CompiledOnce",
     "Compiler",
+    "NotCompiled",
     "compile_again",
     "compile_candidate",
     "copy_graph",
@@ -135,10 +141,7 @@ def inductor_front_compiler(options: CheckOptions, mode: str | None = None) -> C
 
 def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:
     """The candidate compiler, made to round half precision wherever eager does; None for all but Inductor."""
-    if options.compiler != "inductor":
-        return None
-    patches = {**options.compiler_options, "emulate_precision_casts": True}
-    return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
+    return _patched(options, mode, "emulate_precision_casts", value=True) if options.compiler == "inductor" else None
 
 
 def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | None = None) -> Compiler | None:
@@ -150,7 +153,12 @@ def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | N
     """
     if options.compiler != "inductor" or "fallback_random" in options.compiler_options or not _draws(gm):
         return None
-    patches = {**options.compiler_options, "fallback_random": False}
+    return _patched(options, mode, "fallback_random", value=False)
+
+
+def _patched(options: CheckOptions, mode: str | None, setting: str, *, value: bool) -> Compiler:
+    """Inductor with another setting of its own."""
+    patches = {**options.compiler_options, setting: value}
     return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
 
 
@@ -184,6 +192,70 @@ def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Se
         )
     called: Callable[..., Any] = dynamo_disable(compiled)
     return called
+
+
+class NotCompiled:
+    """Stands for the candidate of a region that could not be compiled. Calling it raises the compiler's exception."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_args: Any) -> Any:
+        """Raise the compiler's exception."""
+        raise self.error
+
+
+class Candidate:
+    """A compiled region.
+
+    Args:
+        compiled: The compiler's result; a `NotCompiled` if it failed.
+        replaceable: Whether eager's gradients may be handed out in place of its own.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], note: Callable[[str], None], *, replaceable: bool) -> None:
+        self._compiled = compiled
+        self._note = note
+        self._replaceable = replaceable
+
+    @property
+    def missing(self) -> bool:
+        """Whether it could not be compiled."""
+        return isinstance(self._compiled, NotCompiled)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it, unchecked."""
+        return self._compiled(*args)
+
+    def results(self, args: Sequence[Any], call: Call) -> Any:
+        """Run it for a check."""
+        returned = self._returned(args, call)
+        wait_for_devices(args)  # what errs later would seem to be a mistake of the check's own
+        return returned
+
+    def _returned(self, args: Sequence[Any], call: Call) -> Any:
+        inputs = call.inputs
+        # To hand out eager's gradients instead, all of the candidate's must pass one node.
+        if not self._replaceable or not inputs.requires_grad or inputs.requires_grad & inputs.mutated:
+            return self._compiled(*args)
+        gated = gradient_gate(args, sorted(inputs.requires_grad))
+        returned = self._compiled(*gated)
+        if not isinstance(returned, (tuple, list)):
+            return returned
+        original = {id(alias): arg for alias, arg in zip(gated, args, strict=True)}
+        return tuple(original.get(id(value), value) for value in returned)
+
+    def backward_again(self, error: Exception) -> AbstractContextManager[Any] | None:
+        """The context under which to run its backward pass once more, which compiles it anew; None to leave it."""
+        if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
+            return None
+        return self._with_fresh_cache(error)
+
+    @contextmanager
+    def _with_fresh_cache(self, error: Exception) -> Iterator[None]:
+        with FreshCache().used():
+            yield
+        self._note(cache_remark(error))
 
 
 def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:

@@ -31,7 +31,6 @@ __all__ = [
     "flat_tensors",
     "grad_fn",
     "gradient_edge",
-    "is_leaf",
 ]
 
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
@@ -298,17 +297,6 @@ def grad_fn(tensor: torch.Tensor) -> Node | None:
         return tensor.grad_fn
     except RuntimeError:
         return None
-
-
-def is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a leaf of the autograd graph.
-
-    A view that was made with grad mode off, and written to since, is none: autograd refuses to tell its history.
-    """
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False
 
 
 def _flat(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:

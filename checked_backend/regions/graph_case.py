@@ -1,8 +1,8 @@
-"""A graph with inputs on which a compiler may be wrong. Localizing narrows it down, and reducing shrinks it."""
+"""A graph with inputs on which a compiler may be wrong, or a failed call of a region: tried once more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,20 +10,23 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.dynamo import TracingContext, compiling, tracing
+from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.findings import Finding
 from checked_backend.graphs.mode_blocks import with_mode_blocks
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
-from checked_backend.regions.compile import copy_graph
+from checked_backend.regions.compile import Compiler, copy_graph
+from checked_backend.regions.failure import Failure
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report.session import Session, collect
 
-__all__ = ["GraphCase"]
+__all__ = ["GraphCase", "rerun_failure", "wrong_like"]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCase:
-    """A graph, its inputs, and the compiler that is tried on it.
+    """A graph, its inputs, and the compiler that is tried on it. Localizing narrows it down, and reducing shrinks it.
 
     The graph runs without gradients, unless these are requested: a backward pass is a graph of its own.
 
@@ -84,3 +87,37 @@ class GraphCase:
 
 def _region(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, thorough: bool) -> Any:
     return build_region(gm, example_inputs, options, None, thorough=thorough, silent=True)
+
+
+def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
+    """Run a failed call again, with its backward pass if that failed, and check it with another compiler.
+
+    It raises whatever the region raises in eager.
+    """
+    options = failure.options.unsampled().model_copy(
+        update={
+            "compiler": compiler,
+            "compiler_options": {},
+            "on_divergence": "record",
+            "layout": "raise",
+            "localize": False,
+        }
+    )
+    with failure.call.undisturbed(), collect(alone=True) as session:
+        fake_mode = detect_fake_mode(failure.example_inputs)
+        context = None if fake_mode is None else TracingContext(fake_mode)
+        with compiling(), failure.call.ambient.entered(), tracing(context):
+            region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
+        try:
+            failure.call.run(region, cotangents=failure.cotangents)
+        except Exception:
+            # else it is what the candidate raised in its backward pass, which its check reported
+            if failure.cotangents is None or not session.report.findings:
+                raise
+    return session.report.findings
+
+
+def wrong_like(before: Sequence[Finding], findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that fail. Where values were wrong before, a different layout is none of them."""
+    layout = all(finding.is_layout for finding in before if finding.kind.fails)
+    return [finding for finding in findings if finding.kind.fails and (layout or not finding.is_layout)]

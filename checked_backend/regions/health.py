@@ -1,4 +1,4 @@
-"""The health of a run over time: a small record of each check for those who asked, and notes about drifts."""
+"""The health of a run over time: a small record of each check for those who asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -101,28 +101,25 @@ class Health:
         """Note the time that a check took. Return the share of the time that all checks have taken."""
         with self._lock:
             self._spent += seconds
-            passed = time.perf_counter() - (self.began or 0.0)
-            return min(1.0, self._spent / passed)
+            return min(1.0, self._spent / (time.perf_counter() - (self.began or 0.0)))
 
-    def tell(self, record: CheckRecord) -> list[str]:
-        """Call all callbacks, and return the exceptions that they raised, in words.
+    def tell(self, record: CheckRecord) -> Iterator[str]:
+        """Call all callbacks. Yields the exceptions that they raise, in words; the program goes on.
 
         A callback may call a compiled program. Of its checks nobody is told, or the callback would call itself.
         """
-        failed: list[str] = []
         if getattr(self._telling, "now", False):
-            return failed
+            return
         self._telling.now = True
         try:
             for callback in self._callbacks:
                 try:
                     callback(record)
-                except Exception as error:  # the user's program goes on; the coverage names the exception
-                    failed.append(f"{type(error).__name__}: {error}".splitlines()[0])
-                    log.warning("checked_backend: a callback of on_check raised %s", failed[-1], exc_info=error)
+                except Exception as error:
+                    yield f"{type(error).__name__}: {error}".splitlines()[0]
+                    log.warning("checked_backend: a callback of on_check raised", exc_info=error)
         finally:
             self._telling.now = False
-        return failed
 
 
 HEALTH = Health()
@@ -178,7 +175,6 @@ class RegionHealth:
         self._note = note
         self._health = health
         self._drifts = (_Drift(), _Drift())
-        self._drift_noted = False
         if health.began is None:
             health.began = time.perf_counter()
 
@@ -201,27 +197,16 @@ class RegionHealth:
             backward: Whether gradients were checked.
         """
         subject, ratio = max((ratios or {}).items(), key=lambda item: item[1], default=("", None))
-        # those about layout alone fail no check
         failing = sum(finding.fails and not finding.is_layout for finding in findings)
         drift = None
         if ratio is not None and math.isfinite(ratio) and not failing:
             drift = self._drifts[backward].add(ratio)
-        if drift is not None and not self._drift_noted:
-            self._drift_noted = True
-            note = (
-                f"drift: over the calls up to {call}, the greatest difference grew to {drift:.2g} times what it was, "
-                f"measured in its noise; it is now that of {subject}. No finding yet; it is what precedes one where an "
-                "error grows with the weights"
-            )
-            self._note(note)
-            log.warning("checked_backend: %s: %s", self._region, note)
-        share = self._health.spent(seconds)
-        record = CheckRecord(
-            self._region, call, backward, ratio, subject, failing, seconds, share, drift, process_rank()
-        )
-        told = "no noise known" if ratio is None else f"{ratio:.3g} times the noise in {subject}"
+        share, rank = self._health.spent(seconds), process_rank()
+        record = CheckRecord(self._region, call, backward, ratio, subject, failing, seconds, share, drift, rank)
+        what, noise = "gradients of call" if backward else "call", "no noise known"
+        if ratio is not None:
+            noise = f"{ratio:.3g} times the noise in {subject}"
         said = f"{failing} findings" if failing else "agrees with eager"
-        what = "gradients of call" if backward else "call"
-        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, told, seconds)
-        for failed in self._health.tell(record):
-            self._note(f"a callback of on_check raised: {failed}")
+        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, noise, seconds)
+        for raised in self._health.tell(record):
+            self._note(f"a callback of on_check raised: {raised}")

@@ -24,6 +24,7 @@ from checked_backend._torch.tensors import (
 )
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argument, describe_operator
+from checked_backend.modes.base import PLAIN
 from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "copy_in_layout",
     "copy_values",
     "find_effects",
+    "span",
     "storage_key",
     "uncounted_writes",
 ]
@@ -285,15 +287,19 @@ def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
     if plain.is_conj() or plain.is_neg():
         plain = negative_view(plain) if plain.is_neg() else plain
         return _with_bits(copy_in_layout(plain.conj() if plain.is_conj() else plain), tensor)
-    room = WIDEST * plain.numel() + ALIGNED
-    span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-    if not plain.numel() or span > room:
+    room, reach = WIDEST * plain.numel() + ALIGNED, span(plain)
+    if not plain.numel() or reach > room:
         return plain.clone()
     offset = plain.storage_offset()
-    if offset + span > room:
+    if offset + reach > room:
         offset %= ALIGNED
-    memory = torch.zeros(offset + span, dtype=plain.dtype, device=plain.device)
+    memory = torch.zeros(offset + reach, dtype=plain.dtype, device=plain.device)
     return memory.as_strided(plain.shape, plain.stride(), offset).copy_(plain)
+
+
+def span(tensor: torch.Tensor) -> int:
+    """The number of elements from a strided tensor's first to its last, in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _recorded_copy(leaf: torch.Tensor) -> torch.Tensor:
@@ -301,9 +307,8 @@ def _recorded_copy(leaf: torch.Tensor) -> torch.Tensor:
     copy = leaf.clone()
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or copy.stride() == leaf.stride():
         return copy
-    span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
     shared = any(size > 1 and not stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    if shared or span > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
+    if shared or span(leaf) > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
         return copy
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
 
@@ -353,7 +358,7 @@ class WriteCounts:
     @classmethod
     def of(cls, args: Sequence[Any]) -> WriteCounts:
         """Read the counts. A tensor of inference mode has none."""
-        plain = {place: arg for place, arg in enumerate(args) if type(arg) in (torch.Tensor, torch.nn.Parameter)}
+        plain = {place: arg for place, arg in enumerate(args) if type(arg) in PLAIN}
         return cls({place: version_of(arg) for place, arg in plain.items() if not arg.is_inference()})
 
     def advanced(self, args: Sequence[Any]) -> frozenset[int]:

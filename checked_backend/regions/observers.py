@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -18,13 +18,14 @@ import torch
 from checked_backend._torch.autograd import autograd_sequence_number
 from checked_backend._torch.collectives import wait_for_result
 from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.modes.base import PLAIN
 from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call_findings import rng_state_differs, unexpected_mutation
-from checked_backend.regions.execution import Call, Execution, Subjects, is_leaf
+from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
 from checked_backend.regions.inputs import (
@@ -33,6 +34,7 @@ from checked_backend.regions.inputs import (
     WriteCounts,
     copy_values,
     find_effects,
+    span,
     storage_key,
     uncounted_writes,
 )
@@ -72,10 +74,10 @@ class CallRecord:
     since: int
     meter: Meter
     runner: RegionRunner
-    reference: Execution | Exception | None
-    eager_settings: tuple[ProcessState, ProcessState] | None
-    after_reference: RngState
-    after_candidate: RngState
+    reference: Execution | Exception | None = None
+    eager_settings: tuple[ProcessState, ProcessState] | None = None
+    after_reference: RngState = field(init=False)
+    after_candidate: RngState = field(init=False)
     settings: ProcessState | None = None
     returned: Any = None
 
@@ -181,10 +183,6 @@ class CallRecorder:
             autograd_sequence_number(),
             meter,
             self._runner(call),
-            reference=None,
-            eager_settings=None,
-            after_reference=random,
-            after_candidate=random,
         )
 
 
@@ -195,71 +193,42 @@ FARTHEST = 4
 """On either side of a view, memory is looked at up to this many times the view's span."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SurroundingMemory:
-    """What lay beside the inputs of a call, and must not change: memory outside of views, and gradients.
+def _surroundings(args: Sequence[Any]) -> dict[int, int | None]:
+    """Checksums of the memory around views among inputs, by the position of the first view of each."""
+    groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(args):
+        if type(tensor) in PLAIN and (key := storage_key(tensor)) is not None and tensor.numel():
+            groups.setdefault(key, []).append((place, tensor.detach()))
+    around = {group[0][0]: _around([tensor for _, tensor in group]) for group in groups.values()}
+    return {place: fingerprint(memory) for place, memory in around.items() if memory is not None}
 
-    A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
 
-    Attributes:
-        seen: Checksums of the memory around views ("beyond") and of gradients ("grad", with which tensor it was), by
-            the finer kind of a change and the position of the input.
+def _changed_by(run: Run, args: Sequence[Any], inputs: Inputs, places: Iterable[int]) -> set[int]:
+    """The views among the inputs, at these positions, around which a run on copies changes memory.
+
+    Each bit of the memory around them is turned there: what is there now may be what the run would write too.
     """
+    given, _ = inputs.fresh()
+    views = {storage_key(args[place]) for place in places}
+    shared = [
+        place
+        for place, tensor in enumerate(given)
+        if type(tensor) in PLAIN and storage_key(tensor) in views and storage_key(tensor) == storage_key(args[place])
+    ]
+    copies = copy_values([given[place].detach() for place in shared])
+    values = [copy.clone() for copy in copies]
+    for storage in {storage_key(copy): copy.untyped_storage() for copy in copies}.values():
+        torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).bitwise_not_()
+    for place, copy, value in zip(shared, copies, values, strict=True):
+        given[place] = copy.copy_(value).requires_grad_(given[place].requires_grad)
+    before = _surroundings(given)
+    run(given)
+    return _changed(before, given)
 
-    seen: Mapping[tuple[str, int], object]
 
-    @classmethod
-    def of(cls, args: Sequence[Any], *, gradients: bool = True) -> _SurroundingMemory:
-        """Record the state; that of the inputs' gradients only if asked."""
-        seen: dict[tuple[str, int], object] = {}
-        groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        for place, tensor in enumerate(args):
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-                continue
-            key = storage_key(tensor)
-            if key is not None and tensor.numel():
-                groups.setdefault(key, []).append((place, tensor.detach()))
-            if gradients and tensor.requires_grad and is_leaf(tensor):
-                grad = tensor.grad
-                seen["grad", place] = None if grad is None else (id(grad), fingerprint(grad))
-        for group in groups.values():
-            around = _around([tensor for _, tensor in group])
-            if around is not None:
-                seen["beyond", group[0][0]] = fingerprint(around)
-        return cls(seen)
-
-    def changed(self, args: Sequence[Any]) -> set[tuple[str, int]]:
-        """What has changed since."""
-        now = _SurroundingMemory.of(args).seen
-        return {key for key, known in self.seen.items() if now.get(key, known) != known}
-
-    def changed_by(self, run: Run, args: Sequence[Any], inputs: Inputs) -> set[tuple[str, int]]:
-        """What a run changes beside copies of the inputs, with copies of the gradients.
-
-        Each bit of the memory around views is turned there: what is there now may be what the run would write too.
-        """
-        given, _ = inputs.fresh()
-        views = {storage_key(args[place]) for what, place in self.seen if what == "beyond"}
-        shared = [
-            place
-            for place, tensor in enumerate(given)
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter)
-            and storage_key(tensor) in views
-            and storage_key(tensor) == storage_key(args[place])
-        ]
-        copies = copy_values([given[place].detach() for place in shared])
-        values = [copy.clone() for copy in copies]
-        for storage in {storage_key(copy): copy.untyped_storage() for copy in copies}.values():
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).bitwise_not_()
-        for place, copy, value in zip(shared, copies, values, strict=True):
-            given[place] = copy.copy_(value).requires_grad_(given[place].requires_grad)
-        for what, place in self.seen:
-            grad = args[place].grad if what == "grad" else None
-            if grad is not None and is_leaf(given[place]) and given[place].requires_grad:
-                given[place].grad = grad.detach().clone()
-        before = _SurroundingMemory.of(given)
-        run(given)
-        return before.changed(given)
+def _changed(before: Mapping[int, int | None], args: Sequence[Any]) -> set[int]:
+    now = _surroundings(args)
+    return {place for place, known in before.items() if now.get(place, known) != known}
 
 
 def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -272,8 +241,8 @@ def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
         return None
     whole = first.untyped_storage().nbytes() // first.element_size()
     starts = [view.storage_offset() for view in views]
-    ends = [start + _span(view) for start, view in zip(starts, views, strict=True)]
-    reach, size = FARTHEST * max(map(_span, views)), sum(view.numel() for view in views)
+    ends = [start + span(view) for start, view in zip(starts, views, strict=True)]
+    reach, size = FARTHEST * max(map(span, views)), sum(view.numel() for view in views)
     start, end = max(0, min(starts) - reach), min(whole, max(ends) + reach)
     if not size < end - start <= 2 * reach + FARTHEST * size:
         return None
@@ -282,29 +251,6 @@ def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
         for view in views:
             memory.as_strided(view.shape, view.stride(), view.storage_offset() - start).zero_()
     return memory
-
-
-def _span(view: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
-
-
-def _surroundings_changed(what: str, subject: str) -> Finding:
-    """The candidate changed memory, or a gradient, beside an input."""
-    memory = what == "beyond"
-    return Finding(
-        kind=Kind.MUTATION,
-        detail=f"mutation.{what}",
-        subject=subject,
-        message=(
-            "the compiled program wrote to memory beside this input, which is a view: to elements of its base that are "
-            "outside of it, and that eager leaves alone"
-            if memory
-            else "the compiled program changed the `.grad` of this input in its forward pass, which eager leaves "
-            "alone: the optimizer's next step is another"
-        ),
-        expected="unchanged" if memory else "the `.grad` before the call",
-        actual="changed" if memory else "another",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,31 +372,42 @@ class _Inputs(Observer):
 
 
 class _Surroundings(Observer):
-    """Memory around views, and gradients. Another thread's backward pass may add to these."""
+    """Memory around views.
+
+    A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
+    """
 
     def __init__(self, record: CallRecord) -> None:
-        self._before = _SurroundingMemory.of(record.args, gradients=not record.info.accumulates)
+        self._before = _surroundings(record.args)
 
     def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        changed = self._before.changed(record.args)
+        changed = _changed(self._before, record.args)
         if not changed:
             return
-        call, variants = record.call, record.runner.variants
-        subjects = call.subjects
+        call, variants, subjects = record.call, record.runner.variants, record.call.subjects
         by_eager, again = (
-            cache(partial(self._before.changed_by, partial(call.run, region), record.args, call.inputs))
+            cache(partial(_changed_by, partial(call.run, region), record.args, call.inputs, self._before))
             for region in (variants.reference, variants.candidate)
         )
         # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
         others = threading.active_count() > 1 or record.threads.active_since()
-        for what, place in sorted(changed):
-            key = what, place
-            why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
+        why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
+        for place in sorted(changed):
             yield Suspicion(
-                _surroundings_changed(what, subjects.mutated(place)),
-                by_eager=lambda key=key: key in by_eager(),  # type: ignore[misc]
-                again=(lambda key=key: key in again()) if others else None,  # type: ignore[misc]
-                doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=what == "beyond"),
+                Finding(
+                    kind=Kind.MUTATION,
+                    detail="mutation.beyond",
+                    subject=subjects.mutated(place),
+                    message=(
+                        "the compiled program wrote to memory beside this input, which is a view: to elements of its "
+                        "base that are outside of it, and that eager leaves alone"
+                    ),
+                    expected="unchanged",
+                    actual="changed",
+                ),
+                by_eager=lambda place=place: place in by_eager(),  # type: ignore[misc]
+                again=(lambda place=place: place in again()) if others else None,  # type: ignore[misc]
+                doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=True),
             )
 
 

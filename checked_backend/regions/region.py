@@ -23,8 +23,7 @@ from checked_backend.regions.call_findings import (
 from checked_backend.regions.eager import eager_instead, run_eager
 from checked_backend.regions.execution import Call, Execution
 from checked_backend.regions.observers import OBSERVERS, CallRecord, CallRecorder, Observer, confirmed
-from checked_backend.regions.unchecked_calls import UncheckedCalls
-from checked_backend.regions.unobserved import is_traced, is_unobserved
+from checked_backend.regions.unchecked_calls import UncheckedCalls, is_traced, is_unobserved
 
 __all__ = ["CheckedRegion"]
 
@@ -46,7 +45,6 @@ class CheckedRegion:
         self._reference, self._candidate = checks.variants.reference, checks.candidate
         runner = checks.comparison.runner
         self._recorder = CallRecorder(checks.info, self._reference, self._reporter, self._earlier, runner)
-        self._backward = BackwardCheck(checks)
         self._remark = remark
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
@@ -187,7 +185,7 @@ class CheckedRegion:
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)
-            self._backward.watch(args, call, returned, record.edges, record.since)
+            BackwardCheck.watch(self._checks, args, call, returned, record.edges, record.since)
         else:
             self._memory.compared()
         return True

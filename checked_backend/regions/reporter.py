@@ -39,7 +39,7 @@ Investigate = Callable[[Call, "Cotangents | None", Sequence[Finding], Keep], Seq
 """Gets a failed call, the gradients that had arrived if its backward pass failed, the findings, and a function that
 keeps the findings so far. Gives back the findings with their origin."""
 
-_Search = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
+Search = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 
 _NOT_ANEW = "not anew: an earlier finding in this region was"
 
@@ -184,36 +184,22 @@ class RegionReporter(Reporter):
             findings, doubts = exchanges.proven(findings)
             for skip in doubts:
                 self.skip(skip)
-        search = None
-        if self._investigate is not None and call is not None:
-            search = partial(self._search, self._investigate, call, cotangents)
-        # localize=False: skip the investigation, and say nothing about it
         with random_untouched() if findings else nullcontext():
-            fall_back = self._report(findings, cause, search, raises=raises)
+            fall_back = self._report(findings, cause, call, cotangents, raises=raises)
         if fall_back and exchanges is not None and not exchanges.in_step:
             self.note(_OUT_OF_STEP)
         elif fall_back:
             self.stopped = True
         return self.stopped
 
-    def _search(
-        self,
-        investigate: Investigate,
-        call: Call,
-        cotangents: Cotangents | None,
-        reported: Sequence[Finding],
-        keep: Keep,
-    ) -> Sequence[Finding]:
-        """Find out where findings of a call come from, once in this region."""
-        if all(finding.node is not None for finding in reported if finding.kind.fails):
-            return reported  # the operator is known
-        if self._investigated_before:  # this takes long, and later findings mostly follow from the first
-            return not_localized(reported, _NOT_ANEW)
-        self._investigated_before = True
-        return investigate(call, cotangents, reported, keep)
-
     def _report(
-        self, findings: Sequence[Finding], cause: BaseException | None, search: _Search | None, *, raises: bool
+        self,
+        findings: Sequence[Finding],
+        cause: BaseException | None,
+        call: Call | None,
+        cotangents: Cotangents | None,
+        *,
+        raises: bool,
     ) -> bool:
         """Answer findings as the user asked. Return whether to fall back to eager.
 
@@ -241,7 +227,8 @@ class RegionReporter(Reporter):
         ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
         report = self._own.report(self._region.name, only=reported)
-        if search is not None and news and not all(finding.at_fault for finding in failing):
+        if call is not None and self._investigate and news and not all(finding.at_fault for finding in failing):
+            search = partial(self._investigate, call, cotangents)
             report = self._localized(report, reported, search, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)
@@ -308,7 +295,7 @@ class RegionReporter(Reporter):
         if findings and not self._silent:
             KeptReport(self._options.report_dir).save(self._own.report(self._region.name, only=findings))
 
-    def _localized(self, report: Report, reported: Sequence[Finding], search: _Search, *, ends: bool) -> Report:
+    def _localized(self, report: Report, reported: Sequence[Finding], search: Search, *, ends: bool) -> Report:
         """Find out where findings come from. The results so far are always on disk."""
         kept = KeptReport(self._options.report_dir)
         errors = [finding for finding in reported if finding.severity is Severity.ERROR]
@@ -328,7 +315,7 @@ class RegionReporter(Reporter):
             ledger.complete(found, [*errors, *warned])
         return kept.save(self._own.report(self._region.name, only=found))
 
-    def _investigated(self, reported: Sequence[Finding], search: _Search, keep: Keep) -> list[Finding]:
+    def _investigated(self, reported: Sequence[Finding], search: Search, keep: Keep) -> list[Finding]:
         """Investigate each place once, and no more places than a person would wait for."""
         spent = investigations()
         place = (self._region.sources, *sorted({str(finding.kind) for finding in reported if finding.fails}))
@@ -343,6 +330,11 @@ class RegionReporter(Reporter):
             )
         begun = time.monotonic()
         try:
+            if all(finding.node is not None for finding in reported if finding.kind.fails):
+                return list(reported)  # the operator is known
+            if self._investigated_before:  # this takes long, and later findings mostly follow from the first
+                return not_localized(reported, _NOT_ANEW)
+            self._investigated_before = True
             return list(search(reported, keep))
         except Exception as error:  # the verdict stands without it
             self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, TypeAlias
@@ -38,6 +38,7 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprints
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.inputs import span
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.report.session import active_sessions
 
@@ -72,9 +73,9 @@ class Returned:
     region: str
     call: int
     source: str
-    print: int | None
     version: int
     issued: int
+    print: int | None = None
 
     @classmethod
     def of(
@@ -83,9 +84,8 @@ class Returned:
         """Remember a tensor, right when it is handed out."""
         storage = StorageWeakRef(tensor.untyped_storage())
         layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-        owners, issued = storage_users(storage) - 1, collectives_issued()
-        known = weakref.ref(tensor), storage, owners, memory, layout, subject, region, call, source
-        return cls(*known, print=None, version=version_of(tensor), issued=issued)
+        known = weakref.ref(tensor), storage, storage_users(storage) - 1, memory, layout, subject, region, call, source
+        return cls(*known, version_of(tensor), collectives_issued())
 
     def is_held(self) -> bool:
         """Whether the program still holds it, or its memory."""
@@ -102,8 +102,7 @@ class Returned:
 
     def lies_in(self, taken: Sequence[MemoryRange]) -> bool:
         """Whether a tensor that is held has no memory, or shares it with others."""
-        held = self.held()
-        memory = None if held is None else memory_range(held)
+        memory = memory_range(self.held())
         return memory is None or _meets(memory, taken)
 
     def is_there(self) -> bool:
@@ -113,6 +112,10 @@ class Returned:
     def uncounted(self, held: torch.Tensor) -> bool:
         """Whether torch has counted no write to it since. The count is only known for the tensor itself."""
         return held is self.tensor() and version_of(held) == self.version
+
+    def returned_by(self, region: str) -> str:
+        """``call 1 of this region``, for a finding of a region."""
+        return f"call {self.call} of {'this region' if region == self.region else f'region {self.region}'}"
 
 
 class Results:
@@ -137,11 +140,10 @@ class Results:
             sizes = accumulate(one.memory[1] - one.memory[0] for one in reversed(known))
             self._known = known[len(known) - sum(size <= self.MOST_BYTES for size in sizes) :]
 
-    def forget(self, returned: Iterable[Returned]) -> None:
+    def forget(self, returned: Collection[Returned]) -> None:
         """Forget some that have findings."""
-        gone = set(map(id, returned))
         with self._lock:
-            self._known = [one for one in self._known if id(one) not in gone]
+            self._known = [one for one in self._known if one not in returned]
 
     def held(self) -> tuple[Returned, ...]:
         """Those that the program still holds."""
@@ -219,7 +221,19 @@ class Snapshot:
                 )
                 self._skip(Skip(result.subject, why, matters=True))
             elif changed or shares:
-                found[result] = _overwritten(result, call, region, changed=changed)
+                how = (
+                    f"the compiled program's call {call} wrote to it"
+                    if changed
+                    else f"call {call} returned a result in the same memory, so that writing to one changes the other"
+                )
+                found[result] = _overwritten(
+                    result.subject,
+                    f"{result.returned_by(region)} returned it, the program still holds it, and {how}; eager makes a "
+                    "new one",
+                    f"memory of its own, unchanged since call {result.call}",
+                    "changed" if changed else f"memory that call {call} returned again",
+                    result.source,
+                )
         for holder in self._holders:
             holder.forget(found)
         return [*found.values()]
@@ -267,15 +281,14 @@ class ReturnedTensors:
 
         Such a graph writes to it each time it is replayed, and torch itself raises where a program reads it later.
         """
-        given, sources = memory_ranges(args), self._sources
-        results: list[Returned] = []
-        for index, output in enumerate(returned):
-            memory = memory_range(output)
-            if memory is None or _meets(memory, given) or memory[0] in cuda_graph_results(output.device):
-                continue
-            source = sources[index] if index < len(sources) else ""
-            subject = subjects.output(index)
-            results.append(Returned.of(output, memory, subject, self.region, self.calls, source=source))
+        given, sources = memory_ranges(args), dict(enumerate(self._sources))
+        results = [
+            Returned.of(output, memory, subjects.output(index), self.region, self.calls, source=sources.get(index, ""))
+            for index, output in enumerate(returned)
+            if (memory := memory_range(output)) is not None
+            and not _meets(memory, given)
+            and memory[0] not in cuda_graph_results(output.device)
+        ]
         for result, _, now in _printed(results):
             result.print = now
         for holder in self.holders():
@@ -301,16 +314,24 @@ class ReturnedTensors:
             held: The gradients that the program held when the backward pass began.
         """
         findings, new = [], []
+        earlier = [sent for sent in held if (sent.region, sent.call) != (self.region, call)]
         for subject, gradient in gradients.items():
             memory = memory_range(gradient)
             if gradient is None or memory is None or _meets(memory, given):
                 continue
             new.append(Returned.of(gradient, memory, subject, self.region, call))
-            earlier = (sent for sent in held if (sent.region, sent.call) != (self.region, call) and sent.is_there())
-            eager = [reference.get(subject)]
-            first = next((sent for sent in earlier if _shares(sent.memory, [gradient], eager, unknown=True)), None)
-            if first is not None:
-                findings.append(_sent_again(first, subject, call, self.region))
+            sides = [gradient], [reference.get(subject)]
+            for first in earlier:
+                if first.is_there() and _shares(first.memory, *sides, unknown=True):
+                    message = (
+                        f"the compiled backward pass of call {call} sent it in the memory of a gradient that "
+                        f"{first.returned_by(self.region)} sent, and that the program still holds; so that one is "
+                        "overwritten, and where gradients are accumulated, the last one counts more than once. Eager "
+                        "makes a new one"
+                    )
+                    actual = f"memory of a gradient of call {first.call}"
+                    findings.append(_overwritten(subject, message, "memory of its own", actual))
+                    break
         for holder in self._gradient_holders():
             holder.add(new)
         return findings
@@ -319,39 +340,15 @@ class ReturnedTensors:
         return [self._gradients, *(session.part(_Gradients) for session in active_sessions())]
 
 
-def _overwritten(result: Returned, call: int, region: str, *, changed: bool) -> Finding:
-    whose = "this region" if result.region == region else f"region {result.region}"
-    how = (
-        f"the compiled program's call {call} wrote to it"
-        if changed
-        else f"call {call} returned a result in the same memory, so that writing to one changes the other"
-    )
-    return Finding(
-        kind=Kind.ALIAS,
-        detail="alias.overwritten",
-        subject=result.subject,
-        message=(
-            f"call {result.call} of {whose} returned it, the program still holds it, and {how}; eager makes a new one"
-        ),
-        expected=f"memory of its own, unchanged since call {result.call}",
-        actual="changed" if changed else f"memory that call {call} returned again",
-        source=result.source or None,
-    )
-
-
-def _sent_again(sent: Returned, subject: str, call: int, region: str) -> Finding:
-    whose = "this region" if sent.region == region else f"region {sent.region}"
+def _overwritten(subject: str, message: str, expected: str, actual: str, source: str = "") -> Finding:
     return Finding(
         kind=Kind.ALIAS,
         detail="alias.overwritten",
         subject=subject,
-        message=(
-            f"the compiled backward pass of call {call} sent it in the memory of a gradient that call {sent.call} of "
-            f"{whose} sent, and that the program still holds; so that one is overwritten, and where gradients are "
-            "accumulated, the last one counts more than once. Eager makes a new one"
-        ),
-        expected="memory of its own",
-        actual=f"memory of a gradient of call {sent.call}",
+        message=message,
+        expected=expected,
+        actual=actual,
+        source=source or None,
     )
 
 
@@ -389,5 +386,4 @@ def memory_range(value: Any) -> MemoryRange | None:
         begin = value.data_ptr()
     except RuntimeError:  # no memory, or a graph's pool took it back
         return None
-    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return (begin, begin + (reach + 1) * value.element_size()) if begin else None
+    return (begin, begin + span(value) * value.element_size()) if begin else None

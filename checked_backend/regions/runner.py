@@ -16,9 +16,8 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
 from checked_backend.modes.float64 import Float64Mode
-from checked_backend.modes.monte_carlo import MonteCarloMode, PoisonMode
+from checked_backend.modes.monte_carlo import MonteCarloMode, OneZero, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
-from checked_backend.modes.zeros import OneZero
 from checked_backend.regions.compile import CompiledOnce
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.float64_twin import FixedChoices, default_dtype

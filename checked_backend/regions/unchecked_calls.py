@@ -1,18 +1,21 @@
-"""Calls of a region that are not checked: most calls of a long run, so that each takes next to no time."""
+"""Calls of a region that are not checked, most of a long run; and those that are no calls of the program's at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
+from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend.regions.budget import Schedule
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import Results, ReturnedTensors
-from checked_backend.regions.unobserved import is_unobserved
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
 from checked_backend.tensors.streams import is_capturing
 
-__all__ = ["UncheckedCalls"]
+__all__ = ["UncheckedCalls", "is_traced", "is_unobserved", "unobserved"]
 
 
 class UncheckedCalls:
@@ -72,3 +75,29 @@ class UncheckedCalls:
             self._sessions = active_sessions()
         self._earlier.unchecked()
         calls.count += 1
+
+
+_unobserved: ContextVar[bool] = ContextVar("checked_backend_unobserved", default=False)
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """A block in which regions run what was compiled, and look at nothing."""
+    token = _unobserved.set(True)
+    try:
+        yield
+    finally:
+        _unobserved.reset(token)
+
+
+def is_unobserved() -> bool:
+    """Whether such a block runs."""
+    return _unobserved.get()
+
+
+def is_traced(args: Sequence[Any]) -> bool:
+    """Whether a compiler calls a region while it compiles, to see what it returns: its tensors have no values.
+
+    Dynamo does so where it splits the graph of a ``DistributedDataParallel`` module between two buckets.
+    """
+    return any(isinstance(arg, FakeTensor) for arg in args)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import torch
@@ -60,45 +60,45 @@ _MARGIN = 64 * 2**20
 
 _LINE = 400
 
-_ADVICE: Mapping[str, str] = MappingProxyType(
+
+class _Limit(NamedTuple):
+    """A limit of the system: what can be done, the numbers of the system's errors, and words of others about it."""
+
+    advice: str
+    numbers: tuple[int, ...] = ()
+    words: str = "(?!)"
+
+
+_LIMITS: Mapping[str, _Limit] = MappingProxyType(
     {
-        "compiler": (
+        "disk": _Limit(
+            "Free some room, or set TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on a disk that has some",
+            (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+            "no space left on device|disk quota exceeded|file too large",
+        ),
+        "files": _Limit(
+            "Raise the limit of open files (ulimit -n), or close some",
+            (errno.EMFILE, errno.ENFILE),
+            "too many open files",
+        ),
+        "processes": _Limit(
+            "Raise the limit of processes and threads (ulimit -u, or the container's), or end some",
+            (errno.EAGAIN,),
+            "can't start new thread|resource temporarily unavailable",
+        ),
+        "memory": _Limit(
+            "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
+            (errno.ENOMEM,),
+            "cannot allocate memory|virtual memory exhausted|out of memory|std::bad_alloc|failed to map segment|"
+            "memory exhausted",
+        ),
+        "compiler": _Limit(
             "Install a C++ compiler (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: "
             "xcode-select --install), or set CXX to one that works; checked-backend doctor tries it"
         ),
-        "headers": "Install PACKAGES; checked-backend doctor tries the compiler",
-        "memory": "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
-        "disk": "Free some room, or set TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on a disk that has some",
-        "files": "Raise the limit of open files (ulimit -n), or close some",
-        "processes": "Raise the limit of processes and threads (ulimit -u, or the container's), or end some",
-        "cache": "Delete the folder, or set TORCHINDUCTOR_CACHE_DIR to one that can be written to",
+        "headers": _Limit("Install PACKAGES; checked-backend doctor tries the compiler"),
+        "cache": _Limit("Delete the folder, or set TORCHINDUCTOR_CACHE_DIR to one that can be written to"),
     }
-)
-
-_NUMBERS: Mapping[int, str] = MappingProxyType(
-    {
-        errno.ENOSPC: "disk",
-        errno.EDQUOT: "disk",
-        errno.EFBIG: "disk",
-        errno.EMFILE: "files",
-        errno.ENFILE: "files",
-        errno.ENOMEM: "memory",
-        errno.EAGAIN: "processes",
-    }
-)
-
-_WORDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("disk", re.compile(r"no space left on device|disk quota exceeded|file too large", re.IGNORECASE)),
-    ("files", re.compile(r"too many open files", re.IGNORECASE)),
-    ("processes", re.compile(r"can't start new thread|resource temporarily unavailable", re.IGNORECASE)),
-    (
-        "memory",
-        re.compile(
-            r"cannot allocate memory|virtual memory exhausted|out of memory|std::bad_alloc|failed to map segment|"
-            r"memory exhausted",
-            re.IGNORECASE,
-        ),
-    ),
 )
 
 _MISSING = re.compile(
@@ -154,10 +154,9 @@ def unsupported_here(
     Returns:
         A finding of kind ``unsupported``; None if the candidate is to answer for it.
     """
-    for cause in causes(error):
-        what = _limit(cause, needed)
-        if what:
-            return _finding(what, described_exception(cause))
+    found = _limit_of(error, needed)
+    if found is not None:
+        return found
     if (
         control
         and FakeError.inside(error) is None
@@ -197,7 +196,7 @@ def no_process_here(error: BaseException) -> Finding | None:
     short = unsupported_here(error, control=False)
     if short is None:
         return None
-    advice = _ADVICE[short.detail.partition(".")[2]]
+    advice = _LIMITS[short.detail.partition(".")[2]].advice
     message = f"nothing was run: no process can be started here ({short.actual}). {advice}; or check without isolate"
     return replace(short, message=f"{message}.")
 
@@ -208,12 +207,11 @@ def nothing_compiles() -> Finding | None:
         with FreshCache().used():
             compile_trifle()
     except Exception as error:
-        for cause in causes(error):
-            what = _limit(cause, lambda: 0)
-            if what:
-                return _finding(what, described_exception(cause))
+        found = _limit_of(error, lambda: 0)
+        if found is not None:
+            return found
         inside = list(causes(error))
-        missing = next((found for cause in inside if (found := _MISSING.search(_said(cause)))), None)
+        missing = next((line for cause in inside if (line := _MISSING.search(_said(cause)))), None)
         if missing is not None:
             name = missing["header"] or f"-l{missing['library']}"
             packages = next(packages for names, packages in _PACKAGES if names.match(name))
@@ -224,6 +222,12 @@ def nothing_compiles() -> Finding | None:
     return None
 
 
+def _limit_of(error: BaseException, needed: Callable[[], int]) -> Finding | None:
+    """A finding, if an exception or one of its causes is about a limit of the system."""
+    limits = ((cause, _limit(cause, needed)) for cause in causes(error))
+    return next((_finding(what, described_exception(cause)) for cause, what in limits if what), None)
+
+
 def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
     """The limit of the system that an exception is about, or nothing."""
     if type(cause).__name__ == "InvalidCxxCompiler":
@@ -232,12 +236,12 @@ def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
         return "memory" if _is_short(cause, needed()) else ""
     what = ""
     if isinstance(cause, OSError):
-        what = _NUMBERS.get(cause.errno or 0, "")
+        what = next((name for name, limit in _LIMITS.items() if cause.errno in limit.numbers), "")
         if not what and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and _in_cache(cause.filename):
             what = "cache"
     if not what and isinstance(cause, (OSError, ImportError, RuntimeError)):
         text = _said(cause)
-        what = next((name for name, pattern in _WORDS if pattern.search(text)), "")
+        what = next((name for name, limit in _LIMITS.items() if re.search(limit.words, text, re.IGNORECASE)), "")
     if what == "memory" and not _is_about_compiling(cause):
         return what if _is_short(cause, needed()) else ""
     return what
@@ -279,7 +283,7 @@ def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Findi
         subject="candidate",
         message=(
             f"nothing can be said of the compiled program: {why or actual}. The program without a check would fail "
-            f"here too. {_ADVICE[what].replace('PACKAGES', packages)}."
+            f"here too. {_LIMITS[what].advice.replace('PACKAGES', packages)}."
         ),
         expected="no exception",
         actual=actual,
@@ -304,7 +308,7 @@ def cache_remark(error: BaseException) -> str:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
     return (
         f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
-        f"empty one. {_ADVICE['cache']}. It raised {described_exception(error)}"
+        f"empty one. {_LIMITS['cache'].advice}. It raised {described_exception(error)}"
     )
 
 

@@ -33,7 +33,7 @@ from checked_backend.regions import build as backend
 from checked_backend.regions import compile as candidate
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.rerun import rerun_failure
+from checked_backend.regions.graph_case import rerun_failure
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 

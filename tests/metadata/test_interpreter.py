@@ -158,16 +158,6 @@ def test_dynamic_shapes_bind_symbols_at_every_call() -> None:
         out.sum().backward()
 
 
-def test_sizes_that_depend_on_data() -> None:
-    @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-    def run() -> None:
-        compiled = torch.compile(lambda x: x.nonzero().float() * 2, backend=debug_interpreter, fullgraph=True)
-        for x in (torch.tensor([1.0, 0, 2]), torch.tensor([0.0, 0, 3])):
-            assert torch.equal(compiled(x), x.nonzero().float() * 2)
-
-    run()
-
-
 def test_a_wrong_symbolic_size_is_found() -> None:
     gm = make_fx(lambda x: torch.cat([x, x]).relu(), tracing_mode="symbolic")(torch.randn(3, 4))
     assert collected(gm, torch.randn(5, 6)) == []

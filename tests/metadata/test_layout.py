@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, Severity, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from tests.support.lying_operators import NAME, define, record
+from tests.support.region_tools import warned
 
 # torch sees some of these lies itself, and only warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
@@ -49,14 +49,6 @@ def x() -> torch.Tensor:
 def interpreted(program: Program, **options: Any) -> Program:
     torch._dynamo.reset()
     return torch.compile(program, backend=debug_interpreter, options=options)
-
-
-def warned(program: Callable[[], Any]) -> list[str]:
-    """The texts of the package's warnings while a program runs."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        program()
-    return [str(one.message) for one in caught if issubclass(one.category, DivergenceWarning)]
 
 
 @pytest.mark.parametrize("detail", KERNELS)
@@ -238,15 +230,6 @@ def test_the_option_keeps_it_in_the_coverage(library: Any) -> None:
     assert session.report.verdict is Verdict.PASS
     with pytest.raises(cb.MetadataError):
         interpreted(lambda x: operator(x * 2), layout="ignore")(x())
-
-
-def test_what_is_compiled_anew_is_warned_of_once_in_a_session(library: Any) -> None:
-    operator = liar(library, shifted)
-    compiled = torch.compile(lambda x: operator(x * 2).sum(), backend=debug_interpreter, dynamic=False)
-    with cb.collect() as session:
-        texts = warned(lambda: [compiled(torch.randn(3, size)) for size in (4, 5)])
-    assert len(texts) == 1
-    assert str(session.report).startswith("PASS: 2 nodes begin elsewhere in memory than was traced")
 
 
 def test_the_programs_own_error_is_not_hidden_by_a_layout(library: Any) -> None:

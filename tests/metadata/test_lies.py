@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
-from io import StringIO
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Kind, Verdict
+from tests.support.lying_operators import NAME, define, run_alone
 from tests.support.region_tools import as_the_engine
 
 pytestmark = [
@@ -21,28 +21,6 @@ pytestmark = [
     # Dynamo makes an autograd.Function object of its own
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
-NAME = "checked_backend_lies"
-
-
-@pytest.fixture(autouse=True)
-def torch_lets_operators_lie() -> Iterator[None]:
-    """In a CI system (``CI`` is set) torch makes an error of the warning that an operator returns its input."""
-    with torch._functorch.config.patch(error_on_custom_op_aliasing=False):
-        yield
-
-
-@pytest.fixture
-def library() -> Iterator[torch.library.Library]:
-    with torch.library._scoped_library(NAME, "FRAGMENT") as library:
-        yield library
-
-
-def define(library: Any, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    name = schema.partition("(")[0]
-    library.define(schema)
-    library.impl(name, kernel, "CPU")
-    torch.library.register_fake(f"{NAME}::{name}", fake, lib=library)
-    return getattr(getattr(torch.ops, NAME), name)
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -148,13 +126,6 @@ def found(operator: Any, *, dynamic: bool, **options: Any) -> tuple[list[Finding
 SEEN_IN_ITS_GRAPH_ONLY = ("requires_grad",)
 
 
-def alone(finding: Finding) -> str:
-    """Run the script that shows the operator alone, here, where the operator is registered; what it ends with."""
-    with redirect_stdout(StringIO()), pytest.raises(SystemExit) as ended:
-        exec(compile(finding.evidence["script"], "script.py", "exec"), {})
-    return str(ended.value)
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_found_on_its_node(library: Any, lie: str, dynamic: bool) -> None:
@@ -171,7 +142,7 @@ def test_a_lie_is_found_on_its_node(library: Any, lie: str, dynamic: bool) -> No
     assert "test_lies.py:" in finding.source
     assert f"{NAME}.lie.default" in finding.evidence["at_fault"]
     if lie not in SEEN_IN_ITS_GRAPH_ONLY:
-        assert alone(finding) == "THEY DIFFER"
+        assert run_alone(finding)[0] == "THEY DIFFER"
 
 
 @pytest.mark.sampled(6)
@@ -366,7 +337,7 @@ def test_a_lie_of_an_operator_with_an_effect_is_found(library: Any, lie: str) ->
     ((got, op),) = {(finding.detail, finding.op) for finding in findings}
     assert (got, op, verdict) == (detail, f"{NAME}.lie.default", Verdict.FAIL)
     assert f"{NAME}.lie.default" in findings[0].evidence["at_fault"]
-    assert alone(findings[0]) == "THEY DIFFER"
+    assert run_alone(findings[0])[0] == "THEY DIFFER"
 
 
 def test_an_operator_of_torch_that_returns_its_argument_by_design_is_not_reported() -> None:

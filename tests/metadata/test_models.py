@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Verdict
 from tests.support.metadata_models import MODELS
+from tests.support.models import Case
+from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 
 # finding -> why it is real: torch's own metadata is wrong there
 KNOWN: dict[tuple[str, str], str] = {
@@ -65,6 +67,13 @@ def test_a_clean_model_has_no_mismatch_in_dynamic_training(name: str) -> None:
     assert not [skip for skip in report.coverage.skipped if skip.matters]
 
 
-def test_there_are_enough_models() -> None:
-    assert len(MODELS) >= 25
-    assert all(isinstance(MODELS[name]()[0], nn.Module) for name in DEFAULT)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [*HUGGING_FACE, *WRITTEN_HERE], ids=lambda make: make.__name__)
+def test_a_clean_model_has_no_mismatch_in_a_step_with_its_loss(make: Callable[[], Case]) -> None:
+    case = make()
+    compiled = torch.compile(case.model.train(), backend=debug_interpreter, options={"on_divergence": "record"})
+    with cb.collect() as session:
+        case.loss(compiled(**case.inputs)).backward()
+    found = [finding for finding in session.report.findings if not finding.evidence["inherited"]]
+    assert [finding.message for finding in found if (finding.op or "", finding.detail) not in KNOWN] == []

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -59,11 +58,6 @@ def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_
     assert "[60, 1, 15, 3]" in done.stdout
 
 
-def branch(x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: pad(x), lambda x: pad(x * 2), (x,))
-    return result
-
-
 def test_graphs_inside_of_cond_are_checked_on_both_branches() -> None:
     with torch.library._scoped_library("checked_backend_programs", "FRAGMENT") as library:
         library.define("liar(Tensor x) -> Tensor")
@@ -78,6 +72,7 @@ def test_graphs_inside_of_cond_are_checked_on_both_branches() -> None:
         with torch.no_grad():
             report = checked(program, (-torch.ones(3, 4),))
             assert report.findings == ()
+            assert sum(report.coverage.checked.values()) >= 6  # the nodes inside are counted
             torch._dynamo.reset()
             report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
     first, *rest = report.findings
@@ -86,59 +81,6 @@ def test_graphs_inside_of_cond_are_checked_on_both_branches() -> None:
     assert first.source is not None
     assert "liar(x).sin()" in first.source
     assert all(finding.evidence["inherited"] for finding in rest)
-
-
-def loop(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.while_loop import while_loop
-
-    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x.sin() + 1), (torch.tensor(0), x))
-
-
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + (i - j) * 0.1)
-
-
-def recomputed(x: torch.Tensor, w: torch.Tensor) -> Any:
-    from torch.utils.checkpoint import checkpoint
-
-    return checkpoint(lambda x, w: F.dropout(F.gelu(x @ w), 0.5).sin(), x, w, use_reentrant=False)
-
-
-def regions(x: torch.Tensor, w: torch.Tensor) -> Any:
-    @torch.compiler.nested_compile_region
-    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (x @ w).relu().t().contiguous()
-
-    return layer(layer(x, w), w)
-
-
-def square(free: bool = False) -> torch.Tensor:
-    return torch.randn(4, 4, requires_grad=free)
-
-
-def heads() -> torch.Tensor:
-    return torch.randn(1, 2, 128, 16)
-
-
-PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], int]] = {
-    "cond": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (square(),), 6),
-    "cond, training": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (square(True),), 10),
-    "while_loop": (loop, lambda: (square(),), 10),
-    "flex_attention": (attention, lambda: (heads(), heads(), heads()), 12),
-    "checkpoint": (recomputed, lambda: (square(True), square(True)), 12),
-    "invoke_subgraph": (regions, lambda: (square(True), square(True)), 12),
-}
-
-
-@pytest.mark.filterwarnings("ignore:invoke_subgraph traced multiple:UserWarning")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_higher_order_operators_are_clean_and_their_graphs_are_counted(name: str) -> None:
-    program, make, least = PROGRAMS[name]
-    report = checked(program, make())
-    assert report.verdict is Verdict.PASS, str(report)
-    assert sum(report.coverage.checked.values()) >= least
 
 
 def test_subclasses_effects_and_complex_numbers() -> None:
@@ -255,16 +197,6 @@ def test_the_first_nan_is_named_with_the_range_of_its_inputs() -> None:
     assert finding.source.endswith("return (y.log() + 1).exp()")
     torch._dynamo.reset()
     torch.compile(program, backend=debug_interpreter)(torch.tensor([3.0, 0.5]))  # off by default
-
-
-def test_a_nan_that_is_given_and_an_infinity_that_is_written_are_not_made() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2).masked_fill(x > 1, float("-inf")).softmax(0)
-
-    report = checked(
-        program, (torch.tensor([1.0, 2.0, float("nan")]),), (torch.tensor([1.0, 2.0, 0.5]),), nonfinite=True
-    )
-    assert report.findings == (), str(report)
 
 
 def test_values_are_freed_after_their_last_use() -> None:

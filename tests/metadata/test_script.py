@@ -11,7 +11,7 @@ import torch
 import checked_backend as cb
 from checked_backend import Verdict
 from checked_backend.findings import Finding
-from checked_backend.metadata.script import operator_script
+from checked_backend.metadata.findings import operator_script
 from tests.support.lying_operators import NAME, define, record, run_alone
 from tests.support.warm_process import WarmPython
 

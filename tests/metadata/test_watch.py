@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from checked_backend.findings import Kind, Verdict
-from checked_backend.metadata.history import KnownStorages
+from checked_backend.metadata.watch import KnownStorages
 from tests.support.lying_operators import NAME, define, record, run_alone
 
 pytestmark = [

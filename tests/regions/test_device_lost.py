@@ -47,14 +47,23 @@ def test_errors_after_which_nothing_runs_are_told_from_others(error: object, los
     assert is_device_lost(error) is lost
 
 
-def test_the_compiled_program_that_loses_the_device_crashes_and_eager_does_not_go_on_in_its_place() -> None:
-    program = checked(lambda x: x * 2, loses_it, localize=True)
+def raises(error: Exception) -> Callable[..., Any]:
+    def fails(*_given: Any) -> Any:
+        raise error
 
-    def run() -> None:
+    return fails
+
+
+def run(program: Any) -> cb.Report:
+    def ran() -> None:
         with pytest.raises(RuntimeError, match="illegal memory access"):
             program(X)
 
-    report = gathered(run)
+    return gathered(ran)
+
+
+def test_the_compiled_program_that_loses_the_device_crashes_and_eager_does_not_go_on_in_its_place() -> None:
+    report = run(checked(lambda x: x * 2, loses_it, localize=True))
     assert found(report) == {("crash.device", "candidate")}
     (finding,) = report.findings
     assert "The device is lost to this process" in finding.message
@@ -63,42 +72,30 @@ def test_the_compiled_program_that_loses_the_device_crashes_and_eager_does_not_g
 
 
 def test_where_eager_loses_it_the_compiled_program_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_values: Any) -> None:
-        raise RuntimeError(LOST)
-
-    program = checked(lambda x: x * 2, loses_it)
-    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", fails)
-
-    def run() -> None:
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            program(X)
-
-    report = gathered(run)
+    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", raises(RuntimeError(LOST)))
+    report = run(checked(lambda x: x * 2, loses_it))
     assert not found(report)
     assert report.verdict is cb.Verdict.INCONCLUSIVE  # a call before, which was not checked, may have done it
     assert "running eager found the device lost" in str([skip.reason for skip in report.coverage.skipped])
     assert [region.checked_calls for region in report.coverage.regions] == [0]
 
 
-def test_where_eager_raises_something_else_the_compiled_program_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_values: Any) -> None:
-        raise ValueError("of the user's")
-
-    program = checked(lambda x: x * 2, loses_it)
-    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", fails)
-
-    def run() -> None:
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            program(X)
-
-    assert found(gathered(run)) == {("crash.device", "candidate")}
+@pytest.mark.parametrize(
+    ("compiler", "where", "error"),
+    [
+        (loses_it, "eager", ValueError("of the user's")),  # where eager raises something else
+        ("eager", "compile", RuntimeError(LOST)),  # a kernel that errs after the call has returned
+    ],
+)
+def test_otherwise_it_is_the_compiled_programs(
+    compiler: Any, where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"checked_backend.regions.{where}.wait_for_devices", raises(error))
+    assert found(run(checked(lambda x: x * 2, compiler))) == {("crash.device", "candidate")}
 
 
 def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_given: Any) -> None:
-        raise RuntimeError(LOST)
-
-    monkeypatch.setattr(Snapshot, "overwritten", fails)
+    monkeypatch.setattr(Snapshot, "overwritten", raises(RuntimeError(LOST)))
     report = audit(lambda compiled: compiled(lambda x: x * 2)(X), "eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "found the device lost" in str(report)
@@ -114,31 +111,15 @@ def test_a_backward_pass_that_finds_it_lost_does_not_pass() -> None:
 
     program = checked(lambda x: x.sin(), aot_autograd(fw_compiler=forward, bw_compiler=backward))
 
-    def run() -> None:
+    def ran() -> None:
         loss = program(X.clone().requires_grad_()).sum()
         with pytest.raises(RuntimeError, match="illegal memory access"):
             loss.backward()
 
-    report = gathered(run)
+    report = gathered(ran)
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     reasons = [skip.reason for skip in report.coverage.skipped if skip.matters]
     assert any(reason.startswith("the compiled backward pass found the device lost") for reason in reasons), reasons
-
-
-def test_a_kernel_that_errs_after_the_call_has_returned_is_the_compiled_programs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(_values: Any) -> None:
-        raise RuntimeError(LOST)
-
-    program = checked(lambda x: x * 2, "eager")
-    monkeypatch.setattr("checked_backend.regions.candidate.wait_for_devices", fails)
-
-    def run() -> None:
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            program(X)
-
-    assert found(gathered(run)) == {("crash.device", "candidate")}
 
 
 class OnGpu(torch.Tensor):

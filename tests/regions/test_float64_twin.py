@@ -28,29 +28,21 @@ class Counting:
         return gm.forward
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_region_in_half_precision_is_compiled_twice_more_in_all(dtype: torch.dtype) -> None:
-    """Forward and backward pass share the twin, and the probe for single operators; later steps need none."""
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [*((dtype, False) for dtype in (*HALVES, torch.float32, torch.float64)), (torch.float32, True)],
+)
+def test_a_region_in_half_precision_is_compiled_twice_more_in_all(dtype: torch.dtype, cast: bool) -> None:
+    """Forward and backward pass share the twin, and the probe for single operators; later steps need none.
+
+    One under autocast counts as half precision. In full precision, equal bit for bit, nothing is compiled once more.
+    """
     compiler = Counting()
-    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype)))
-    assert compiler.compiled == [dtype, torch.float64, dtype]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_region_in_full_precision_that_is_equal_bit_for_bit_is_not(dtype: torch.dtype) -> None:
-    compiler = Counting()
-    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype)))
-    assert compiler.compiled == [dtype]
-
-
-def test_region_under_autocast_counts_as_half_precision() -> None:
-    compiler = Counting()
-
-    def run() -> None:
-        train(checked(mlp(torch.float32), compiler), torch.float32, device_cast=True)
-
-    assert agreed(gathered(run))
-    assert compiler.compiled == [torch.float32, torch.float64, torch.float32]
+    assert agreed(gathered(lambda: train(checked(mlp(dtype), compiler), dtype, device_cast=cast)))
+    assert compiler.compiled == [dtype, *[torch.float64, dtype] * (cast or dtype in HALVES)]
 
 
 def test_inputs_of_another_kind_need_another_twin() -> None:

@@ -1,7 +1,8 @@
-"""A graph, its inputs and a compiler, tried."""
+"""A graph, its inputs and a compiler, tried; and what of a failed call still counts as wrong."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from checked_backend.findings import Kind
+from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
-from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.graph_case import GraphCase, wrong_like
 from tests.support import faults
 
 
@@ -41,3 +42,16 @@ def test_inputs_are_not_changed() -> None:
     x = torch.ones(3)
     assert GraphCase(graph_of(doubled), (x,), CheckOptions(compiler="eager")).findings() == ()
     assert torch.equal(x, torch.ones(3))
+
+
+LOGIC = Finding(Kind.LOGIC, "output[0]", "wrong", "logic")
+STRIDE = replace(LOGIC, kind=Kind.STRUCTURE, detail="structure.stride")
+SKIPPED = replace(LOGIC, kind=Kind.UNSUPPORTED, detail="unsupported")
+
+
+def test_a_different_layout_is_wrong_only_where_nothing_else_was() -> None:
+    assert wrong_like([LOGIC], [STRIDE, SKIPPED]) == []
+    assert wrong_like([LOGIC, STRIDE], [STRIDE, LOGIC]) == [LOGIC]
+    assert wrong_like([STRIDE], [STRIDE, SKIPPED]) == [STRIDE]
+    severed = replace(STRIDE, more_than_layout="gradients are lost")
+    assert wrong_like([LOGIC], [severed]) == [severed]

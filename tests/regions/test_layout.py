@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import checked_backend as cb
 from checked_backend.errors import DivergenceWarning, OptionError
 from checked_backend.findings import Severity
 from tests.support import faults
-from tests.support.region_tools import agreed, checked, found, gathered
+from tests.support.region_tools import agreed, checked, found, gathered, warned
 
 
 def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,14 +36,6 @@ def with_other_strides(then: faults.Compiler | None = None) -> faults.Compiler:
         return call
 
     return compiler
-
-
-def warned(program: Callable[[], Any]) -> list[str]:
-    """The texts of the package's warnings while a program runs."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        program()
-    return [str(one.message) for one in caught if issubclass(one.category, DivergenceWarning)]
 
 
 @pytest.mark.parametrize("policy", ["raise", "warn", "fallback"])

@@ -1,17 +1,15 @@
-"""Writes of a compiled program to what lies beside its inputs: the base of a slice, and gradients."""
+"""Writes of a compiled program to what lies beside its inputs: the base of a slice."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 
-import checked_backend as cb
 from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
 
@@ -104,65 +102,6 @@ def test_a_base_that_is_written_to_between_calls_is_no_finding() -> None:
             compiled(base[1:3])
 
     assert agreed(gathered(run))
-
-
-@pytest.mark.parametrize("write", [lambda p: p.grad.add_(1), lambda p: p.grad.data.add_(1), lambda p: _new(p)])
-def test_a_gradient_that_the_forward_pass_changes_is_found(write: Write) -> None:
-    model = nn.Linear(4, 4, bias=False)
-    x = torch.randn(3, 4)
-    model(x).sum().backward()
-    report = gathered(lambda: checked(model, writing(write))(x))
-    assert {detail for detail, _ in found(report)} == {"mutation.grad"}
-
-
-def test_a_gradient_that_the_forward_pass_leaves_behind_is_found() -> None:
-    model = nn.Linear(4, 4, bias=False)
-    report = gathered(lambda: checked(model, writing(_new))(torch.randn(3, 4)))
-    assert {detail for detail, _ in found(report)} == {"mutation.grad"}
-
-
-def _new(parameter: torch.Tensor) -> None:
-    if parameter.requires_grad and parameter.is_leaf:
-        parameter.grad = torch.ones_like(parameter)
-
-
-def test_gradients_that_pile_up_accuse_nobody() -> None:
-    model = nn.Linear(4, 4)
-    compiled = checked(model, "aot_eager")
-
-    def run() -> None:
-        for _ in range(3):
-            compiled(torch.randn(3, 4)).sum().backward()
-
-    report = gathered(run)
-    assert report.verdict is cb.Verdict.PASS
-    assert agreed(report)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_gradient_that_another_thread_adds_to_accuses_nobody(own: bool) -> None:
-    model = nn.Linear(4, 4, bias=False)
-    x = torch.randn(3, 4)
-    model(x).sum().backward()
-    before = model.weight.grad.clone()
-    with ThreadPoolExecutor(1) as other:
-        tasks = iter([lambda: model.weight.grad.add_(1)])
-        other.submit(int).result()
-
-        def elsewhere(parameter: torch.Tensor) -> None:
-            for task in tasks:
-                other.submit(task).result()
-            if own:
-                parameter.grad.add_(1)
-
-        report = gathered(lambda: checked(model, writing(elsewhere))(x))
-    if own:
-        assert {detail for detail, _ in found(report)} == {"mutation.grad"}
-        return
-    assert agreed(report)
-    (skip,) = [skip for skip in report.coverage.skipped if skip.subject == "what lies beside weight"]
-    assert "another thread ran" in skip.reason
-    assert torch.equal(model.weight.grad, before + 1)
 
 
 def test_a_view_whose_history_autograd_refuses_to_tell_is_no_leaf() -> None:

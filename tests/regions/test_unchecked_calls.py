@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.regions.unobserved import unobserved
+from checked_backend.regions.unchecked_calls import unobserved
 from checked_backend.report.session import Session
 from checked_backend.tensors.streams import is_capturing
 
@@ -77,20 +77,6 @@ def test_a_call_that_a_cuda_graph_captures_is_not_checked_and_the_coverage_says_
         assert calls(session) == [(3, 1)]
         assert session.report.verdict is cb.Verdict.PASS
         (skip,) = [skip for skip in session.report.coverage.skipped if skip.reason.startswith(reasons)]
-        assert not skip.matters
-
-
-def test_captured_calls_are_told_also_between_those_that_are_checked(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = torch.ones(3)
-    with cb.collect() as session:
-        for _ in range(4):
-            program(x)
-        monkeypatch.setattr("checked_backend.regions.unchecked_calls.is_capturing", lambda: True)
-        program(x)
-        assert calls(session) == [(5, 1)]
-        (skip,) = [skip for skip in session.report.coverage.skipped if "a CUDA graph captured" in skip.reason]
         assert not skip.matters
 
 

@@ -19,8 +19,7 @@ from tests.support import faults
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -31,51 +30,37 @@ class Terminal(io.StringIO):
         return True
 
 
-def waiting(clock: Clock, *, tells: bool = True, terminal: bool = False) -> tuple[Waiting, io.StringIO]:
-    stream = Terminal() if terminal else io.StringIO()
-    return Waiting("Net [0/0]", tells=tells, stream=stream, clock=clock), stream
-
-
 def run(one: Waiting, clock: Clock, control: Control, seconds: float) -> None:
     with one.control_run(control):
         clock.now += seconds
 
 
-def test_control_runs_are_told_once_the_check_has_taken_a_while() -> None:
-    clock = Clock()
-    one, stream = waiting(clock)
-    run(one, clock, Control.REPEAT, 21.0)
-    assert not stream.getvalue()
-    run(one, clock, Control.FLOAT64, 0.1)
-    assert stream.getvalue() == "numcheck:   21 s: checking Net [0/0]: running eager in float64\n"
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_log_is_told_later_than_a_person_who_waits(terminal: bool) -> None:
-    clock = Clock()
-    one, stream = waiting(clock, terminal=terminal)
-    run(one, clock, Control.REPEAT, 4.0)
-    run(one, clock, Control.FLOAT64, 0.1)
-    assert ("running eager in float64" in stream.getvalue()) is terminal
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_rank_tells_it_for_all(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "terminal", "rank", "tells", "told"),
+    [
+        (21.0, False, 0, True, True),
+        (2.0, False, 0, True, False),
+        (4.0, False, 0, True, False),  # a log is told later than a person who waits
+        (4.0, True, 0, True, True),
+        (30.0, True, 1, True, False),  # one rank tells it for all
+        (30.0, True, 0, False, False),
+    ],
+)
+def test_control_runs_are_told_once_the_check_has_taken_a_while(
+    seconds: float, terminal: bool, rank: int, tells: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", str(rank))
-    clock = Clock()
-    one, stream = waiting(clock, terminal=True)
-    run(one, clock, Control.REPEAT, 30.0)
-    run(one, clock, Control.FLOAT64, 0.1)
-    assert bool(stream.getvalue()) is (rank == 0)
-
-
-def test_quick_checks_are_quiet_however_many_there_are() -> None:
-    clock = Clock()
-    one, stream = waiting(clock)
-    for _ in range(10):
+    clock, stream = Clock(), Terminal() if terminal else io.StringIO()
+    one = Waiting("Net [0/0]", tells=tells, stream=stream, clock=clock)
+    for _ in range(3):  # quick checks are quiet, however many there are
         run(one, clock, Control.REPEAT, 2.0)
         clock.now += 60
+    run(one, clock, Control.REPEAT, seconds)
     assert not stream.getvalue()
+    run(one, clock, Control.FLOAT64, 0.1)
+    assert ("checking Net [0/0]: running eager in float64" in stream.getvalue()) is told
+    if told and not terminal:
+        assert stream.getvalue() == "numcheck:   21 s: checking Net [0/0]: running eager in float64\n"
 
 
 @pytest.mark.parametrize(
@@ -85,8 +70,8 @@ def test_quick_checks_are_quiet_however_many_there_are() -> None:
 def test_compiling_is_told_before_it_begins_where_it_takes_long(
     compiling: float, nodes: int, inductor: bool, told: bool
 ) -> None:
-    clock = Clock()
-    one, stream = waiting(clock)
+    stream = io.StringIO()
+    one = Waiting("Net [0/0]", stream=stream, clock=Clock())
     one.expect(compiling, nodes, inductor=inductor)
     seen: list[str] = []
 
@@ -96,16 +81,6 @@ def test_compiling_is_told_before_it_begins_where_it_takes_long(
 
     assert one.compiling("in float64", compile_for)([1]) == [1]
     assert seen == ["numcheck:    0 s: checking Net [0/0]: compiling it in float64\n" if told else ""]
-
-
-def test_where_it_was_turned_off_nothing_is_told() -> None:
-    clock = Clock()
-    one, stream = waiting(clock, tells=False)
-    one.expect(100.0, 300, inductor=True)
-    run(one, clock, Control.REPEAT, 100.0)
-    run(one, clock, Control.REPEAT, 100.0)
-    one.compiling("in float64", lambda inputs: lambda: inputs)([])
-    assert not stream.getvalue()
 
 
 def test_every_control_run_has_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import checked_backend as cb
+from checked_backend.errors import DivergenceWarning
 
 
 def checked(function: Callable[..., Any], compiler: Any, *, dynamic: bool | None = None, **options: Any) -> Any:
@@ -57,6 +59,14 @@ def training_state(model: nn.Module) -> list[torch.Tensor]:
 def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     """Whether two lists of tensors are equal bit for bit, and not empty."""
     return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+def warned(program: Callable[[], Any]) -> list[str]:
+    """The texts of the package's warnings while a program runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program()
+    return [str(one.message) for one in caught if issubclass(one.category, DivergenceWarning)]
 
 
 def as_the_engine(work: Callable[[], Any]) -> None:

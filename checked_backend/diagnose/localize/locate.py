@@ -19,10 +19,9 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, eager_graph, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_like
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
-from checked_backend.regions.rerun import rerun_failure, wrong_like
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["Location", "locate"]

@@ -17,7 +17,7 @@ from checked_backend.graphs.schema import is_custom
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.options import AotOptions
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.rerun import rerun_failure
+from checked_backend.regions.graph_case import rerun_failure
 
 __all__ = ["wrong_metadata"]
 

@@ -36,8 +36,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.graph_case import GraphCase
-from checked_backend.regions.rerun import rerun_failure, wrong_like
+from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_like
 
 __all__ = ["WorkaroundSearch", "find_workaround"]
 

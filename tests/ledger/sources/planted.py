@@ -21,7 +21,7 @@ from tests.support import faults
 from tests.support.faults import Compiler, How
 from tests.support.region_tools import checked
 
-__all__ = ["cases"]
+__all__ = ["cases", "compilers", "trained"]
 
 _ROOT = Path(__file__).resolve().parents[3]
 _WEIGHT, _BIAS, _MEAN = "layers.4.weight", "layers.4.bias", "layers.1.running_mean"
@@ -109,14 +109,18 @@ _ONE: Mapping[str, Callable[[], Compiler]] = MappingProxyType(
 """Faults of one form."""
 
 
+def compilers() -> Iterator[tuple[str, Callable[[], Compiler]]]:
+    """Each fault's name, and what makes its compiler."""
+    for name, make in _BOTH.items():
+        yield from ((f"{name}/{how}", partial(make, how)) for how in ("python", "aot"))
+    yield from _ONE.items()
+
+
 def cases() -> Iterator[Case]:
     """Each fault in training, under ``numcheck`` and, where it shows in one call, under ``check``."""
-    for name, make in _BOTH.items():
-        for how in ("python", "aot"):
-            for dtype in (torch.float32, torch.bfloat16):
-                yield _case(f"{name}/{how}", partial(make, how), dtype)
-    for name, single in _ONE.items():
-        yield _case(name, single, torch.float32)
+    for name, make in compilers():
+        for dtype in (torch.float32,) if name in _ONE else (torch.float32, torch.bfloat16):
+            yield _case(name, make, dtype)
     yield Case("selftest", _selftest, seconds=600)
 
 
@@ -126,10 +130,11 @@ def _case(name: str, make: Callable[[], Compiler], dtype: torch.dtype) -> Case:
 
 
 def _answers(make: Callable[[], Compiler], dtype: torch.dtype) -> Answers:
-    return {"numcheck": _trained(make(), dtype), "check": _checked(make(), dtype)}
+    return {"numcheck": trained(make(), dtype), "check": _checked(make(), dtype)}
 
 
-def _trained(compiler: Compiler, dtype: torch.dtype) -> Any:
+def trained(compiler: Compiler, dtype: torch.dtype = torch.float32) -> Any:
+    """The answer of numcheck to three steps of training."""
     torch.manual_seed(0)
     compiled = checked(Net().to(dtype), compiler)
     try:

@@ -1,118 +1,28 @@
-"""Ways to run a backward pass, or none: each passes when clean and is caught when wrong just there."""
+"""Backward passes that never come, come again or fail; copies and resets; inputs that few programs have."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import checked_backend as cb
 from tests.support import faults
 from tests.support.classifier import Classifier, Compile, data
-from tests.support.region_tools import agreed, audit, backwards, checked, clean_reports, found, gathered
+from tests.support.region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
 
 BOTH = ("python", "aot")
 
-
-# which outputs receive gradients
-
-
-def loss_only(loss: torch.Tensor, _logits: torch.Tensor) -> None:
-    loss.backward()
+# Dynamo itself looks at .grad of every input
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
-def logits_only(_loss: torch.Tensor, logits: torch.Tensor) -> None:
-    logits.square().sum().backward()
-
-
-def both_in_one(loss: torch.Tensor, logits: torch.Tensor) -> None:
-    (loss + logits.square().sum()).backward()
-
-
-def one_after_the_other(loss: torch.Tensor, logits: torch.Tensor) -> None:
-    loss.backward(retain_graph=True)
-    logits.square().sum().backward()
-
-
-def twice(loss: torch.Tensor, _logits: torch.Tensor) -> None:
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-WAYS = {
-    "loss only": (loss_only, 1),
-    "logits only": (logits_only, 1),
-    "both in one pass": (both_in_one, 1),
-    "one after the other": (one_after_the_other, 2),
-    "twice with retain_graph": (twice, 2),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "reference"), [(name, ("keep", "recompute")[number % 2]) for number, name in enumerate(WAYS)]
-)
-def test_one_output_feeds_another(name: str, reference: str) -> None:
-    """Loss and logits come from one region; the loss is made of the logits."""
-    run, passes = WAYS[name]
-
-    def program(compile_: Compile) -> None:
-        run(*compile_(Classifier())(*data()))
-
-    for report in clean_reports(program, reference=reference):
-        assert backwards(report) == passes
-        assert report.coverage.checked["gradients"] == 4 * passes
-    report = audit(program, faults.scaled_gradient("hidden.weight", "python"), reference=reference)
-    assert found(report) == {("logic", "grad[hidden.weight]")}
-    report = audit(program, faults.zeroed_gradient("head.bias", "aot"), reference=reference)
-    assert found(report) == {("logic", "grad[head.bias]")}
-
-
-def test_gradient_of_some_inputs_only() -> None:
-    """`torch.autograd.grad` of one parameter: only that gradient is computed, and checked."""
-
-    def program(compile_: Compile) -> None:
-        model = Classifier()
-        loss, _ = compile_(model)(*data())
-        torch.autograd.grad(loss, [model.head.weight])
-
-    for report in clean_reports(program):
-        assert report.coverage.checked["gradients"] == 1
-    for how in BOTH:
-        assert found(audit(program, faults.scaled_gradient("head.weight", how))) == {("logic", "grad[head.weight]")}
-
-
-def test_gradient_that_is_none() -> None:
-    """`unused` is in the region but has no influence on what the backward pass starts from."""
-
-    def program(compile_: Compile) -> None:
-        x, unused = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
-        used, _other = compile_(lambda x, unused: (x.sin(), unused.exp()))(x, unused)
-        used.sum().backward()
-
-    clean_reports(program)
-    for how in BOTH:
-        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
-    made_up = faults.spoiled_gradient("unused", torch.ones_like, "aot")
-    assert {subject for _detail, subject in found(audit(program, made_up))} == {"grad[unused]"}
-
-
-def test_frozen_parameters() -> None:
-    def program(compile_: Compile) -> None:
-        model = Classifier()
-        model.hidden.requires_grad_(False)
-        compile_(model)(*data())[0].backward()
-
-    for report in clean_reports(program):
-        assert report.coverage.checked["gradients"] == 2
-    for how in BOTH:
-        assert found(audit(program, faults.scaled_gradient("head.bias", how))) == {("logic", "grad[head.bias]")}
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("on_divergence", ["record", "fallback"])
 def test_a_backward_pass_inside_of_the_compiled_program(on_divergence: str) -> None:
     """Dynamo, which runs it in Python, must not compile the hooks that watch it."""
@@ -151,26 +61,6 @@ def test_weights_that_change_before_the_backward_pass(reference: str) -> None:
     assert report.verdict is (cb.Verdict.PASS if reference == "keep" else cb.Verdict.INCONCLUSIVE)
 
 
-@pytest.mark.parametrize("outside", [True, False])
-def test_grad_mode_that_the_program_turns_on(outside: bool) -> None:
-    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.enable_grad():
-            y = (x + 1).sin()
-        return y, x * 2
-
-    def program(compile_: Compile) -> None:
-        x = torch.randn(5, requires_grad=True)
-        with torch.set_grad_enabled(outside):
-            y, z = compile_(run)(x)
-        assert (y.requires_grad, z.requires_grad) == (True, outside)
-        y.sum().backward()
-
-    for report in clean_reports(program):
-        assert report.coverage.checked["gradients"] == 1
-    for how in BOTH if outside else ("aot",):  # what is planted in Python works with grad mode on
-        assert found(audit(program, faults.scaled_gradient("x", how))) == {("logic", "grad[x]")}
-
-
 def test_a_view_without_history_must_have_none_when_compiled() -> None:
     """What is a view under ``no_grad`` requires grad, as its base does, and leads nowhere."""
 
@@ -193,29 +83,12 @@ def test_a_view_without_history_must_have_none_when_compiled() -> None:
     assert report.coverage.checked["gradients"] == 1
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_view_without_history_may_be_an_input() -> None:
     base = torch.randn(5, requires_grad=True).sin()
     with torch.no_grad():
         seen = base.view(-1)
     for how in BOTH:
         assert agreed(gathered(lambda how=how: checked(torch.cos, faults.clean(how))(seen)))
-
-
-def test_outputs_that_need_no_gradient() -> None:
-    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.sin(), x.detach() * 2, x.argmax(), (x > 0)
-
-    def program(compile_: Compile) -> None:
-        compile_(run)(torch.randn(5, requires_grad=True))[0].sum().backward()
-
-    for report in clean_reports(program):
-        assert report.coverage.checked["outputs"] == 4
-    for at in range(4):
-        assert ("logic", f"output[{at}]") in found(audit(program, faults.wrong_value(at, "aot")))
-    detached = faults.spoiled_output(lambda tensor: tensor.detach())
-    report = audit(lambda compile_: compile_(run)(torch.randn(5, requires_grad=True)), detached)
-    assert found(report) == {("structure.requires_grad", "output[0]")}
 
 
 def test_second_step_is_checked_too() -> None:
@@ -387,3 +260,191 @@ def test_passes_that_end_leave_nothing_open(compiler: str) -> None:
     report = gathered(run)
     agreed(report)
     assert report.coverage.skipped == ()
+
+
+def test_wrong_symbolic_output() -> None:
+    """A SymInt among a region's outputs is compared as a value."""
+
+    def program(compile_: Compile) -> None:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            size = x.shape[0] * 2
+            torch._dynamo.graph_break()
+            return x.new_ones(size)
+
+        compile_(run, dynamic=True)(torch.randn(3, 2))
+
+    clean_reports(program)
+
+    def wrong(gm: Any, _inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            return tuple(value + 1 if isinstance(value, int) else value for value in gm.forward(*args))
+
+        return run
+
+    report = audit(program, wrong)
+    integers = {detail for detail, _subject in found(report)}
+    assert integers <= {"structure.value", "structure.shape"}
+    assert integers
+
+
+def test_strides_of_empty_tensors_mean_nothing() -> None:
+    def program(compile_: Compile) -> None:
+        compile_(lambda x: x * 2)(torch.randn(0, 3))
+
+    other = faults.spoiled_output(lambda tensor: tensor.as_strided((0, 3), (17, 5)))
+    assert found(audit(program, other)) == set()
+
+
+def zeros_without_memory(count: int) -> torch.Tensor:
+    """The gradient of ``sgn``, of which torch stores nothing."""
+    x = torch.ones(count, requires_grad=True)
+    [zeros] = torch.autograd.grad(torch.sgn(x).sum(), x)
+    with pytest.raises(RuntimeError):
+        zeros.numpy()
+    return zeros
+
+
+@pytest.mark.parametrize("count", [5, 1 << 17])
+def test_zeros_without_memory_given_and_as_gradient(count: int) -> None:
+    """Reading their memory would end the process."""
+
+    def program(compile_: Compile) -> None:
+        run = compile_(lambda x, zeros: (torch.sgn(x), x.detach() + zeros, zeros.cos()))
+        for _ in range(3):
+            run(torch.randn(count, requires_grad=True), zeros_without_memory(count))[0].sum().backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 3
+    assert ("logic", "output[2]") in found(audit(program, faults.wrong_value(2)))
+    assert found(audit(program, faults.spoiled_gradient("x", lambda grad: grad + 0.5))) == {("logic", "grad[x]")}
+    given = torch.randn(count, requires_grad=True), zeros_without_memory(count)
+    whole = cb.check(lambda x, zeros: (torch.sgn(x), x.detach() + zeros, zeros.cos()), given, compiler="aot_eager")
+    assert agreed(whole)
+    assert whole.coverage.checked["gradients"] == 1
+    seen: list[torch.Tensor] = []
+
+    def watching(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda *args: (seen.extend(args), gm.forward(*args))[1]
+
+    agreed(cb.check(lambda zeros: zeros.cos(), (zeros_without_memory(count),), compiler=watching))
+    for given_to_candidate in seen:  # compilers do not expect them
+        with pytest.raises(RuntimeError):
+            given_to_candidate.numpy()
+    assert seen
+
+
+# graph breaks
+
+
+class Broken(nn.Module):
+    """Two regions, with a Python print between them in the user's program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.second(hidden)
+
+
+def two_regions(compile_: Compile) -> None:
+    compile_(Broken())(torch.randn(6, 4)).square().sum().backward()
+
+
+def test_graph_break() -> None:
+    for report in clean_reports(two_regions):
+        assert len(report.coverage.regions) == 2
+        assert calls(report) == backwards(report) == 2
+        assert report.coverage.checked["gradients"] == 5  # 4 parameters, and what passes between the regions
+
+
+@pytest.mark.parametrize("how", BOTH)
+@pytest.mark.parametrize("region", [0, 1])
+def test_fault_in_one_region_of_two(region: int, how: Any) -> None:
+    """The finding names the region and the user's line in it."""
+    wrong = faults.scaled_gradient(("first", "second")[region] + ".weight", how)
+
+    def in_one(gm: Any, inputs: Any) -> Any:
+        return (wrong if _has(gm, ("first", "second")[region]) else faults.clean(how))(gm, inputs)
+
+    report = audit(two_regions, in_one)
+    assert found(report) == {("logic", f"grad[{('first', 'second')[region]}.weight]")}
+    [finding] = report.findings
+    line = ("hidden = self.first(x).tanh()", "return self.second(hidden)")[region]
+    assert line in (finding.source or "")
+
+
+def _has(gm: Any, name: str) -> bool:
+    return any(node.op == "placeholder" and name in node.name for node in gm.graph.nodes)
+
+
+# copies
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+def test_deepcopied_compiled_model() -> None:
+    compiled = checked(Small(), "aot_eager")
+    x = torch.randn(3, 4)
+    compiled(x)
+    duplicate = copy.deepcopy(compiled)
+    report = gathered(lambda: duplicate(x).sum().backward())
+    assert agreed(report)
+    assert calls(report) == backwards(report) == 1
+    assert [p.grad for p in compiled.parameters()] == [None] * 4
+
+    torch._dynamo.reset()
+    wrong = copy.deepcopy(checked(Small(), faults.scaled_gradient("linear.weight", "aot")))
+    assert ("logic", "grad[linear.weight]") in found(gathered(lambda: wrong(x).square().sum().backward()))
+
+
+def test_compiled_in_place() -> None:
+    """`model.compile()` instead of `torch.compile(model)`."""
+    model = Small()
+    options = {"compiler": faults.scaled_gradient("linear.weight"), "on_divergence": "record", "localize": False}
+    model.compile(backend="numcheck", options=options)
+    report = gathered(lambda: model(torch.randn(3, 4)).square().sum().backward())
+    assert found(report) == {("logic", "grad[linear.weight]")}
+
+
+def test_dynamo_reset() -> None:
+    """What was compiled before a reset is checked anew after it, also when its graph is still alive."""
+    compiled = checked(Small(), faults.scaled_gradient("linear.weight", "aot"))
+    for _ in range(2):
+        report = gathered(lambda: compiled(torch.randn(3, 4)).square().sum().backward())
+        assert ("logic", "grad[linear.weight]") in found(report)
+        assert calls(report) == 1
+        torch._dynamo.reset()
+    with cb.collect() as session:
+        outputs = compiled(torch.randn(3, 4))
+        torch._dynamo.reset()
+        outputs.square().sum().backward()
+    assert ("logic", "grad[linear.weight]") in found(session.report)
+
+
+def test_powers_of_negative_numbers() -> None:
+    """FX's own code for them has another sign, which is what torch's backend ``eager`` runs."""
+
+    returned = []
+
+    def program(compile_: Compile) -> None:
+        x = torch.arange(1.0, 5.0, requires_grad=True)
+        returned[:] = compile_(lambda x: ((-2.0) ** x.detach(), (-3) ** x.detach() + x))(x)
+        returned[1].sum().backward()
+
+    report = audit(program, "aot_eager")
+    assert agreed(report)
+    assert report.coverage.checked["outputs"] == 2
+    assert returned[0].tolist() == [-2.0, 4.0, -8.0, 16.0]
+    assert ("logic", "output[0]") in found(audit(program, faults.wrong_value(0)))
+    assert found(audit(program, "eager", on_divergence="fallback")) == {("logic", "output[0]"), ("logic", "output[1]")}
+    assert returned[0].tolist() == [-2.0, 4.0, -8.0, 16.0]  # eager's, not what FX's code computes
