@@ -25,6 +25,7 @@ __all__ = [
     "compile_trifle",
     "cuda_graph_results",
     "fall_back",
+    "generate_code_for",
     "inductor_compile_graph",
     "inductor_decompositions",
     "inductor_front",
@@ -139,6 +140,11 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
         result = fx.GraphModule(passed, graph)
         fake_tensor_prop(result, examples)
     return result
+
+
+def generate_code_for(threads: int) -> None:
+    """Have Inductor, from now on, generate code in this process for so many threads, whatever number runs it."""
+    torch.get_num_threads = lambda: threads
 
 
 def renew_compile_threads() -> None:

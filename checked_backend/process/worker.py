@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from checked_backend._torch.inductor import renew_compile_threads
+from checked_backend._torch.inductor import generate_code_for, renew_compile_threads
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.child import die_with
 
@@ -76,9 +77,10 @@ def _differentiated() -> str:
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
     """Run a function in a forked worker process, which inherits everything it needs.
 
-    The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
-    which is killed with it, because compilers start processes. On Linux it does not outlive the process that waits for
-    it.
+    The worker runs torch on one thread, because OpenMP's threads do not survive a fork. Inductor generates the code
+    that it generates in this process, for as many threads as here, so that kernels are compiled once. The worker leads
+    a process group of its own, which is killed with it, because compilers start processes. On Linux it does not outlive
+    the process that waits for it.
 
     Args:
         produce: Returns text. Anything it changes is lost with the worker.
@@ -108,6 +110,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
         warnings.simplefilter("ignore", DeprecationWarning)
+        _end_openmp_threads()
         try:
             worker.start()
         except OSError as error:
@@ -155,10 +158,20 @@ def _kill(pid: int | None) -> None:
             kill(pid, signal.SIGKILL)
 
 
+def _end_openmp_threads() -> None:
+    """End this thread's OpenMP threads, which are made anew when they are needed.
+
+    A kernel that asks for several threads by their number would wait for ever, in a forked process, for these.
+    """
+    with contextlib.suppress(AttributeError):  # this OpenMP is older than version 5
+        ctypes.CDLL(None).omp_pause_resource_all(2)
+
+
 def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
     _drop_signal_handlers()
     os.setpgid(0, 0)
     die_with(parent)
+    generate_code_for(torch.get_num_threads())
     torch.set_num_threads(1)
     try:
         renew_compile_threads()

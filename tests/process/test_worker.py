@@ -7,11 +7,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, run_in_worker
 
@@ -37,6 +40,35 @@ def test_an_exception_is_raised_here() -> None:
 
     with pytest.raises(CheckedBackendError, match="ValueError: no such thing"):
         run_in_worker(fails, timeout=60)
+
+
+@pytest.fixture
+def more_threads() -> Iterator[int]:
+    """More threads than there are CPUs, so that Inductor writes their number into the code."""
+    before = torch.get_num_threads()
+    count = (os.cpu_count() or 1) + 1
+    torch.set_num_threads(count)
+    yield count
+    torch.set_num_threads(before)
+
+
+@pytest.mark.inductor
+def test_kernels_for_several_threads_run_in_a_worker_and_are_generated_alike_there(more_threads: int) -> None:
+    x = torch.randn(512, 512)
+
+    def compiled() -> tuple[Callable[..., torch.Tensor], str]:
+        modules: list[GeneratedModule] = []
+        with generated_modules_noted(modules), without_compile_caches():
+            function = torch.compile(lambda x: x.sin() + 1)
+            function(x)
+        return function, modules[0].text
+
+    function, text = compiled()
+    expected = function(x)
+    assert f"num_threads({more_threads})" in text
+    assert run_in_worker(lambda: str(torch.equal(function(x), expected)), timeout=60) == "True"
+    torch._dynamo.reset()
+    assert run_in_worker(lambda: compiled()[1], timeout=60) == text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from checked_backend.diagnose.localize.aten_name import aten_name
 from checked_backend.diagnose.localize.cut import CallOracle, cut_before
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.graph_modes import modes_left, self_contained
-from checked_backend.diagnose.localize.search import LAYOUT, Location, Search, is_of_values
+from checked_backend.diagnose.localize.probe import faulty_operator, is_clear
+from checked_backend.diagnose.localize.search import LAYOUT, Location, Search, WrongKernel, is_of_values, place_of
 from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, stages_of
 from checked_backend.diagnose.localize.subgraph import is_symbolic
 from checked_backend.findings import Finding, Kind
@@ -21,8 +22,7 @@ from checked_backend.regions.compile import Compiler, eager_graph, resolve_compi
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
-from checked_backend.regions.rerun import rerun_failure, wrong_like
+from checked_backend.regions.rerun import rerun_failure, run_with, wrong_like
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["Location", "locate"]
@@ -70,7 +70,11 @@ def _located(
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
         return _raised(failure, tell)
     ladder = stages_of(failure.options, failure.mode)
-    stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
+    notes: list[str] = []
+    kernel = _wrong_kernel(failure, failing, tell, notes)
+    stage, graphs = ladder[-1], [] if kernel is None else _graphs_below(failure, ladder, notes)
+    if not graphs:
+        stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
     known(Location(stage.name))
     inputs, _ = failure.call.inputs.fresh()
     dynamo = Recorded("dynamo", self_contained(failure.graph, failure.call.ambient), tuple(copy_values(inputs)))
@@ -82,20 +86,45 @@ def _located(
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    kernels = None
-    if failure.kernels is not None and stage.compiler is None:
-        kernels = partial(_checked_kernels, failure, failure.kernels)
+    if stage.compiler is not None:
+        kernel = None
     search = Search(
-        graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients, kernels
+        graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients, kernel
     )
-    return search.run(stage, failing)
+    return search.run(stage, failing, notes)
 
 
-def _checked_kernels(failure: Failure, kernels: KernelCheck) -> Sequence[CheckedModule]:
-    """The kernels of the compiled region, on the inputs that they really get."""
+def _wrong_kernel(
+    failure: Failure, failing: Sequence[Finding], tell: Callable[[str], None], notes: list[str]
+) -> WrongKernel | None:
+    """The first kernel that is clearly wrong in the program as it was compiled: nothing is compiled for that."""
+    if failure.kernels is None or not any(map(is_of_values, failing)):
+        return None
+    tell("looking at the kernels as they run")
     sent = {} if failure.cotangents is None else failure.cotangents.outputs
-    with failure.call.ambient.entered():
-        return kernels.run(failure.call.inputs, failure.call.rng, lambda _results: sent, MOST_BYTES)
+    call = failure.call
+    try:
+        with call.ambient.entered():
+            checked = failure.kernels.run(call.inputs, call.rng, lambda _results: sent, MOST_BYTES, is_clear)
+    except Exception as error:  # the probe does without them
+        notes.append(f"the kernels could not be looked at: {type(error).__name__}: {error}".splitlines()[0])
+        return None
+    wrong = next(((module, one) for module in checked for one in module.checks.wrong if is_clear(one)), None)
+    if wrong is None:
+        return None
+    kernel = WrongKernel(wrong[0], faulty_operator(wrong[1]))
+    tell(f"found {place_of(kernel.faulty.node)}")
+    return kernel
+
+
+def _graphs_below(failure: Failure, ladder: Sequence[Stage], notes: list[str]) -> list[Recorded]:
+    """The graphs of the stage below a kernel that is wrong by itself; empty if they cannot be had."""
+    capture = Capture()
+    try:
+        run_with(failure, _made(ladder[-2], capture))
+    except Exception as error:  # the stages are tried one by one
+        notes.append(f"{ladder[-2].what} failed alone: {type(error).__name__}: {error}".splitlines()[0])
+    return capture.recorded
 
 
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.flow import error_flow
+from checked_backend.diagnose.localize.flow import SeenValues
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
@@ -49,6 +49,7 @@ __all__ = [
     "MUCH",
     "FaultyOperator",
     "faulty_operator",
+    "is_clear",
     "probe",
     "probe_isolated",
     "segments",
@@ -82,14 +83,6 @@ class FaultyOperator:
         """The error's share of the result, in rms; infinite if the error is not one of finite values."""
         return share_of(self.finding)
 
-    def seen_in(self, gm: fx.GraphModule, inputs: Sequence[Any], values: Mapping[str, torch.Tensor]) -> FaultyOperator:
-        """The same with the flow of its error through a graph, given values of the compiled program."""
-        try:
-            flow = error_flow(gm, inputs, values, self.node.name)
-        except Exception:  # a report without this picture says the same
-            return self
-        return replace(self, finding=replace(self.finding, flow=flow))
-
 
 def share_of(finding: Finding) -> float:
     """An error's share of its result, in rms; infinite if the error is not one of finite values."""
@@ -112,6 +105,11 @@ def faulty_operator(wrong: Wrong) -> FaultyOperator:
     return FaultyOperator(node, Finding(Kind.LOGIC, "output[0]", message, metrics=metrics))
 
 
+def is_clear(wrong: Wrong) -> bool:
+    """Whether an operator is so far off that it is at fault whatever comes after it."""
+    return faulty_operator(wrong).size >= CLEAR
+
+
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
     """Find the first operator whose own inputs do not explain its result; a gross error later wins over a slight one.
 
@@ -125,24 +123,21 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     compiled = _Compiled(gm, compiler, limit)
     probed = Probed(unshared(gm, inputs), frozenset(), compiled.results, {}, {}, {})
     best: FaultyOperator | None = None
-    known = 0
 
-    def go_on(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
-        nonlocal best, known
-        for wrong in walk.checks.wrong[known:]:
-            known += 1
-            faulty = faulty_operator(wrong)
-            if best is None or faulty.size > MUCH * best.size:
-                best = faulty
-            if best.size >= CLEAR:
-                return False
-        compiled.run(node, values)
-        return True
+    def enough(wrong: Wrong) -> bool:
+        nonlocal best
+        faulty = faulty_operator(wrong)
+        if best is None or faulty.size > MUCH * best.size:
+            best = faulty
+        return best.size >= CLEAR
 
-    walk = Walk(gm, compiled.exposed, probed, strict=True, before=go_on)
+    walk = Walk(gm, compiled.exposed, probed, strict=True, before=compiled.run, enough=enough)
     with torch.no_grad(), modes_left():
         walk.run()
-    return None if best is None else best.seen_in(gm, inputs, compiled.kept)
+    if best is None:
+        return None
+    flow = SeenValues(gm, inputs, compiled.kept, best.node.name).flow()
+    return replace(best, finding=replace(best.finding, flow=flow))
 
 
 class _Compiled:
