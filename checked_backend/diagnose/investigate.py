@@ -193,7 +193,6 @@ class _Investigation:
                 self._tell,
                 gross=self._grossly_wrong,
                 known=self._locate,
-                suspects=self.suspects,
             )
         except KeyboardInterrupt:
             self.found.evidence[EvidenceKey.STOPPED] = self.stop.why
@@ -238,7 +237,9 @@ class _Investigation:
     def _explain(self, location: Location) -> None:
         """The steps after the operator is known: reduce, write a script, look for a workaround, an explanation."""
         found = self.found
-        if location.again:
+        if (found.op, found.stage) in self.suspects:
+            again = "the operator was found in another region, and is wrong in this one too"
+            found.evidence[EvidenceKey.LOCALIZATION] = "; ".join((*location.notes, again))
             found.evidence[EvidenceKey.REPRO] = "see the other region, in which this operator was found first"
             return
         small, interrupted = location.cut, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,21 +39,19 @@ def locate(
     *,
     gross: CallOracle = lambda _case: (),
     known: Callable[[Location], None] = lambda _location: None,
-    suspects: Collection[tuple[str, str]] = (),
 ) -> Location:
     """Find out where a failure comes from.
 
     Args:
         gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It
             is for a region without a part that is wrong by itself.
-        suspects: Operators that were found in other regions, each with the stage.
 
     Raises:
         Exception: The call cannot be run again.
     """
     before = RngState.capture(tuple(failure.call.rng.cuda))
     try:
-        return _located(failure, findings, (oracle, gross), tell, known, suspects)
+        return _located(failure, findings, (oracle, gross), tell, known)
     finally:
         before.restore()
 
@@ -64,11 +62,10 @@ def _located(
     oracles: tuple[CallOracle, CallOracle],
     tell: Callable[[str], None],
     known: Callable[[Location], None],
-    suspects: Collection[tuple[str, str]],
 ) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
-        return _raised(failure, tell)
+        return _raised(failure, failing, tell)
     ladder = stages_of(failure.options, failure.mode)
     notes: list[str] = []
     kernel = _wrong_kernel(failure, failing, tell, notes)
@@ -88,9 +85,7 @@ def _located(
     gradients = _gradient_search(failure, failing, candidate)
     if stage.compiler is not None:
         kernel = None
-    search = Search(
-        graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients, kernel
-    )
+    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, gradients, kernel)
     return search.run(stage, failing, notes)
 
 
@@ -147,7 +142,7 @@ def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, case: GraphC
     return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
 
 
-def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
+def _raised(failure: Failure, failing: Sequence[Finding], tell: Callable[[str], None]) -> Location:
     """Locate a missing exception: the operator that raises in eager is the one that was compiled wrongly."""
     inputs, _ = failure.call.inputs.fresh()
     graph = self_contained(failure.graph, failure.call.ambient)
@@ -155,28 +150,14 @@ def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
-    stage = _first_silent_stage(failure, tell)
+    stage, _ = _first_wrong_stage(failure, failing, stages_of(failure.options, failure.mode), tell)
     inputs, _ = failure.call.inputs.fresh()  # the graph may have written to the first ones
     op = aten_name(graph, inputs, node)
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
     inputs, _ = failure.call.inputs.fresh()
     cut = cut_before(graph, inputs, node, with_mode_spelled_out(failure.options, failure.mode), finding)
-    return Location(stage, "dynamo", node, op, None, message, cut)
-
-
-def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
-    """The lowest stage that does not raise eager's exception."""
-    *lower, top = stages_of(failure.options, failure.mode)
-    for stage in lower:
-        tell(f"trying {stage.what} alone")
-        try:
-            found = rerun_failure(failure, _made(stage, Capture()))
-        except Exception:  # if eager and the stage both raise, so does `rerun_failure`
-            continue
-        if any(finding.kind is Kind.EXCEPTION for finding in found):
-            return stage.name
-    return top.name
+    return Location(stage.name, "dynamo", node, op, None, message, cut)
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -219,7 +200,12 @@ def _first_wrong_stage(
 
 def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
     wanted = {finding.subject for finding in wrong_like(failing, failing)}
-    again = rerun_failure(failure, _made(stage, capture))
+    try:
+        again = rerun_failure(failure, _made(stage, capture))
+    except Exception:
+        if all(finding.kind is Kind.EXCEPTION for finding in failing):
+            return False  # the stage raises what eager raises
+        raise
     return any(found.subject in wanted for found in wrong_like(failing, again))
 
 

@@ -120,8 +120,9 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     Returns:
         The faulty operator; None if every operator is right when all are exposed.
     """
-    compiled = _Compiled(gm, compiler, limit)
-    probed = Probed(unshared(gm, inputs), frozenset(), compiled.results, {}, {}, {})
+    inputs = unshared(gm, inputs)
+    compiled = _Compiled(gm, inputs, compiler, limit)
+    probed = Probed(inputs, frozenset(), compiled.results, {}, {}, {})
     best: FaultyOperator | None = None
 
     def enough(wrong: Wrong) -> bool:
@@ -149,8 +150,9 @@ class _Compiled:
         kept: The tensors by name, if they are few enough to show how an error flows.
     """
 
-    def __init__(self, gm: fx.GraphModule, compiler: Compiler, limit: int) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, limit: int) -> None:
         self._gm = gm
+        self._inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
         self._compiler = compiler
         self._parts = {part[0]: part for part in segments(gm, limit)}
         calls = calls_of(gm)
@@ -171,7 +173,8 @@ class _Compiled:
         own = {node.name: node for node in segment.graph.nodes}
         exposed = [made.name for node in part if worth_exposing(node) for made in tensors_made(node)]
         instrumented, places = with_outputs(segment, [own[name] for name in exposed])
-        given = copy_values([values[source] for source in sources])
+        # the walk takes up an input where it is first read
+        given = copy_values([values[source] if source in values else self._inputs[source] for source in sources])
         traced = [recorded_value(node) for node in instrumented.graph.find_nodes(op="placeholder")]
         compiled = compile_again(self._compiler, instrumented, traced, given)
         torch.manual_seed(0)  # the caller puts the random state back

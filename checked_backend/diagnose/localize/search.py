@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -56,9 +56,6 @@ __all__ = [
 LEAST_PROBE_BYTES = 1 << 28
 """Bytes that the exposed tensors of one compilation may always take."""
 
-MOST_SUSPECTED = 3
-"""Calls of operators known to be wrong that are tried in a region."""
-
 _IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
 """Kinds of findings that a wrong value inside the graph may cause."""
 
@@ -97,7 +94,6 @@ class Location:
         cut: A small case that fails.
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.
-        again: Whether the operator was found in another region before, and is wrong here too.
         flow: How the error flows through the graph, if the probe saw that.
         seen: What was seen of the compiled program, if a kernel was found to be wrong.
     """
@@ -111,7 +107,6 @@ class Location:
     cut: Cut | None = None
     notes: tuple[str, ...] = ()
     gross: bool = False
-    again: bool = False
     flow: tuple[NodeError, ...] = ()
     seen: SeenValues | None = None
 
@@ -124,7 +119,6 @@ class Search:
         compiler: The first wrong stage, as a compiler.
         killing: Like `oracle`, but a case that kills its process is a finding too.
         gross: Tries a case, and only finds gross differences.
-        suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
         kernel: A kernel that is wrong on the inputs that it really gets; None if none is known.
     """
@@ -138,15 +132,11 @@ class Search:
     gross: CallOracle
     tell: Callable[[str], None]
     known: Callable[[Location], None]
-    suspects: Collection[tuple[str, str]] = ()
     gradients: GradientSearch | None = None
     kernel: WrongKernel | None = None
 
     def run(self, stage: Stage, failing: Sequence[Finding], notes: list[str]) -> Location:
         """Look for the operator, by the quickest means first."""
-        suspected = self._suspected(stage, failing)
-        if suspected is not None:
-            return suspected
         in_values = [one for one in failing if is_of_values(one)]
         if not in_values:
             return self._bisected(stage, notes) or self._whole(stage, notes)
@@ -165,22 +155,6 @@ class Search:
             found = blunt._bisected(stage, [*notes, "rounding alone would explain what each part does by itself"])
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
-
-    def _suspected(self, stage: Stage, failing: Sequence[Finding]) -> Location | None:
-        """Try the operators that are known to be wrong, before any other is looked for."""
-        worst = max(failing, key=share_of)
-        calls = [(recorded, node) for recorded in self.graphs for node in calls_of(recorded.graph)]
-        suspected = [(recorded, node) for recorded, node in calls if (called_name(node), stage.name) in self.suspects]
-        for recorded, node in suspected[:MOST_SUSPECTED]:
-            if recorded.inputs is None:
-                continue
-            self.tell(f"{node.name} ({called_name(node)}) was wrong in another region; cutting it out")
-            cut = cut_out(recorded.graph, recorded.inputs, node, self.options, self.killing, self._is_sure)
-            surely = cut is not None and cut.node is node and self._is_sure(cut.finding)
-            if cut is not None and surely and _may_explain(cut.finding, worst):
-                notes = ("the operator was found in another region, and is wrong in this one too",)
-                return replace(self._at(stage, recorded, node, cut.finding.message, cut, notes), again=True)
-        return None
 
     def _recorded(self, kernel: WrongKernel, notes: list[str]) -> _Hypothesis:
         """The recorded graph that has a node of a lowered one; the lowered one itself if a last pass made the node."""
