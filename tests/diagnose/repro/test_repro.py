@@ -232,11 +232,11 @@ def test_a_script_that_takes_too_long_is_not_run_again(
 ) -> None:
     runs: list[float] = []
 
-    def slow(*_args: Any, timeout: float, **_kwargs: Any) -> Any:
+    def slow(_process: Any, _text: str | None = None, timeout: float = 0.0) -> Any:
         runs.append(timeout)
         raise subprocess.TimeoutExpired(["python"], timeout)
 
-    monkeypatch.setattr(subprocess, "run", slow)
+    monkeypatch.setattr(subprocess.Popen, "communicate", slow)
     repro = wrote(case_of(relu_then, torch.ones(2), compiler=wrong_backend("relu")), tmp_path, Kind.LOGIC, timeout=9)
     assert (repro.confirmed, runs) == (False, [9])
     assert "timed out after 9 seconds" in repro.output
