@@ -213,13 +213,8 @@ def lowerings_kept() -> Iterator[None]:
 @functools.cache
 def warm_inductor() -> None:
     """Compile a trifle, once. Processes forked from here then need not search for the C++ compiler again."""
-
-    def trifle(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    with warnings.catch_warnings(), without_compile_caches(), torch.no_grad(), suppress(Exception):
-        warnings.simplefilter("ignore")
-        torch.compile(trifle, backend="inductor")(torch.ones(3, 17))
+    with without_compile_caches(), suppress(Exception):
+        compile_trifle()
 
 
 def inductor_settings() -> dict[str, Any]:

@@ -77,10 +77,9 @@ def _differentiated() -> str:
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
     """Run a function in a forked worker process, which inherits everything it needs.
 
-    The worker runs torch on one thread, because OpenMP's threads do not survive a fork. Inductor generates the code
-    that it generates in this process, for as many threads as here, so that kernels are compiled once. The worker leads
-    a process group of its own, which is killed with it, because compilers start processes. On Linux it does not outlive
-    the process that waits for it.
+    It runs torch on one thread: OpenMP's do not survive a fork. Inductor generates code for as many as here, so kernels
+    are compiled once. It leads a process group of its own, which is killed with it, because compilers start processes.
+    On Linux it does not outlive the process that waits for it.
 
     Args:
         produce: Returns text. Anything it changes is lost with the worker.
@@ -110,7 +109,9 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
         warnings.simplefilter("ignore", DeprecationWarning)
-        _end_openmp_threads()
+        # in the worker a kernel that asks for several threads by their number would wait for OpenMP's threads of here
+        with contextlib.suppress(AttributeError):  # OpenMP is older than version 5
+            ctypes.CDLL(None).omp_pause_resource_all(2)
         try:
             worker.start()
         except OSError as error:
@@ -156,15 +157,6 @@ def _kill(pid: int | None) -> None:
     for kill in (os.killpg, os.kill):  # the group does not exist yet if the worker was slow to start
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-
-
-def _end_openmp_threads() -> None:
-    """End this thread's OpenMP threads, which are made anew when they are needed.
-
-    A kernel that asks for several threads by their number would wait for ever, in a forked process, for these.
-    """
-    with contextlib.suppress(AttributeError):  # this OpenMP is older than version 5
-        ctypes.CDLL(None).omp_pause_resource_all(2)
 
 
 def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:

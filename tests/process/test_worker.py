@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,18 +43,12 @@ def test_an_exception_is_raised_here() -> None:
         run_in_worker(fails, timeout=60)
 
 
-@pytest.fixture
-def more_threads() -> Iterator[int]:
-    """More threads than there are CPUs, so that Inductor writes their number into the code."""
-    before = torch.get_num_threads()
-    count = (os.cpu_count() or 1) + 1
-    torch.set_num_threads(count)
-    yield count
-    torch.set_num_threads(before)
-
-
 @pytest.mark.inductor
-def test_kernels_for_several_threads_run_in_a_worker_and_are_generated_alike_there(more_threads: int) -> None:
+def test_kernels_for_several_threads_run_in_a_worker_and_are_generated_alike_there(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(threads := (os.cpu_count() or 1) + 1)  # Inductor writes this number into the code
     x = torch.randn(512, 512)
 
     def compiled() -> tuple[Callable[..., torch.Tensor], str]:
@@ -65,7 +60,7 @@ def test_kernels_for_several_threads_run_in_a_worker_and_are_generated_alike_the
 
     function, text = compiled()
     expected = function(x)
-    assert f"num_threads({more_threads})" in text
+    assert f"num_threads({threads})" in text
     assert run_in_worker(lambda: str(torch.equal(function(x), expected)), timeout=60) == "True"
     torch._dynamo.reset()
     assert run_in_worker(lambda: compiled()[1], timeout=60) == text

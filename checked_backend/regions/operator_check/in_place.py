@@ -50,8 +50,6 @@ class KernelCheck:
     """Checks the kernels of one region that Inductor compiled.
 
     Args:
-        region: The region as it was compiled.
-        modules: What was generated for it, as far as that is known.
         lower: Compiles it once more for given inputs, past torch's caches of graphs.
 
     Attributes:
@@ -79,8 +77,6 @@ class KernelCheck:
         """Run the region on copies of its inputs, and check what its kernels wrote.
 
         Args:
-            inputs: The inputs of the call.
-            rng: The random state before it.
             cotangents: Makes the gradients that are sent in, by place among the results.
             room: The most bytes that a module's tensors may take.
             enough: Whether the check may end at an error.
