@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
@@ -102,6 +105,9 @@ def _investigate_apart(failure: Failure, findings: Sequence[Finding], tell: Call
         return findings
     # AOT autograd traces forward and backward together
     here = cannot_fork() or cannot_differentiate_in_worker()
+    if not here and torch.get_num_threads() not in (1, os.cpu_count()):
+        # such kernels ask for OpenMP's threads by their number, and in a forked process they would wait for ever
+        failure = replace(failure, kernels=None)
     causes = investigations().causes
     with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
         path = Path(folder) / "found.json"

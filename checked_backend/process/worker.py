@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -77,9 +76,9 @@ def _differentiated() -> str:
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
     """Run a function in a forked worker process, which inherits everything it needs.
 
-    It runs torch on one thread: OpenMP's do not survive a fork. Inductor generates code for as many as here, so kernels
-    are compiled once. It leads a process group of its own, which is killed with it, because compilers start processes.
-    On Linux it does not outlive the process that waits for it.
+    It runs torch on one thread: OpenMP's do not survive a fork. Inductor generates code for as many as here, if that is
+    one for each CPU, so kernels are compiled once. It leads a process group of its own, which is killed with it, because
+    compilers start processes. On Linux it does not outlive the process that waits for it.
 
     Args:
         produce: Returns text. Anything it changes is lost with the worker.
@@ -109,9 +108,6 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the worker starts none of its own and uses none of these
         warnings.simplefilter("ignore", DeprecationWarning)
-        # in the worker a kernel that asks for several threads by their number would wait for OpenMP's threads of here
-        with contextlib.suppress(AttributeError):  # OpenMP is older than version 5
-            ctypes.CDLL(None).omp_pause_resource_all(2)
         try:
             worker.start()
         except OSError as error:
@@ -163,7 +159,8 @@ def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
     _drop_signal_handlers()
     os.setpgid(0, 0)
     die_with(parent)
-    generate_code_for(torch.get_num_threads())
+    if torch.get_num_threads() == os.cpu_count():  # else code asks for the threads by their number, and waits for ever
+        generate_code_for(torch.get_num_threads())
     torch.set_num_threads(1)
     try:
         renew_compile_threads()

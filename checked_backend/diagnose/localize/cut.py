@@ -99,11 +99,7 @@ def cut_out(
 def cut_before(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, finding: Finding
 ) -> Cut:
-    """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there.
-
-    Args:
-        finding: The finding that it must show.
-    """
+    """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there."""
     values: dict[fx.Node, Any] = {}
     interpreter = fx.Interpreter(gm)
     interpreter.env = values

@@ -66,10 +66,6 @@ def error_flow(
 ) -> tuple[NodeError, ...]:
     """Return the error of each operator whose value in the compiled program is known, in the graph's order.
 
-    Args:
-        candidate: The compiled program's values, by the names of the nodes.
-        at_fault: The name of the node that errs.
-
     Returns:
         The errors; empty if the graph cannot be walked, or the values take too much memory or show no error.
     """
