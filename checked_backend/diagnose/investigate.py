@@ -25,7 +25,7 @@ from checked_backend.diagnose.localize.kernel import kernel_in
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
-from checked_backend.diagnose.repro import FreshPythons, Untranslatable, write_repro
+from checked_backend.diagnose.repro import Untranslatable, write_repro
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
@@ -252,15 +252,9 @@ class _Investigation:
         if small is None:
             found.evidence[EvidenceKey.REPRO] = "none: no part of the region was found to be wrong by itself"
         else:
-            pythons = FreshPythons()
-            if small.case.cotangents is None:
-                pythons.start()
-            try:
-                small, interrupted = self._reduce(location, small)
-                self.keep(found)
-                self._write_script(location, small, interrupted, pythons)
-            finally:
-                pythons.close()
+            small, interrupted = self._reduce(location, small)
+            self.keep(found)
+            self._write_script(location, small, interrupted)
         self.keep(found)
         if interrupted:
             found.evidence[EvidenceKey.SETTINGS] = f"not tried: stopped {self.stop.why}"
@@ -298,7 +292,7 @@ class _Investigation:
         )
         return replace(cut, case=reduction.case, finding=replace(finding, subject=reduction.subject)), stopped
 
-    def _write_script(self, location: Location, small: Cut, interrupted: bool, pythons: FreshPythons) -> None:
+    def _write_script(self, location: Location, small: Cut, interrupted: bool) -> None:
         found, finding = self.found, small.finding
         if small.case.cotangents is not None:
             found.evidence[EvidenceKey.REPRO] = "none: a script of a part with its gradients is not written"
@@ -316,7 +310,6 @@ class _Investigation:
                 timeout=INTERRUPTED_SCRIPT_LIMIT if interrupted else limit,
                 oracle=_oracle_of(location),
                 known=finding if finding.kind is Kind.EXCEPTION else None,
-                pythons=pythons,
             )
         except (Untranslatable, OSError) as error:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"

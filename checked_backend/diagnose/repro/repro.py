@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -38,15 +37,6 @@ from checked_backend.scripts.values import Untranslatable
 
 __all__ = ["Repro", "script_path", "write_repro", "write_source_repro"]
 
-_WAITING = """
-import os, runpy, sys
-import torch, torch._dynamo
-path = sys.stdin.readline().strip()
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-if path:
-    sys.argv, sys.path[0] = [path], os.path.dirname(path)
-    runpy.run_path(path, run_name="__main__")
-"""
 _NOT_SHOWN = "did not show when it was tried once more"
 
 
@@ -81,7 +71,6 @@ def write_repro(
     timeout: float = 120,
     oracle: Oracle = verdict_oracle,
     known: Finding | None = None,
-    pythons: FreshPythons | None = None,
 ) -> Repro:
     """Write a case as a script, and run it from disk in a fresh process.
 
@@ -91,7 +80,6 @@ def write_repro(
     Args:
         name: The topic of the script, for its file name: ``repro_<name>.py``.
         known: The finding, for a case that no oracle can check because it raises in eager.
-        pythons: Runs the script.
 
     Raises:
         Untranslatable: The program cannot be written as a script.
@@ -114,18 +102,11 @@ def write_repro(
             about.append("In float64: in lower precision rounding differs as much.")
     compiled = write_compile(program, random=True if kind is Kind.RNG else None)
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
-    path = script_path(folder, name)
-    return _first_that_shows(path, program, shown, compiled, about, timeout, pythons or FreshPythons())
+    return _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
 
 
 def _first_that_shows(
-    path: Path,
-    program: FailingCase,
-    shown: Finding,
-    compiled: CompileCode,
-    about: Sequence[str],
-    timeout: float,
-    pythons: FreshPythons,
+    path: Path, program: FailingCase, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
 ) -> Repro:
     """Write a script that calls plain ``torch`` functions. If it does not show the bug, write one with operators."""
     output, first = "", ""
@@ -134,7 +115,7 @@ def _first_that_shows(
         script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
         if script.text == first:
             break
-        repro = _write_and_run(path, script, timeout, pythons)
+        repro = _write_and_run(path, script, timeout)
         if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
             return Repro(path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
         if repro.confirmed:
@@ -170,7 +151,7 @@ def write_source_repro(
     about = [f"Found at {source}"] if source else []
     file = path.with_suffix(".safetensors").name
     script = write_source_script(function, args, title=title, values_file=file, about=about, dynamic=dynamic)
-    return _write_and_run(path, script, timeout, FreshPythons())
+    return _write_and_run(path, script, timeout)
 
 
 def script_path(folder: Path, name: str) -> Path:
@@ -179,7 +160,7 @@ def script_path(folder: Path, name: str) -> Path:
     return free_path(folder, "_".join(["repro", *re.findall("[A-Za-z0-9]+", name)]), ".py")
 
 
-def _write_and_run(path: Path, script: Script, timeout: float, pythons: FreshPythons) -> Repro:
+def _write_and_run(path: Path, script: Script, timeout: float) -> Repro:
     """Write a script, with the values that it reads, and run it from disk in a fresh process.
 
     Args:
@@ -188,10 +169,10 @@ def _write_and_run(path: Path, script: Script, timeout: float, pythons: FreshPyt
     if script.saved:
         write_whole(save(script.saved), path.with_suffix(".safetensors"))
     write_whole(script.text, path)
-    confirmed, output = pythons.run(path, timeout)
+    confirmed, output = _run(path, timeout)
     if not confirmed and BUG_GONE not in output and not _took_too_long(output):
         # a busy machine may have failed to start the process
-        confirmed, output = pythons.run(path, timeout)
+        confirmed, output = _run(path, timeout)
     return Repro(path, confirmed, output)
 
 
@@ -199,50 +180,23 @@ def _took_too_long(output: str) -> bool:
     return output.startswith(subprocess.TimeoutExpired.__name__)
 
 
-class FreshPythons:
-    """Runs each script in a fresh Python process. One may import torch before its script is known.
-
-    They have no graph caches: code that another compiler made must not be taken for this one's.
-    """
-
-    def __init__(self) -> None:
-        self._next: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Start a process, for the script that comes next."""
-        with contextlib.suppress(OSError):  # it is tried once more when there is a script
-            self._next = self._started()
-
-    def _started(self) -> subprocess.Popen[str]:
-        environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-        environment[ON] = "0"  # the script is no part of the user's program
-        return subprocess.Popen(
-            [sys.executable, "-c", _WAITING],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+def _run(path: Path, timeout: float) -> tuple[bool, str]:
+    """Run the script without graph caches: code that another compiler made must not be taken for this one's."""
+    environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    environment[ON] = "0"  # the script is no part of the user's program
+    try:
+        done = subprocess.run(
+            [sys.executable, str(path.resolve())],
+            capture_output=True,
             text=True,
             errors="replace",
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
             env=environment,
             preexec_fn=None if cannot_fork() else partial(die_with, os.getpid()),
         )
-
-    def run(self, path: Path, timeout: float) -> tuple[bool, str]:
-        """Run a script. Returns whether it showed the bug, and its output, or why it could not be run."""
-        try:
-            process, self._next = self._next or self._started(), None
-            with process:
-                try:
-                    out, err = process.communicate(f"{path.resolve()}\n", timeout)
-                finally:
-                    process.kill()
-        except (OSError, subprocess.SubprocessError) as error:
-            return False, f"{type(error).__name__}: {error}"
-        confirmed = process.returncode == 1 and BUG_THERE in out
-        return confirmed, (out + ("" if confirmed else err)).strip()
-
-    def close(self) -> None:
-        """End the process that waits for a script, if one does."""
-        if self._next is not None:
-            self._next.kill()
-            self._next.communicate()
+    except (OSError, subprocess.SubprocessError) as error:
+        return False, f"{type(error).__name__}: {error}"
+    confirmed = done.returncode == 1 and BUG_THERE in done.stdout
+    return confirmed, (done.stdout + ("" if confirmed else done.stderr)).strip()

@@ -233,11 +233,11 @@ def test_a_script_that_takes_too_long_is_not_run_again(
 ) -> None:
     runs: list[float] = []
 
-    def slow(_process: Any, _text: str | None = None, timeout: float = 0.0) -> Any:
+    def slow(*_args: Any, timeout: float, **_kwargs: Any) -> Any:
         runs.append(timeout)
         raise subprocess.TimeoutExpired(["python"], timeout)
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", slow)
+    monkeypatch.setattr(subprocess, "run", slow)
     repro = wrote(case_of(relu_then, torch.ones(2), compiler=wrong_backend("relu")), tmp_path, Kind.LOGIC, timeout=9)
     assert (repro.confirmed, runs) == (False, [9])
     assert "timed out after 9 seconds" in repro.output
