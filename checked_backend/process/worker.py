@@ -77,7 +77,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
     """Run a function in a forked worker process, which inherits everything it needs.
 
     It runs torch on one thread: OpenMP's do not survive a fork. Inductor generates code for as many as here, if that is
-    one for each CPU, so kernels are compiled once. It leads a process group of its own, which is killed with it, because
+    one for each CPU, so kernels are compiled once. It leads a process group of its own, killed with it, because
     compilers start processes. On Linux it does not outlive the process that waits for it.
 
     Args:

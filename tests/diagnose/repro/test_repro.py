@@ -227,7 +227,6 @@ def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
     assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-@pytest.mark.process
 def test_a_script_that_takes_too_long_is_not_run_again(
     wrong_backend: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
