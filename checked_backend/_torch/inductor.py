@@ -25,6 +25,7 @@ __all__ = [
     "compile_trifle",
     "cuda_graph_results",
     "fall_back",
+    "generate_code_for",
     "inductor_compile_graph",
     "inductor_decompositions",
     "inductor_front",
@@ -141,6 +142,11 @@ def inductor_passed(gm: fx.GraphModule, *, inference: bool, patches: Mapping[str
     return result
 
 
+def generate_code_for(threads: int) -> None:
+    """Have Inductor, from now on, generate code in this process for so many threads, whatever number runs it."""
+    torch.get_num_threads = lambda: threads
+
+
 def renew_compile_threads() -> None:
     """Make Inductor start new threads in a forked process. It would wait for ever for the threads of its parent."""
     module = sys.modules.get("torch._inductor.async_compile")
@@ -207,13 +213,8 @@ def lowerings_kept() -> Iterator[None]:
 @functools.cache
 def warm_inductor() -> None:
     """Compile a trifle, once. Processes forked from here then need not search for the C++ compiler again."""
-
-    def trifle(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    with warnings.catch_warnings(), without_compile_caches(), torch.no_grad(), suppress(Exception):
-        warnings.simplefilter("ignore")
-        torch.compile(trifle, backend="inductor")(torch.ones(3, 17))
+    with without_compile_caches(), suppress(Exception):
+        compile_trifle()
 
 
 def inductor_settings() -> dict[str, Any]:

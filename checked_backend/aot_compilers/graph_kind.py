@@ -42,7 +42,6 @@ def graph_info(gm: fx.GraphModule, index: int) -> GraphInfo:
     """Names of an AOT graph's parts.
 
     Args:
-        gm: The graph.
         index: Its number among the graphs that its compiler received.
 
     Returns:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
@@ -102,6 +105,9 @@ def _investigate_apart(failure: Failure, findings: Sequence[Finding], tell: Call
         return findings
     # AOT autograd traces forward and backward together
     here = cannot_fork() or cannot_differentiate_in_worker()
+    if not here and torch.get_num_threads() not in (1, os.cpu_count()):
+        # such kernels ask for OpenMP's threads by their number, and in a forked process they would wait for ever
+        failure = replace(failure, kernels=None)
     causes = investigations().causes
     with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
         path = Path(folder) / "found.json"
@@ -193,7 +199,6 @@ class _Investigation:
                 self._tell,
                 gross=self._grossly_wrong,
                 known=self._locate,
-                suspects=self.suspects,
             )
         except KeyboardInterrupt:
             self.found.evidence[EvidenceKey.STOPPED] = self.stop.why
@@ -238,7 +243,9 @@ class _Investigation:
     def _explain(self, location: Location) -> None:
         """The steps after the operator is known: reduce, write a script, look for a workaround, an explanation."""
         found = self.found
-        if location.again:
+        if (found.op, found.stage) in self.suspects:
+            again = "the operator was found in another region, and is wrong in this one too"
+            found.evidence[EvidenceKey.LOCALIZATION] = "; ".join((*location.notes, again))
             found.evidence[EvidenceKey.REPRO] = "see the other region, in which this operator was found first"
             return
         small, interrupted = location.cut, False
@@ -255,7 +262,7 @@ class _Investigation:
             return
         self._find_workaround(location, small)
         self.keep(found)
-        found.flow = location.flow
+        found.flow = location.flow if location.seen is None else location.seen.flow()
         if why := self._find_kernel(location):
             found.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
 

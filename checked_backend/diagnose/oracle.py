@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report import Report
 
-__all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "screen_cases", "verdict_oracle", "warm_up"]
+__all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "verdict_oracle", "warm_up"]
 
 Oracle = Callable[[GraphCase, float], tuple[Finding, ...] | None]
 """Returns the findings about a case within the given seconds; None if eager cannot run it."""
@@ -157,49 +157,3 @@ def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding 
         message = f"off by more than {GROSS:.0%} of the values' size"
         return Finding(Kind.LOGIC, subject, message, str(Kind.LOGIC), metrics=metrics)
     return None
-
-
-def screen_cases(cases: Sequence[GraphCase], timeout: float) -> list[bool]:
-    """Find out which cases of one graph give other results when compiled, rounding errors included.
-
-    One compilation serves them all, so this is cheap. It is no verdict.
-
-    Args:
-        cases: The same graph and compiler on inputs of the same shapes.
-
-    Returns:
-        For each case, whether it may go wrong. If the screen cannot tell, this is True for all.
-    """
-
-    def produce() -> str:
-        compiler = resolve_compiler(cases[0].options)
-        answers = []
-        with torch.no_grad(), without_compile_caches():
-            compiled = _compiled(cases[0], compiler)
-            for case in cases:
-                try:
-                    expected = case.graph(*copy_values(case.inputs))
-                except Exception:  # values that eager refuses
-                    answers.append("0")
-                    continue
-                actual = compiled(*copy_values(case.inputs))
-                answers.append("0" if _alike(expected, actual) else "1")
-        return "".join(answers)
-
-    if len(cases) < 2 or cannot_fork():
-        return [True] * len(cases)
-    try:
-        answer = run_in_worker(produce, timeout=timeout)
-    except CheckedBackendError:
-        return [True] * len(cases)
-    return [True] * len(cases) if isinstance(answer, Death) else [letter == "1" for letter in answer]
-
-
-def _alike(expected: Sequence[object], actual: Sequence[object]) -> bool:
-    for one, other in zip(expected, actual, strict=True):
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
-                return False
-            if not bool(((one == other) | ((one != one) & (other != other))).all()):
-                return False
-    return True

@@ -78,11 +78,7 @@ class Job:
 
 
 class AnswerFolder:
-    """The folder in which a job leaves its answer and its current stage.
-
-    Attributes:
-        path: The folder.
-    """
+    """The folder in which a job leaves its answer and its current stage."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -34,8 +34,6 @@ class WarmProcesses:
 
     Args:
         count: The number of processes. They start to import at once.
-        modules: What they import.
-        resources: Those of the jobs.
 
     Raises:
         OSError: The system gives no process.

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from checked_backend._torch.inductor import renew_compile_threads
+from checked_backend._torch.inductor import generate_code_for, renew_compile_threads
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.child import die_with
 
@@ -76,9 +76,9 @@ def _differentiated() -> str:
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | Death:
     """Run a function in a forked worker process, which inherits everything it needs.
 
-    The worker runs on one thread, because OpenMP's threads do not survive a fork. It leads a process group of its own,
-    which is killed with it, because compilers start processes. On Linux it does not outlive the process that waits for
-    it.
+    It runs torch on one thread: OpenMP's do not survive a fork. Inductor generates code for as many as here, if that is
+    one for each CPU, so kernels are compiled once. It leads a process group of its own, killed with it, because
+    compilers start processes. On Linux it does not outlive the process that waits for it.
 
     Args:
         produce: Returns text. Anything it changes is lost with the worker.
@@ -159,6 +159,8 @@ def _work(produce: Callable[[], str], sender: Connection, parent: int) -> None:
     _drop_signal_handlers()
     os.setpgid(0, 0)
     die_with(parent)
+    if torch.get_num_threads() == os.cpu_count():  # else code asks for the threads by their number, and waits for ever
+        generate_code_for(torch.get_num_threads())
     torch.set_num_threads(1)
     try:
         renew_compile_threads()

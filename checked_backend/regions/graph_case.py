@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +17,12 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.mode_blocks import with_mode_blocks
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
-from checked_backend.regions.compile import Compiler, copy_graph
+from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report.session import Session, collect
 
-__all__ = ["GraphCase", "rerun_failure", "wrong_like"]
+__all__ = ["GraphCase", "rerun_failure", "run_with", "wrong_like"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,7 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
         }
     )
     with failure.call.undisturbed(), collect(alone=True) as session:
-        fake_mode = detect_fake_mode(failure.example_inputs)
-        context = None if fake_mode is None else TracingContext(fake_mode)
-        with compiling(), failure.call.ambient.entered(), tracing(context):
+        with _as_compiled_first(failure):
             region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
         try:
             failure.call.run(region, cotangents=failure.cotangents)
@@ -115,6 +114,26 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
             if failure.cotangents is None or not session.report.findings:
                 raise
     return session.report.findings
+
+
+def run_with(failure: Failure, compiler: Compiler) -> None:
+    """Run a failed call again, with its backward pass if that failed, with another compiler; nothing is compared.
+
+    Raises:
+        Exception: Whatever the compiler or the compiled region raises.
+    """
+    with failure.call.undisturbed():
+        with _as_compiled_first(failure):
+            region = compile_candidate(compiler, copy_graph(failure.graph), failure.example_inputs)
+        failure.call.run(region, cotangents=failure.cotangents)
+
+
+@contextmanager
+def _as_compiled_first(failure: Failure) -> Iterator[None]:
+    fake_mode = detect_fake_mode(failure.example_inputs)
+    context = None if fake_mode is None else TracingContext(fake_mode)
+    with compiling(), failure.call.ambient.entered(), tracing(context):
+        yield
 
 
 def wrong_like(before: Sequence[Finding], findings: Iterable[Finding]) -> list[Finding]:

@@ -2,16 +2,16 @@
 
 Run it as a program: ``python tests/benchmarks/bench_localize.py [--layers 4] [--minifier SECONDS]``. A BERT whose relu
 Inductor compiles wrongly (its own ``inject_relu_bug_TESTING_ONLY``) is checked once; the seconds are counted from the
-moment the check has failed. The minifier gets the graph that the probe was given, and the same limit.
+moment the check has failed: of the clock, and of CPU with all workers, which other programs do not change.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,11 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose import investigate
-from checked_backend.diagnose.localize import Cut, Location, locate, probe
 from checked_backend.diagnose.localize.stages import Capture, stages_of
-from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.process.worker import run_in_worker
-from checked_backend.regions import build as backend
 from checked_backend.regions import compile as candidate
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
@@ -38,16 +35,25 @@ from checked_backend.regions.graph_case import rerun_failure
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
 
-@dataclass
 class Clock:
-    """Seconds since it was made, at which things happened."""
+    """CPU seconds and seconds since it was made, in this process and in its workers."""
 
-    begun: float = field(default_factory=time.perf_counter)
-    marks: list[tuple[str, float]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._begun = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        used, process = 0.0, os.getpid()
+        while True:
+            parent, *times = Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()[1:]
+            used += sum(map(int, times[9:13])) / os.sysconf("SC_CLK_TCK")  # children that have ended are in it
+            if process == self._process:
+                return used, time.perf_counter()
+            process = int(parent)
 
     def mark(self, what: str) -> None:
-        self.marks.append((what, time.perf_counter() - self.begun))
-        print(f"  {self.marks[-1][1]:7.1f} s  {what}", flush=True)
+        used, now = (after - before for after, before in zip(self._now(), self._begun, strict=True))
+        print(f"  {used:7.1f} s CPU {now:7.1f} s  {what}", flush=True)
 
 
 def first_failure(layers: int, folder: Path) -> tuple[Failure, Sequence[Finding]]:
@@ -66,17 +72,6 @@ def first_failure(layers: int, folder: Path) -> tuple[Failure, Sequence[Finding]
 
     torch.compile(model, backend=checked)(torch.randint(0, 1000, (2, 64)), labels=torch.tensor([0, 1]))
     return kept[0]
-
-
-def count_compiles(compiled: Path, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Note every compile of a graph by the candidate in a file: most are done by processes of their own."""
-
-    def counting(compiler: Any, gm: fx.GraphModule, *inputs: Any) -> Any:
-        with compiled.open("a") as stream:
-            stream.write(f"{len(gm.graph.nodes)} nodes\n")
-        return real(compiler, gm, *inputs)
-
-    return counting
 
 
 def run_minifier(failure: Failure, limit: float) -> None:
@@ -129,25 +124,6 @@ def main() -> None:
         f"BERT, {chosen.layers} layers, {sum(n.op.startswith('call_') for n in failure.graph.graph.nodes)} call nodes"
     )
     clock = Clock()
-
-    def alone() -> str:
-        compiled = folder / "compiled"
-        for module, name in ((probe, "compile_again"), (backend, "compile_candidate")):
-            setattr(module, name, count_compiles(compiled, getattr(module, name)))
-        with without_compile_caches():
-            location = locate(
-                failure,
-                findings,
-                lambda case: [f for f in verdict_oracle(case, 60) or () if f.kind.fails],
-                clock.mark,
-            )
-        noted = compiled.read_text().splitlines()
-        # the stage below is rehearsed: that graph is run as it is, and not compiled
-        return f"{_named(location)}; compiled: {', '.join(noted[1:])}; rehearsed: {noted[0]}"
-
-    print("the operator:", run_in_worker(alone, timeout=600))
-    clock.mark("operator named and cut out")
-    clock = Clock()
     [first, *_] = investigate.investigate(failure, findings, clock.mark)
     clock.mark("all done")
     print(f"op {first.op}, {first.evidence.get('reduced')}, repro {first.repro}, workaround {first.workaround}")
@@ -155,12 +131,6 @@ def main() -> None:
     if chosen.minifier:
         print("PyTorch's minifier:")
         run_minifier(failure, chosen.minifier)
-
-
-def _named(location: Location) -> str:
-    cut: Cut | None = location.cut
-    calls = 0 if cut is None else sum(node.op.startswith("call_") for node in cut.case.graph.graph.nodes)
-    return f"{location.node} in the {location.graph} graph, stage {location.stage}; cut to {calls} call nodes"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.errors import CheckedBackendError
 from checked_backend.process.worker import Death, cannot_differentiate_in_worker, run_in_worker
 
@@ -37,6 +39,18 @@ def test_an_exception_is_raised_here() -> None:
 
     with pytest.raises(CheckedBackendError, match="ValueError: no such thing"):
         run_in_worker(fails, timeout=60)
+
+
+@pytest.mark.inductor
+def test_inductor_generates_the_same_code_in_a_worker() -> None:
+    def text() -> str:
+        modules: list[GeneratedModule] = []
+        torch._dynamo.reset()
+        with generated_modules_noted(modules), without_compile_caches():
+            torch.compile(lambda x: x.sin() + 1)(torch.randn(512, 512))
+        return modules[0].text.partition("\n")[2]  # the first line counts the graphs
+
+    assert run_in_worker(text, timeout=60) == text()
 
 
 @pytest.mark.parametrize(

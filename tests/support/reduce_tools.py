@@ -42,7 +42,7 @@ def problem_where(wrong: Callable[[GraphCase], bool], program: FailingCase, **fu
         found = [Finding(Kind.LOGIC, f"output[{place}]", "wrong") for place in range(8)]
         return tuple(found) if wrong(case) else ()
 
-    return Problem(program, Kind.LOGIC, time.monotonic() + 300, oracle=oracle, screen=None, **further)
+    return Problem(program, Kind.LOGIC, time.monotonic() + 300, oracle=oracle, **further)
 
 
 def targets(found: Reduction | GraphCase) -> list[str]:

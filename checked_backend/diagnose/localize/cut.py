@@ -86,13 +86,10 @@ def cut_out(
     values = _eager_values(gm, inputs, node)
     viewed = [source for source in _views_behind(node) if not is_item(source)]
     spare: Cut | None = None
-    for view in viewed:  # a wrong view shows in whatever reads it
-        cut = _tried(gm, [view], view, values, options, oracle, copied=True)
-        if cut is not None and sure(cut.finding):
-            return cut
-        spare = spare or cut
-    for nodes in widening(gm, node):
-        cut = _tried(gm, nodes, node, values, options, oracle)
+    alone, *wider = widening(gm, node)
+    # a wrong view shows in whatever reads it
+    for nodes, last in [(alone, node), *(([view], view) for view in viewed), *((nodes, node) for nodes in wider)]:
+        cut = _tried(gm, nodes, last, values, options, oracle, copied=last is not node)
         if cut is not None and sure(cut.finding):
             return cut
         spare = spare or cut
@@ -102,11 +99,7 @@ def cut_out(
 def cut_before(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, finding: Finding
 ) -> Cut:
-    """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there.
-
-    Args:
-        finding: The finding that it must show.
-    """
+    """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there."""
     values: dict[fx.Node, Any] = {}
     interpreter = fx.Interpreter(gm)
     interpreter.env = values

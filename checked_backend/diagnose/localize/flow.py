@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["MOST_BYTES", "MOST_NODES", "error_flow"]
+__all__ = ["MOST_BYTES", "MOST_NODES", "SeenValues", "error_flow"]
 
 MOST_BYTES = 1 << 28
 """Bytes of the exposed tensors of a graph. What takes more is not drawn."""
@@ -43,14 +44,27 @@ _COPIES = frozenset({"aten.clone.default", "aten._unsafe_view.default"})
 _Values = Mapping[fx.Node, torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class SeenValues:
+    """Values of the compiled program in one call of a graph, by the names of nodes, and the node that errs there."""
+
+    graph: fx.GraphModule
+    inputs: Sequence[Any]
+    values: Mapping[str, torch.Tensor]
+    at_fault: str
+
+    def flow(self) -> tuple[NodeError, ...]:
+        """How the error flows through the graph; empty if that cannot be told."""
+        try:
+            return error_flow(self.graph, self.inputs, self.values, self.at_fault)
+        except Exception:  # a report without this picture says the same
+            return ()
+
+
 def error_flow(
     gm: fx.GraphModule, inputs: Sequence[Any], candidate: Mapping[str, torch.Tensor], at_fault: str
 ) -> tuple[NodeError, ...]:
     """Return the error of each operator whose value in the compiled program is known, in the graph's order.
-
-    Args:
-        candidate: The compiled program's values, by the names of the nodes.
-        at_fault: The name of the node that errs.
 
     Returns:
         The errors; empty if the graph cannot be walked, or the values take too much memory or show no error.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,16 @@ from checked_backend.diagnose.localize.aten_name import aten_name
 from checked_backend.diagnose.localize.cut import CallOracle, cut_before
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.graph_modes import modes_left, self_contained
-from checked_backend.diagnose.localize.search import LAYOUT, Location, Search, is_of_values
+from checked_backend.diagnose.localize.probe import faulty_operator, is_clear
+from checked_backend.diagnose.localize.search import LAYOUT, Location, Search, WrongKernel, is_of_values, place_of
 from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, stages_of
 from checked_backend.diagnose.localize.subgraph import is_symbolic
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, eager_graph, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
-from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_like
+from checked_backend.regions.graph_case import GraphCase, rerun_failure, run_with, wrong_like
 from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
 from checked_backend.regions.torch_state import RngState
 
 __all__ = ["Location", "locate"]
@@ -38,21 +38,19 @@ def locate(
     *,
     gross: CallOracle = lambda _case: (),
     known: Callable[[Location], None] = lambda _location: None,
-    suspects: Collection[tuple[str, str]] = (),
 ) -> Location:
     """Find out where a failure comes from.
 
     Args:
         gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It
             is for a region without a part that is wrong by itself.
-        suspects: Operators that were found in other regions, each with the stage.
 
     Raises:
         Exception: The call cannot be run again.
     """
     before = RngState.capture(tuple(failure.call.rng.cuda))
     try:
-        return _located(failure, findings, (oracle, gross), tell, known, suspects)
+        return _located(failure, findings, (oracle, gross), tell, known)
     finally:
         before.restore()
 
@@ -63,13 +61,16 @@ def _located(
     oracles: tuple[CallOracle, CallOracle],
     tell: Callable[[str], None],
     known: Callable[[Location], None],
-    suspects: Collection[tuple[str, str]],
 ) -> Location:
     failing = [finding for finding in findings if finding.kind.fails]
     if all(finding.kind is Kind.EXCEPTION for finding in failing):
-        return _raised(failure, tell)
+        return _raised(failure, failing, tell)
     ladder = stages_of(failure.options, failure.mode)
-    stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
+    notes: list[str] = []
+    kernel = _wrong_kernel(failure, failing, tell, notes)
+    stage, graphs = ladder[-1], [] if kernel is None else _graphs_below(failure, ladder, notes)
+    if not graphs:
+        stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
     known(Location(stage.name))
     inputs, _ = failure.call.inputs.fresh()
     dynamo = Recorded("dynamo", self_contained(failure.graph, failure.call.ambient), tuple(copy_values(inputs)))
@@ -81,20 +82,43 @@ def _located(
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
     killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
     gradients = _gradient_search(failure, failing, candidate)
-    kernels = None
-    if failure.kernels is not None and stage.compiler is None:
-        kernels = partial(_checked_kernels, failure, failure.kernels)
-    search = Search(
-        graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, suspects, gradients, kernels
-    )
-    return search.run(stage, failing)
+    if stage.compiler is not None:
+        kernel = None
+    search = Search(graphs, dynamo, candidate, compiler, oracle, killing, gross, tell, known, gradients, kernel)
+    return search.run(stage, failing, notes)
 
 
-def _checked_kernels(failure: Failure, kernels: KernelCheck) -> Sequence[CheckedModule]:
-    """The kernels of the compiled region, on the inputs that they really get."""
+def _wrong_kernel(
+    failure: Failure, failing: Sequence[Finding], tell: Callable[[str], None], notes: list[str]
+) -> WrongKernel | None:
+    """The first kernel that is clearly wrong in the program as it was compiled: nothing is compiled for that."""
+    if failure.kernels is None or not any(map(is_of_values, failing)):
+        return None
+    tell("looking at the kernels as they run")
     sent = {} if failure.cotangents is None else failure.cotangents.outputs
-    with failure.call.ambient.entered():
-        return kernels.run(failure.call.inputs, failure.call.rng, lambda _results: sent, MOST_BYTES)
+    call = failure.call
+    try:
+        with call.ambient.entered():
+            checked = failure.kernels.run(call.inputs, call.rng, lambda _results: sent, MOST_BYTES, is_clear)
+    except Exception as error:  # the probe does without them
+        notes.append(f"the kernels could not be looked at: {type(error).__name__}: {error}".splitlines()[0])
+        return None
+    wrong = next(((module, one) for module in checked for one in module.checks.wrong if is_clear(one)), None)
+    if wrong is None:
+        return None
+    kernel = WrongKernel(wrong[0], faulty_operator(wrong[1]))
+    tell(f"found {place_of(kernel.faulty.node)}")
+    return kernel
+
+
+def _graphs_below(failure: Failure, ladder: Sequence[Stage], notes: list[str]) -> list[Recorded]:
+    """The graphs of the stage below a kernel that is wrong by itself; empty if they cannot be had."""
+    capture = Capture()
+    try:
+        run_with(failure, _made(ladder[-2], capture))
+    except Exception as error:  # the stages are tried one by one
+        notes.append(f"{ladder[-2].what} failed alone: {type(error).__name__}: {error}".splitlines()[0])
+    return capture.recorded
 
 
 def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: CheckOptions) -> GradientSearch | None:
@@ -117,7 +141,7 @@ def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, case: GraphC
     return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
 
 
-def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
+def _raised(failure: Failure, failing: Sequence[Finding], tell: Callable[[str], None]) -> Location:
     """Locate a missing exception: the operator that raises in eager is the one that was compiled wrongly."""
     inputs, _ = failure.call.inputs.fresh()
     graph = self_contained(failure.graph, failure.call.ambient)
@@ -125,28 +149,14 @@ def _raised(failure: Failure, tell: Callable[[str], None]) -> Location:
     if raised is None:
         return Location("compiled", notes=("eager does not raise when the region is run again",))
     node, error = raised
-    stage = _first_silent_stage(failure, tell)
+    stage, _ = _first_wrong_stage(failure, failing, stages_of(failure.options, failure.mode), tell)
     inputs, _ = failure.call.inputs.fresh()  # the graph may have written to the first ones
     op = aten_name(graph, inputs, node)
     message = f"eager raises {type(error).__name__}: {error}"
     finding = Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing")
     inputs, _ = failure.call.inputs.fresh()
     cut = cut_before(graph, inputs, node, with_mode_spelled_out(failure.options, failure.mode), finding)
-    return Location(stage, "dynamo", node, op, None, message, cut)
-
-
-def _first_silent_stage(failure: Failure, tell: Callable[[str], None]) -> str:
-    """The lowest stage that does not raise eager's exception."""
-    *lower, top = stages_of(failure.options, failure.mode)
-    for stage in lower:
-        tell(f"trying {stage.what} alone")
-        try:
-            found = rerun_failure(failure, _made(stage, Capture()))
-        except Exception:  # if eager and the stage both raise, so does `rerun_failure`
-            continue
-        if any(finding.kind is Kind.EXCEPTION for finding in found):
-            return stage.name
-    return top.name
+    return Location(stage.name, "dynamo", node, op, None, message, cut)
 
 
 def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -189,7 +199,12 @@ def _first_wrong_stage(
 
 def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
     wanted = {finding.subject for finding in wrong_like(failing, failing)}
-    again = rerun_failure(failure, _made(stage, capture))
+    try:
+        again = rerun_failure(failure, _made(stage, capture))
+    except Exception:
+        if all(finding.kind is Kind.EXCEPTION for finding in failing):
+            return False  # the stage raises what eager raises
+        raise
     return any(found.subject in wanted for found in wrong_like(failing, again))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.flow import error_flow
+from checked_backend.diagnose.localize.flow import SeenValues
 from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
@@ -49,6 +49,7 @@ __all__ = [
     "MUCH",
     "FaultyOperator",
     "faulty_operator",
+    "is_clear",
     "probe",
     "probe_isolated",
     "segments",
@@ -82,14 +83,6 @@ class FaultyOperator:
         """The error's share of the result, in rms; infinite if the error is not one of finite values."""
         return share_of(self.finding)
 
-    def seen_in(self, gm: fx.GraphModule, inputs: Sequence[Any], values: Mapping[str, torch.Tensor]) -> FaultyOperator:
-        """The same with the flow of its error through a graph, given values of the compiled program."""
-        try:
-            flow = error_flow(gm, inputs, values, self.node.name)
-        except Exception:  # a report without this picture says the same
-            return self
-        return replace(self, finding=replace(self.finding, flow=flow))
-
 
 def share_of(finding: Finding) -> float:
     """An error's share of its result, in rms; infinite if the error is not one of finite values."""
@@ -112,6 +105,11 @@ def faulty_operator(wrong: Wrong) -> FaultyOperator:
     return FaultyOperator(node, Finding(Kind.LOGIC, "output[0]", message, metrics=metrics))
 
 
+def is_clear(wrong: Wrong) -> bool:
+    """Whether an operator is so far off that it is at fault whatever comes after it."""
+    return faulty_operator(wrong).size >= CLEAR
+
+
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
     """Find the first operator whose own inputs do not explain its result; a gross error later wins over a slight one.
 
@@ -122,27 +120,25 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     Returns:
         The faulty operator; None if every operator is right when all are exposed.
     """
-    compiled = _Compiled(gm, compiler, limit)
-    probed = Probed(unshared(gm, inputs), frozenset(), compiled.results, {}, {}, {})
+    inputs = unshared(gm, inputs)
+    compiled = _Compiled(gm, inputs, compiler, limit)
+    probed = Probed(inputs, frozenset(), compiled.results, {}, {}, {})
     best: FaultyOperator | None = None
-    known = 0
 
-    def go_on(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
-        nonlocal best, known
-        for wrong in walk.checks.wrong[known:]:
-            known += 1
-            faulty = faulty_operator(wrong)
-            if best is None or faulty.size > MUCH * best.size:
-                best = faulty
-            if best.size >= CLEAR:
-                return False
-        compiled.run(node, values)
-        return True
+    def enough(wrong: Wrong) -> bool:
+        nonlocal best
+        faulty = faulty_operator(wrong)
+        if best is None or faulty.size > MUCH * best.size:
+            best = faulty
+        return best.size >= CLEAR
 
-    walk = Walk(gm, compiled.exposed, probed, strict=True, before=go_on)
+    walk = Walk(gm, compiled.exposed, probed, strict=True, before=compiled.run, enough=enough)
     with torch.no_grad(), modes_left():
         walk.run()
-    return None if best is None else best.seen_in(gm, inputs, compiled.kept)
+    if best is None:
+        return None
+    flow = SeenValues(gm, inputs, compiled.kept, best.node.name).flow()
+    return replace(best, finding=replace(best.finding, flow=flow))
 
 
 class _Compiled:
@@ -154,8 +150,9 @@ class _Compiled:
         kept: The tensors by name, if they are few enough to show how an error flows.
     """
 
-    def __init__(self, gm: fx.GraphModule, compiler: Compiler, limit: int) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, limit: int) -> None:
         self._gm = gm
+        self._inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
         self._compiler = compiler
         self._parts = {part[0]: part for part in segments(gm, limit)}
         calls = calls_of(gm)
@@ -176,7 +173,8 @@ class _Compiled:
         own = {node.name: node for node in segment.graph.nodes}
         exposed = [made.name for node in part if worth_exposing(node) for made in tensors_made(node)]
         instrumented, places = with_outputs(segment, [own[name] for name in exposed])
-        given = copy_values([values[source] for source in sources])
+        # the walk takes up an input where it is first read
+        given = copy_values([values[source] if source in values else self._inputs[source] for source in sources])
         traced = [recorded_value(node) for node in instrumented.graph.find_nodes(op="placeholder")]
         compiled = compile_again(self._compiler, instrumented, traced, given)
         torch.manual_seed(0)  # the caller puts the random state back

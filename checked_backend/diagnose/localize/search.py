@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,12 +20,12 @@ from checked_backend.diagnose.localize.cut import (
     shortest_wrong_prefix,
     wrong_prefix,
 )
+from checked_backend.diagnose.localize.flow import SeenValues
 from checked_backend.diagnose.localize.gradients import GradientSearch
 from checked_backend.diagnose.localize.probe import (
     CLEAR,
     MUCH,
     FaultyOperator,
-    faulty_operator,
     probe_isolated,
     share_of,
 )
@@ -42,13 +42,19 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.in_place import CheckedModule
 
-__all__ = ["LAYOUT", "LEAST_PROBE_BYTES", "Location", "Search", "is_of_values", "probe_limit"]
+__all__ = [
+    "LAYOUT",
+    "LEAST_PROBE_BYTES",
+    "Location",
+    "Search",
+    "WrongKernel",
+    "is_of_values",
+    "place_of",
+    "probe_limit",
+]
 
 LEAST_PROBE_BYTES = 1 << 28
 """Bytes that the exposed tensors of one compilation may always take."""
-
-MOST_SUSPECTED = 3
-"""Calls of operators known to be wrong that are tried in a region."""
 
 _IN_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.STRUCTURE})
 """Kinds of findings that a wrong value inside the graph may cause."""
@@ -61,6 +67,14 @@ LAYOUT = frozenset({"structure.stride", "structure.requires_grad"})
 def is_of_values(finding: Finding) -> bool:
     """Whether a wrong value inside the graph may be the cause of a finding."""
     return finding.kind in _IN_VALUES and finding.detail not in LAYOUT
+
+
+@dataclass(frozen=True, slots=True)
+class WrongKernel:
+    """A kernel of the compiled program that is clearly wrong on the inputs that it really got."""
+
+    module: CheckedModule
+    faulty: FaultyOperator
 
 
 _Hypothesis: TypeAlias = tuple[Recorded, FaultyOperator]
@@ -80,8 +94,8 @@ class Location:
         cut: A small case that fails.
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.
-        again: Whether the operator was found in another region before, and is wrong here too.
-        flow: How the error flows through the graph, if what found the operator saw that.
+        flow: How the error flows through the graph, if the probe saw that.
+        seen: What was seen of the compiled program, if a kernel was found to be wrong.
     """
 
     stage: str
@@ -93,8 +107,8 @@ class Location:
     cut: Cut | None = None
     notes: tuple[str, ...] = ()
     gross: bool = False
-    again: bool = False
     flow: tuple[NodeError, ...] = ()
+    seen: SeenValues | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +119,8 @@ class Search:
         compiler: The first wrong stage, as a compiler.
         killing: Like `oracle`, but a case that kills its process is a finding too.
         gross: Tries a case, and only finds gross differences.
-        suspects: Operators that were found in other regions, each with the stage.
         gradients: Differentiates parts of Dynamo's graph; None if no gradient failed.
-        kernels: Checks kernels on the inputs that they really get; None if they cannot be seen, or are right.
+        kernel: A kernel that is wrong on the inputs that it really gets; None if none is known.
     """
 
     graphs: Sequence[Recorded]
@@ -119,20 +132,19 @@ class Search:
     gross: CallOracle
     tell: Callable[[str], None]
     known: Callable[[Location], None]
-    suspects: Collection[tuple[str, str]] = ()
     gradients: GradientSearch | None = None
-    kernels: Callable[[], Sequence[CheckedModule]] | None = None
+    kernel: WrongKernel | None = None
 
-    def run(self, stage: Stage, failing: Sequence[Finding]) -> Location:
+    def run(self, stage: Stage, failing: Sequence[Finding], notes: list[str]) -> Location:
         """Look for the operator, by the quickest means first."""
-        suspected = self._suspected(stage, failing)
-        if suspected is not None:
-            return suspected
-        notes: list[str] = []
         in_values = [one for one in failing if is_of_values(one)]
         if not in_values:
             return self._bisected(stage, notes) or self._whole(stage, notes)
-        slight = self._in_place(notes) or self._probed(self.graphs, notes)
+        if self.kernel is not None:
+            recorded, faulty = self._recorded(self.kernel, notes)
+            seen = SeenValues(recorded.graph, recorded.inputs or (), self.kernel.module.values, faulty.node.name)
+            return replace(self._faulty(stage, recorded, faulty, notes), seen=seen)
+        slight = self._probed(self.graphs, notes)
         if slight is not None and _explains(slight[1], in_values):
             return self._faulty(stage, *slight, notes)
         found = self._past(stage, slight, notes) or self._differentiated(stage, notes)
@@ -144,49 +156,15 @@ class Search:
             found = None if found is None else replace(found, gross=True)
         return found or self._whole(stage, notes)
 
-    def _suspected(self, stage: Stage, failing: Sequence[Finding]) -> Location | None:
-        """Try the operators that are known to be wrong, before any other is looked for."""
-        worst = max(failing, key=share_of)
-        calls = [(recorded, node) for recorded in self.graphs for node in calls_of(recorded.graph)]
-        suspected = [(recorded, node) for recorded, node in calls if (called_name(node), stage.name) in self.suspects]
-        for recorded, node in suspected[:MOST_SUSPECTED]:
-            if recorded.inputs is None:
-                continue
-            self.tell(f"{node.name} ({called_name(node)}) was wrong in another region; cutting it out")
-            cut = cut_out(recorded.graph, recorded.inputs, node, self.options, self.killing, self._is_sure)
-            surely = cut is not None and cut.node is node and self._is_sure(cut.finding)
-            if cut is not None and surely and _may_explain(cut.finding, worst):
-                notes = ("the operator was found in another region, and is wrong in this one too",)
-                return replace(self._at(stage, recorded, node, cut.finding.message, cut, notes), again=True)
-        return None
-
-    def _in_place(self, notes: list[str]) -> _Hypothesis | None:
-        """The first kernel that is clearly wrong in the program as it was compiled: nothing is compiled for that."""
-        if self.kernels is None:
-            return None
-        self.tell("looking at the kernels as they run")
-        try:
-            checked = self.kernels()
-        except Exception as error:  # the probe does without them
-            notes.append(f"the kernels could not be looked at: {type(error).__name__}: {error}".splitlines()[0])
-            return None
-        for seen, one in ((module, wrong) for module in checked for wrong in module.checks.wrong):
-            faulty = faulty_operator(one)
-            if faulty.size < CLEAR:
-                continue
-            recorded, node = self._recorded(seen, faulty.node, notes)
-            return recorded, replace(faulty, node=node).seen_in(recorded.graph, recorded.inputs or (), seen.values)
-        return None
-
-    def _recorded(self, seen: CheckedModule, node: fx.Node, notes: list[str]) -> tuple[Recorded, fx.Node]:
+    def _recorded(self, kernel: WrongKernel, notes: list[str]) -> _Hypothesis:
         """The recorded graph that has a node of a lowered one; the lowered one itself if a last pass made the node."""
-        kind = seen.module.kind
+        module, faulty = kernel.module, kernel.faulty
         for recorded in self.graphs:
-            named = [one for one in calls_of(recorded.graph) if one.name == node.name]
-            if recorded.kind == kind and recorded.inputs is not None and named:
-                return recorded, named[0]
-        notes.append(f"Inductor's graph passes made {node.name}; they would not, were its parts exposed")
-        return Recorded(kind, seen.module.graph, tuple(seen.inputs)), node
+            named = [one for one in calls_of(recorded.graph) if one.name == faulty.node.name]
+            if recorded.kind == module.module.kind and recorded.inputs is not None and named:
+                return recorded, replace(faulty, node=named[0])
+        notes.append(f"Inductor's graph passes made {faulty.node.name}; they would not, were its parts exposed")
+        return Recorded(module.module.kind, module.module.graph, tuple(module.inputs)), faulty
 
     def _probed(self, graphs: Sequence[Recorded], notes: list[str]) -> _Hypothesis | None:
         best: _Hypothesis | None = None
@@ -357,8 +335,8 @@ class Search:
         return None
 
     def _narrowed(self, stage: Stage, kind: GraphKind, notes: Sequence[str], wrong: Cut, right: fx.Node | None) -> None:
-        note = f"the {kind} graph is wrong up to {_place(wrong.node)}"
-        note += "" if right is None else f", and right up to {_place(right)}"
+        note = f"the {kind} graph is wrong up to {place_of(wrong.node)}"
+        note += "" if right is None else f", and right up to {place_of(right)}"
         self.known(Location(stage.name, kind, message=wrong.finding.message, notes=(*notes, note)))
 
     def _whole(self, stage: Stage, notes: list[str]) -> Location:
@@ -377,7 +355,7 @@ class Search:
         return Location(stage.name, notes=tuple(notes))
 
 
-def _place(node: fx.Node) -> str:
+def place_of(node: fx.Node) -> str:
     """A node with its operator, its line and its module, for people."""
     about = (called_name(node), source_line(node), module_path(node))
     return f"{node.name} ({', '.join(one for one in about if one)})"

@@ -10,22 +10,18 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import fx
 
-from checked_backend.diagnose.oracle import Oracle, screen_cases, verdict_oracle
+from checked_backend.diagnose.oracle import Oracle, verdict_oracle
 from checked_backend.diagnose.reduce.failing_case import FailingCase, call_nodes
 from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.numerics.bits import with_memory
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.regions.graph_case import GraphCase
 from checked_backend.scripts.values import form_of
 
 __all__ = ["OutOfTime", "Problem", "Size"]
 
 _T = TypeVar("_T")
-
-VALUE_KINDS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
-"""Kinds of findings about values. If all values agree, there is no such finding."""
 
 MIN_TIMEOUT_S = 20.0
 TIMEOUT_FACTOR = 8.0
@@ -144,7 +140,6 @@ class Problem:
     Args:
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is tried, with a line for people.
-        screen: Tells in advance which cases cannot go wrong.
     """
 
     def __init__(
@@ -155,7 +150,6 @@ class Problem:
         *,
         progress: Callable[[str], None] = lambda _line: None,
         oracle: Oracle = verdict_oracle,
-        screen: Callable[[Sequence[GraphCase], float], list[bool]] | None = screen_cases,
     ) -> None:
         self.best = program
         self.tried = 0
@@ -164,7 +158,6 @@ class Problem:
         self._deadline = deadline
         self._progress = progress
         self._oracle = oracle
-        self._screen = screen
         self.size = measure_size(program)
         self._signs: set[tuple[str, str]] = set()
         self._rejected: set[Hashable] = set()
@@ -216,18 +209,6 @@ class Problem:
             return False
         self.best, self.size = candidate, size
         return True
-
-    def screened(self, candidates: Sequence[FailingCase]) -> list[FailingCase]:
-        """The candidates that are smaller than the best and give other results when compiled than in eager.
-
-        Args:
-            candidates: The best program on other values of the same shapes.
-        """
-        smaller = [program for program in candidates if measure_size(program) < self.size]
-        if self._kind not in VALUE_KINDS or not self._screen:
-            return smaller
-        flags = self._screen([program.case for program in smaller], self._timeout_left())
-        return [program for program, may_be_wrong in zip(smaller, flags, strict=True) if may_be_wrong]
 
     def wrong_results(self, program: FailingCase) -> list[int]:
         """The outputs of a program that go wrong in the wanted kind."""

@@ -84,8 +84,6 @@ class OperatorCheck:
     by a probe that is not compiled. For another compiler, the region is compiled once more as a probe.
 
     Args:
-        gm: The region's Dynamo graph; it is not changed.
-        example_inputs: The fake values of its placeholders as Dynamo traced them.
         gradients: Whether to check the operators' backward passes too.
         candidate: The compiled region, whose results say whether the probe is the same program.
         kernels: Checks the kernels; None if the compiler is not Inductor.
@@ -115,13 +113,7 @@ class OperatorCheck:
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
-        """Check the operators of one call.
-
-        Args:
-            ambient: Modes at the call.
-            rng: Random state before it.
-            subjects: Names.
-        """
+        """Check the operators of one call."""
         decisions = OperatorDecisions()
         try:
             with _undisturbed(rng), ambient.entered():

@@ -28,12 +28,7 @@ MOST = 3
 
 
 def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
-    """Findings for the operators that are wrong by themselves: one for each function, the first that it is called by.
-
-    Args:
-        wrong: The operators' errors.
-        subjects: Names.
-    """
+    """Findings for operators that are wrong by themselves: one for each function, the first that it is called by."""
     seen: dict[str, list[Wrong]] = {}
     for one in wrong:
         seen.setdefault(_function(one), []).append(one)
@@ -92,11 +87,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
 
 
 def error_message(what: str, dtype: str, error: LocalError, count: int) -> str:
-    """An error in words, with the number that shows that it is none of rounding.
-
-    Args:
-        count: Its elements.
-    """
+    """An error in words, with the number that shows that it is none of rounding."""
     if error.in_few:
         some = "one element" if error.outliers == 1 else f"{error.outliers} elements"
         return (

@@ -36,13 +36,7 @@ class _Sum:
 
 
 class GradientSums:
-    """The gradients that arrive at tensors of a region, in each lane.
-
-    Args:
-        lanes: Eager's lane, the one in float64, and the perturbed ones.
-        moved: The perturbations of the last ones.
-        checks: Receives the results.
-    """
+    """The gradients that arrive at tensors of a region, in each lane."""
 
     def __init__(self, lanes: Sequence[Lane], moved: Sequence[Moved], checks: TensorChecks) -> None:
         self._lanes = lanes
@@ -55,12 +49,7 @@ class GradientSums:
         self._sums[node] = _Sum([None] * len(self._lanes), roundoff_of(value))
 
     def incomplete(self, node: fx.Node, sources: Sequence[fx.Node], reason: str = "") -> None:
-        """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be checked.
-
-        Args:
-            sources: The nodes that it is made of.
-            reason: The reason, unless it was noted already.
-        """
+        """Note that a node's gradients for its sources are unknown, so that the sources' sums cannot be checked."""
         for source in sources:
             if source in self._sums:
                 self._sums[source].whole = False
@@ -134,11 +123,7 @@ class GradientSums:
                 made[place] = made[place] + torch.where(cancelled > 0, moved.shift(cancelled, roundoff), 0.0)
 
     def finish(self, node: fx.Node, sent: torch.Tensor | None) -> None:
-        """Check the gradient of a node's value once its sum is complete, and forget the sum.
-
-        Args:
-            sent: The compiled program's gradient.
-        """
+        """Check the gradient of a node's value once its sum is complete, and forget the sum."""
         total = self._sums.pop(node, None)
         if total is not None and total.whole:
             self._check_gradient(node, total, sent)

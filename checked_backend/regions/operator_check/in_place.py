@@ -50,8 +50,6 @@ class KernelCheck:
     """Checks the kernels of one region that Inductor compiled.
 
     Args:
-        region: The region as it was compiled.
-        modules: What was generated for it, as far as that is known.
         lower: Compiles it once more for given inputs, past torch's caches of graphs.
 
     Attributes:
@@ -68,14 +66,20 @@ class KernelCheck:
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
 
-    def run(self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float) -> Sequence[CheckedModule]:
+    def run(
+        self,
+        inputs: Inputs,
+        rng: RngState,
+        cotangents: MakeCotangents,
+        room: float,
+        enough: Callable[[Wrong], bool] = lambda _wrong: False,
+    ) -> Sequence[CheckedModule]:
         """Run the region on copies of its inputs, and check what its kernels wrote.
 
         Args:
-            inputs: The inputs of the call.
-            rng: The random state before it.
             cotangents: Makes the gradients that are sent in, by place among the results.
             room: The most bytes that a module's tensors may take.
+            enough: Whether the check may end at an error.
 
         Returns:
             What each module showed.
@@ -94,7 +98,12 @@ class KernelCheck:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
         if not all(recording.is_complete for _, recording in called):
             raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
-        return [_checked(module, recording, rng) for module, recording in called]
+        checked: list[CheckedModule] = []
+        for module, recording in called:
+            checked.append(_checked(module, recording, rng, enough))
+            if any(map(enough, checked[-1].checks.wrong)):
+                break
+        return checked
 
     def _recorded(
         self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
@@ -112,7 +121,9 @@ class KernelCheck:
         return called if complete else ()
 
 
-def _checked(module: GeneratedModule, recording: Recording, rng: RngState) -> CheckedModule:
+def _checked(
+    module: GeneratedModule, recording: Recording, rng: RngState, enough: Callable[[Wrong], bool]
+) -> CheckedModule:
     """Walk through a module's graph on the tensors that its kernels wrote."""
     arguments = recording.arguments or ()
     if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
@@ -122,7 +133,7 @@ def _checked(module: GeneratedModule, recording: Recording, rng: RngState) -> Ch
     places = {name: count + place for place, name in enumerate(values)}
     exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
     probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
-    walk = Walk(module.graph, exposed, probed)
+    walk = Walk(module.graph, exposed, probed, enough=enough)
     rng.restore()
     walk.run()
     return CheckedModule(module, walk.checks, arguments, values)

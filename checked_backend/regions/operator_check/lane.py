@@ -42,8 +42,6 @@ class Lane:
     """The values of a region's nodes, as one kind of arithmetic has them.
 
     Args:
-        gm: The region's graph, for eager.
-        mode: Makes the mode to run operators in.
         wide: Whether it computes in float64.
         moved: Moves what an operator keeps for its backward pass, which a compiled program may have rounded.
     """
@@ -112,8 +110,6 @@ class Lane:
         """The gradients that a node's backward pass makes of the arriving gradient, by the leaf that they go to.
 
         Args:
-            sources: The nodes that it is made of.
-            arriving: The gradient of the node's value.
             largest: Receives the magnitude of the greatest part of each gradient, if this lane is the one in float64.
         """
         made = self.values[node]
@@ -148,11 +144,7 @@ class Lane:
 
 
 class Moved:
-    """Moves values by a rounding, as a fused kernel may never have rounded them. No global generator is used.
-
-    Args:
-        seed: Same seed, same moves.
-    """
+    """Moves values by a rounding, as a fused kernel may never have rounded them. No global generator is used."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

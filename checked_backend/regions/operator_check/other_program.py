@@ -43,7 +43,6 @@ def other_places(
 
     Args:
         probed: A run of the probe, with no results but the region's own.
-        rng: The random state before the call.
     """
 
     def ran(program: Callable[..., Any], *modes: AbstractContextManager[Any]) -> dict[Place, Any]:

@@ -44,9 +44,6 @@ def out_of_place(gm: fx.GraphModule) -> fx.GraphModule:
 
     All writes to one tensor are replaced, or none: those to inputs, through views, under ``no_grad``, those that
     views made before would see, and functions of which only one spelling is known stay.
-
-    Args:
-        gm: The region's Dynamo graph; it is not changed.
     """
     copied = copy_graph(gm)
     places = {node: place for place, node in enumerate(copied.graph.nodes)}

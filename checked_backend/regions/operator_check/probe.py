@@ -96,8 +96,6 @@ def run_region(
     """Run a region, or its probe, on copies of its inputs; backward, too, where gradients are asked for.
 
     Args:
-        rng: The random state before the call.
-        cotangents: Makes the gradients that are sent in, by place among the results.
         make_taps: Makes the taps of a probe.
         modes: Modes to run it in.
     """
@@ -144,7 +142,6 @@ def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     """Make the probe of a region.
 
     Args:
-        gm: The region's Dynamo graph; it is not changed.
         gradients: Whether to tap.
     """
     probe = copy_graph(gm)

@@ -31,6 +31,7 @@ from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
     TOO_FEW,
     TensorChecks,
+    Wrong,
     alike,
     can_be_checked,
     exact_error,
@@ -59,8 +60,8 @@ class Walk:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
         exposed: The tensors that the probe hands out.
         strict: Whether all dtypes are checked, float32 by its own roundings, and no random operator.
-        before: Called before each node with eager's values. It may fill in results of the probe; the walk ends where
-            it returns False.
+        before: Called before each node with eager's values. It may fill in results of the probe.
+        enough: Called with each error that is found: whether the walk ends there.
 
     Attributes:
         checks: The results of the walk.
@@ -73,10 +74,12 @@ class Walk:
         probed: Probed,
         *,
         strict: bool = False,
-        before: Callable[[fx.Node, Mapping[fx.Node, Any]], bool] = lambda _node, _values: True,
+        before: Callable[[fx.Node, Mapping[fx.Node, Any]], None] = lambda _node, _values: None,
+        enough: Callable[[Wrong], bool] = lambda _wrong: False,
     ) -> None:
         self._strict = strict
         self._before = before
+        self._enough = enough
         self.checks = TensorChecks()
         self._exposed = exposed
         self._probed = probed
@@ -85,6 +88,7 @@ class Walk:
         self._random: set[fx.Node] = set()
         self._blank: set[fx.Node] = set()  # tensors with elements to which nothing was written yet: they are NaN
         self._by_values: set[fx.Node] = set()
+        self._inputs = gm.graph.find_nodes(op="placeholder")
         self._eager = Lane(gm)
         self._moved = [Moved(1 + seed) for seed in range(SAMPLES)]
         self._lanes = [self._eager, Lane(gm, self._float64(), wide=True)]
@@ -113,13 +117,19 @@ class Walk:
 
     def run(self) -> None:
         """Walk through the graph, forward and backward."""
-        places = iter(range(len(self._probed.inputs)))
+        known = 0
         for node, place in self._units.order.items():
-            if not self._before(node, self._eager.values):
-                return
+            for wrong in self.checks.wrong[known:]:
+                known += 1
+                if self._enough(wrong):
+                    return
+            for source in node.all_input_nodes:
+                if source.op == "placeholder" and source not in self._eager.values:
+                    self._input(source)
+            self._before(node, self._eager.values)
             if node.op == "placeholder":
-                self._input(node, next(places))
-            elif node.op == "output":
+                continue  # it takes memory from where it is first read
+            if node.op == "output":
                 self._results(node)
             else:
                 self._call(node)
@@ -128,7 +138,8 @@ class Walk:
 
     # forward
 
-    def _input(self, node: fx.Node, place: int) -> None:
+    def _input(self, node: fx.Node) -> None:
+        place = self._inputs.index(node)
         value, wanted = self._probed.inputs[place], place in self._probed.wanted
         for lane in self._lanes:
             lane.put(node, value, gradient=wanted)
@@ -334,8 +345,7 @@ class Walk:
     def _found_gradient(self, node: fx.Node) -> torch.Tensor | None:
         if node.op != "placeholder":
             return self._probed.taps.get(node.name)
-        place = [one for one in self._units.order if one.op == "placeholder"].index(node)
-        return self._probed.gradients.get(place)
+        return self._probed.gradients.get(self._inputs.index(node))
 
 
 def _filled(value: Any, blank: torch.Tensor) -> Any:

@@ -19,23 +19,22 @@ __all__ = ["simplify_values"]
 def simplify_values(problem: Problem) -> None:
     """Give inputs simpler values: all of them in one way, then one after the other.
 
-    Candidates are screened first: one compilation serves all values, and only values on which the results differ at
-    all are checked. Values on which eager gives only zeros are not taken: a program that reads or leaves memory that
-    nobody wrote is right there by chance.
+    Values on which eager gives only zeros are not taken: a program that reads or leaves memory that nobody wrote is
+    right there by chance.
     """
     told = _tells(problem.best)
-    problem.first_of(_screened(problem, _together(problem.best), told))
+    problem.first_of(_telling(_together(problem.best), told))
     contiguous = {name: value.contiguous() for name, value in _tensors(problem.best).items()}
     problem.consider(problem.best.with_inputs(contiguous))
     for name in _tensors(problem.best):
         value = problem.best.placeholders()[name]
         simpler = [form for form in _forms(value) if form_of(form).rank < form_of(value).rank]
         simpler.sort(key=lambda form: form_of(form).rank)
-        problem.first_of(_screened(problem, (problem.best.with_inputs({name: form}) for form in simpler), told))
+        problem.first_of(_telling((problem.best.with_inputs({name: form}) for form in simpler), told))
 
 
-def _screened(problem: Problem, candidates: Iterable[FailingCase], told: bool) -> list[FailingCase]:
-    return problem.screened([program for program in candidates if not told or _tells(program)])
+def _telling(candidates: Iterable[FailingCase], told: bool) -> list[FailingCase]:
+    return [program for program in candidates if not told or _tells(program)]
 
 
 def _tells(program: FailingCase) -> bool:
