@@ -12,7 +12,8 @@ from typing import Any
 from checked_backend.checking.levels import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
-from checked_backend.process.worker import Death, NoWorkerError, cannot_differentiate_in_worker, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.unsupported import no_process_here, nothing_compiles, out_of_memory, unsupported_here
 from checked_backend.report import Report
@@ -59,9 +60,9 @@ def run_isolated(
     if not timeout > 0:
         raise OptionError(f"check: timeout got {timeout!r}; valid: a number of seconds greater than 0.")
 
-    def death(backend: str | Callable[..., Any] | None) -> Death | None:
+    def death(backend: str | Callable[..., Any] | None) -> JobEnd | None:
         ended = run_in_worker(lambda: str(run_alone(backend) is None), timeout=timeout)
-        return ended if isinstance(ended, Death) else None
+        return ended if isinstance(ended, JobEnd) else None
 
     try:
         run_in_worker(str, timeout=timeout)
@@ -74,14 +75,14 @@ def run_isolated(
         with tempfile.TemporaryDirectory(prefix="checked_backend_") as folder:
             known = Path(folder) / "known.json"
             made = run_in_worker(lambda: _told(make_report, known), timeout=timeout)
-            if not isinstance(made, Death):
+            if not isinstance(made, JobEnd):
                 return _read(made)
             if known.exists():
                 return _stopped(Report.from_json(known.read_text("utf-8")), made)
         finding = _finding(made, death(None))
-        if finding.fails and not made.hung and process_limited():
+        if finding.fails and made.kind != "hang" and process_limited():
             finding = _of_limits(timeout, lambda: death(candidate)) or finding
-        if finding.kind.fails and made.hung and death(candidate) is None:
+        if finding.kind.fails and made.kind == "hang" and death(candidate) is None:
             finding = _slow(made)
         (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
     except NoWorkerError as error:
@@ -96,9 +97,9 @@ def _report_of(finding: Finding) -> Report:
     return Report((finding,), Coverage(checked={"program runs": 1}), environment=environment())
 
 
-def _stopped(report: Report, death: Death) -> Report:
+def _stopped(report: Report, death: JobEnd) -> Report:
     """The findings of a process that died while it localized them."""
-    words = f"the process that looked for the operator died: {death.words}"
+    words = f"the process that looked for the operator died: {death.cause}"
     findings = tuple(
         replace(finding, evidence={**finding.evidence, EvidenceKey.STOPPED: words}) if finding.fails else finding
         for finding in report.findings
@@ -106,7 +107,7 @@ def _stopped(report: Report, death: Death) -> Report:
     return replace(report, findings=findings, environment=environment())
 
 
-def _of_limits(timeout: float, death: Callable[[], Death | None]) -> Finding | None:
+def _of_limits(timeout: float, death: Callable[[], JobEnd | None]) -> Finding | None:
     """A finding if a process died of a limit that the system has set; None if it did not.
 
     If so, a process that compiles the smallest program dies too, or the program alone does not die without the limit,
@@ -118,8 +119,8 @@ def _of_limits(timeout: float, death: Callable[[], Death | None]) -> Finding | N
         return "" if found is None else _report_of(found).to_json()
 
     tried = run_in_worker(control, timeout=timeout)
-    if isinstance(tried, Death):
-        return out_of_memory(f"a process that compiles the least program dies too: {tried.words}")
+    if isinstance(tried, JobEnd):
+        return out_of_memory(f"a process that compiles the least program dies too: {tried.cause}")
     if tried:
         return Report.from_json(tried).findings[0]
     with memory_limit_lifted() as lifted:
@@ -160,21 +161,20 @@ def _exercise_heap() -> None:
         del held
 
 
-def _finding(death: Death, eager_death: Death | None) -> Finding:
-    what = "did not end in time" if death.hung else "died"
+def _finding(death: JobEnd, eager_death: JobEnd | None) -> Finding:
+    hung = death.kind == "hang"
+    what, does, expected = ("did not end in time", "does", "an end") if hung else ("died", "does not", "no death")
     if eager_death is not None:
         message = f"the process {what}, and so does one that runs the program in eager alone"
-        return _unsupported(death, message, eager_death.words)
-    other = f"one that runs it in eager alone does{'' if death.hung else ' not'}"
-    message = f"the process that compiled and ran the program {what}; {other}"
-    expected = "an end" if death.hung else "no death"
-    return Finding(Kind.CRASH, "candidate", message, death.detail, expected=expected, actual=death.words)
+        return _unsupported(death, message, eager_death.cause)
+    message = f"the process that compiled and ran the program {what}; one that runs it in eager alone {does}"
+    return Finding(Kind.CRASH, "candidate", message, death.detail, expected=expected, actual=death.cause)
 
 
-def _slow(death: Death) -> Finding:
+def _slow(death: JobEnd) -> Finding:
     message = "the check did not end in time; the compiled program alone, called as given, does; raise `timeout`"
     return _unsupported(death, message, "an end")
 
 
-def _unsupported(death: Death, message: str, expected: str) -> Finding:
-    return Finding(Kind.UNSUPPORTED, "candidate", message, "unsupported", expected=expected, actual=death.words)
+def _unsupported(death: JobEnd, message: str, expected: str) -> Finding:
+    return Finding(Kind.UNSUPPORTED, "candidate", message, "unsupported", expected=expected, actual=death.cause)

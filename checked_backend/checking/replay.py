@@ -21,7 +21,8 @@ from checked_backend.dump.standalone import mark_dynamic
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.options import CheckOptions, parse_options
-from checked_backend.process.worker import Death, how_it_died, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import run_in_worker
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.failure import Failure, Investigator
@@ -92,7 +93,7 @@ def replay(
 
 def replay_of_death(
     dump: Dump,
-    exit_code: int,
+    death: JobEnd,
     *,
     compiler: str | Callable[..., Any] = "inductor",
     seed: int = 0,
@@ -102,22 +103,21 @@ def replay_of_death(
     """Report on a dumped graph that killed a process when it was compiled. This process does not try the compiler.
 
     Args:
-        exit_code: The exit code of the process that died, negative for a signal.
+        death: How the process that tried it died.
         compiler: The compiler that the process died of.
         seed: As for `replay`, as are all others.
     """
-    death = how_it_died(exit_code)
 
     def died(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         if late:
-            return _dying_late(gm, example_inputs, death.words)
-        raise CandidateError(death.words)
+            return _dying_late(gm, example_inputs, death.cause)
+        raise CandidateError(death.cause)
 
     def told(finding: Finding) -> Finding:
         if finding.kind is not Kind.CRASH:
             return finding
-        message = f"the process that compiled and ran the program died: {death.words}"
-        return replace(finding, message=message, detail=death.detail, expected="no death", actual=death.words)
+        message = f"the process that compiled and ran the program died: {death.cause}"
+        return replace(finding, message=message, detail=death.detail, expected="no death", actual=death.cause)
 
     def investigated(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         if investigator is None:
@@ -136,7 +136,7 @@ def _survives_forward(dump: Dump, compiler: str | Callable[..., Any], seed: int)
         return str(replay(dump, compiler=compiler, seed=seed, backward=False, rehearsed=True).verdict)
 
     try:
-        return not isinstance(run_in_worker(produce, timeout=FORWARD_LIMIT), Death)
+        return not isinstance(run_in_worker(produce, timeout=FORWARD_LIMIT), JobEnd)
     except CheckedBackendError:
         return False
 

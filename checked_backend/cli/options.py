@@ -10,22 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.process.child import default_memory
-
-__all__ = [
-    "AsJson",
-    "Certificate",
-    "Compiler",
-    "CompilerOptions",
-    "Html",
-    "Junit",
-    "Memory",
-    "Verbose",
-    "Words",
-    "compiler_options",
-    "cores",
-    "memory_in_bytes",
-]
+from checked_backend.process.job import default_memory
 
 Words = list[str] | None
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -6,6 +6,7 @@ forked, because torch's threads do not survive a fork.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,10 @@ from checked_backend.cli.options import AsJson, Compiler, Memory, Words, memory_
 from checked_backend.cli.printing import ChildEnded, complain, exit_code, print_report, print_text, users_code
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
-from checked_backend.process.child import Limits, Noticeboard, can_confine, confined
-from checked_backend.process.fresh import has_interpreter
 from checked_backend.process.interrupt import terminable
+from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, run
 from checked_backend.report import Report
 from checked_backend.report.codec import dumps
-
-__all__ = ["localize", "needs_fresh_interpreter", "replay", "show"]
 
 _READING = "reading the dump"
 _IN_EAGER = "running the graph in eager"
@@ -34,6 +32,7 @@ _COMPILED = "compiling the graph and running it"
 _AFTER_DEATH = "running the graph in eager, after the compiled one had killed a process"
 _EAGER_SECONDS = 300.0
 _STATUSES = (0, 1, 2, 3)
+_NO_VERDICT = 70
 
 _Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
 _Seed = Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")]
@@ -58,7 +57,7 @@ def replay(
     def how() -> dict[str, Any]:
         return {"compiler": _loaded_compiler(compiler), "seed": seed}
 
-    return _replay_apart(dump, modules or (), Limits(timeout, memory_in_bytes(memory)), how, as_json=as_json)
+    return _replay_apart(dump, modules or (), timeout, memory_in_bytes(memory), how, as_json=as_json)
 
 
 def localize(
@@ -88,7 +87,7 @@ def localize(
             "report_dir": folder,
         }
 
-    return _replay_apart(dump, modules or (), Limits(timeout, memory_in_bytes(memory)), how, as_json=as_json)
+    return _replay_apart(dump, modules or (), timeout, memory_in_bytes(memory), how, as_json=as_json)
 
 
 def show(dump: _Dump, as_json: AsJson = False) -> None:
@@ -103,14 +102,20 @@ def needs_fresh_interpreter(words: Sequence[str]) -> bool:
 
     A compiler that this program registered is unknown to a fresh Python.
     """
-    if not (can_confine() and has_interpreter()) or _can_fork():
+    if not (hasattr(os, "fork") and sys.executable) or _can_fork():
         return False
     registered = import_module("checked_backend._torch.dynamo").registered_here
     return all(registered(word.removeprefix("--compiler=")) is None for word in words)
 
 
 def _replay_apart(
-    dump: Path, modules: Sequence[str], limits: Limits, how: Callable[[], Mapping[str, Any]], *, as_json: bool
+    dump: Path,
+    modules: Sequence[str],
+    timeout: float,
+    memory: int | None,
+    how: Callable[[], Mapping[str, Any]],
+    *,
+    as_json: bool,
 ) -> Verdict:
     """Replay a dump in a child. If the compiled graph kills the child, a second child reports that without compiling.
 
@@ -121,8 +126,7 @@ def _replay_apart(
         CheckedBackendError: The child died before it compiled the graph, or the second child died too.
     """
 
-    def work(board: Noticeboard | None, died: int | None) -> Verdict:
-        note: Callable[..., object] = (lambda *_stage: None) if board is None else board.note
+    def work(note: Callable[..., object], died: JobEnd | None) -> Verdict:
         note(_READING)
         loaded = _loaded(dump, modules)
         module = import_module("checked_backend.checking.replay")
@@ -140,18 +144,26 @@ def _replay_apart(
         return found.verdict
 
     if not _can_fork():
-        return work(None, None)
+        return work(lambda *_stage: None, None)
 
-    def child(died: int | None, board: Noticeboard) -> int:
+    def child(died: JobEnd | None, answers: AnswerFolder) -> int:
         _use_one_thread()
-        return exit_code(lambda: work(board, died))
+        try:
+            return exit_code(lambda: work(answers.note, died))
+        except SystemExit:  # a module that was imported has called it, which is no verdict
+            return _NO_VERDICT
 
-    ended = confined(partial(child, None), limits)
+    def confined(died: JobEnd | None) -> JobEnd:
+        job = Job(partial(child, died), seconds=timeout)
+        with terminable():
+            return run(job, JobResources(memory), "fork", logged=False, patience=math.inf)
+
+    ended = confined(None)
     if ended.exit not in _STATUSES and ended.stage == _COMPILED and ended.overdue is None:
-        ended = confined(partial(child, ended.exit), limits)
+        ended = confined(ended)
     if ended.exit in _STATUSES:
         raise ChildEnded(ended.exit)
-    advice = ". Give it more with --timeout" if ended.overdue is not None and ended.overdue >= limits.seconds else ""
+    advice = ". Give it more with --timeout" if ended.overdue is not None and ended.overdue >= timeout else ""
     raise CheckedBackendError(f"{dump}: the process {ended.words} while {ended.stage}{advice}")
 
 
@@ -169,7 +181,7 @@ def _refusing(dump: Path, produce: Callable[[], Report]) -> Report:
 
 def _can_fork() -> bool:
     if "torch" not in sys.modules:
-        return can_confine()
+        return hasattr(os, "fork")
     worker = import_module("checked_backend.process.worker")  # CUDA and autograd's threads do not survive a fork
     return worker.cannot_fork() is None and worker.cannot_differentiate_in_worker() is None
 

@@ -5,11 +5,11 @@ Modules that need torch are loaded by the verb that needs them, so that ``--help
 
 from __future__ import annotations
 
-import signal
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -23,7 +23,8 @@ from checked_backend.cli.running import autostart, compare, record, run
 from checked_backend.cli.sweeping import sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
-from checked_backend.process.fresh import call_in_fresh_interpreter
+from checked_backend.process.job import AnswerFolder, Job, JobResources
+from checked_backend.process.job import run as run_job
 from checked_backend.report.certificate import render_certificate
 from checked_backend.report.codec import dumps
 from checked_backend.report.html import render_html
@@ -32,8 +33,6 @@ from checked_backend.report.write import write_whole
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
     from checked_backend.report import Report
-
-__all__ = ["app", "main", "main_here"]
 
 _IN_CHILD = (["replay"], ["localize"])
 """Verbs that run the graph of a dump. The graph may kill the process that runs it."""
@@ -161,16 +160,20 @@ def main_here(words: Sequence[str]) -> NoReturn:
     Raises:
         SystemExit: Always.
     """
-    sys.exit(
-        exit_code(lambda: app(args=_with_json_values(list(words)), prog_name="checked-backend", standalone_mode=False))
-    )
+    sys.exit(_do_here({"words": words}))
+
+
+def _do_here(question: Mapping[str, Any], _answers: AnswerFolder | None = None) -> int:
+    words = _with_json_values(list(question["words"]))
+    return exit_code(lambda: app(args=words, prog_name="checked-backend", standalone_mode=False))
 
 
 def _in_fresh_interpreter(words: Sequence[str]) -> NoReturn:
-    status = call_in_fresh_interpreter(__name__, main_here.__name__, words)
-    if status < 0:
-        raise CheckedBackendError(f"the process that ran it was killed by {signal.Signals(-status).name}")
-    raise ChildEnded(status)
+    job = Job(f"{__name__}:{_do_here.__name__}", {"words": words})
+    end = run_job(job, JobResources(), logged=False, patience=math.inf)
+    if end.exit < 0:
+        raise CheckedBackendError(f"the process that ran it {end.words}")
+    raise ChildEnded(end.exit)
 
 
 def _with_json_values(arguments: list[str]) -> list[str]:

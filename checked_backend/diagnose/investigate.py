@@ -30,7 +30,8 @@ from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.process.interrupt import Interruption
-from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.torch_state import RngState
@@ -120,7 +121,7 @@ def _investigate_apart(failure: Failure, findings: Sequence[Finding], tell: Call
         work = _Investigation(failure, findings, tell, keep, frozenset(causes)).run
         limit, patience = _limits(failure)
         answer = work() if here else run_in_worker(work, timeout=limit, patience=patience)
-        found = _known_at(path, answer) if isinstance(answer, Death) else Diagnosis.from_json(answer)
+        found = _known_at(path, answer) if isinstance(answer, JobEnd) else Diagnosis.from_json(answer)
     if found.op is not None and found.stage is not None:
         causes.add((found.op, found.stage))
     _write_bug_report(failure, findings, found)
@@ -133,17 +134,16 @@ def _limits(failure: Failure) -> tuple[float, float]:
     return limit, min(PATIENCE, limit / 4)
 
 
-def _known_at(path: Path, death: Death) -> Diagnosis:
+def _known_at(path: Path, death: JobEnd) -> Diagnosis:
     """What was known when the worker died.
 
     Raises:
         CheckedBackendError: Nothing was known.
     """
     if not path.exists():
-        raise CheckedBackendError(f"the process that looked for the operator died: {death.words}")
+        raise CheckedBackendError(f"the process that looked for the operator died: {death.cause}")
     found = Diagnosis.from_json(path.read_text("utf-8"))
-    words = death.words if death.hung else f"the process that looked further died: {death.words}"
-    found.evidence[EvidenceKey.STOPPED] = words
+    found.evidence[EvidenceKey.STOPPED] = f"the process that looked further {death.words}"
     return found
 
 

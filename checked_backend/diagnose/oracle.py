@@ -14,7 +14,8 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.graphs.mode_blocks import with_mode_blocks
 from checked_backend.numerics.measure import measure
-from checked_backend.process.worker import Death, cannot_fork, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler, copy_graph, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
@@ -43,15 +44,15 @@ def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | Non
         ``crash``. If no process can be forked, the case runs in this one.
     """
     answer = _answer(case.findings, timeout)
-    if isinstance(answer, Death):
+    if isinstance(answer, JobEnd):
         if not _runs_in_eager(case, timeout):
             return None
         message = "the process that compiled and ran the program died"
-        return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.words),)
+        return (Finding(Kind.CRASH, "candidate", message, answer.detail, expected="no death", actual=answer.cause),)
     return answer
 
 
-def _answer(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Finding, ...] | Death | None:
+def _answer(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Finding, ...] | JobEnd | None:
     """Look for findings without caches in a process of its own, or in this one if none can be forked.
 
     Returns:
@@ -66,7 +67,7 @@ def _answer(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Find
         answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
     except CheckedBackendError:
         return None
-    return answer if isinstance(answer, Death) else Report.from_json(answer).findings
+    return answer if isinstance(answer, JobEnd) else Report.from_json(answer).findings
 
 
 def _runs_in_eager(case: GraphCase, timeout: float) -> bool:
@@ -105,7 +106,7 @@ def gross_error_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] |
         return [one for one in found if one is not None]
 
     answer = _answer(find, timeout)
-    return () if isinstance(answer, Death) else answer
+    return () if isinstance(answer, JobEnd) else answer
 
 
 def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
@@ -123,7 +124,7 @@ def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | N
         return [_missing(raised)]
 
     answer = _answer(find, timeout)
-    return () if isinstance(answer, Death) else answer
+    return () if isinstance(answer, JobEnd) else answer
 
 
 def _compiled(case: GraphCase, compiler: Compiler) -> Callable[..., Any]:

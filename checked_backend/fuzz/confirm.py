@@ -24,10 +24,8 @@ from checked_backend.fuzz.results import DEATHS, ProgramResult
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
 from checked_backend.fuzz.worker import CONFIRMING, begin
-from checked_backend.process.job import AnswerFolder
-from checked_backend.process.worker import Death, run_in_worker
-
-__all__ = ["answer", "confirm", "death_of", "shows"]
+from checked_backend.process.job import AnswerFolder, JobEnd
+from checked_backend.process.worker import run_in_worker
 
 _CALLS = 3
 
@@ -45,7 +43,7 @@ def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any
         CheckedBackendError: No process can be forked here.
     """
     ended = run_in_worker(lambda: _ran(program, compiler, options), timeout=seconds)
-    return ended.detail if isinstance(ended, Death) else ""
+    return ended.detail if isinstance(ended, JobEnd) else ""
 
 
 def _ran(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any]) -> str:

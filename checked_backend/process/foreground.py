@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-from checked_backend.process.child import die_with
-
-__all__ = ["die_by", "run_in_foreground"]
+from checked_backend.process.job import die_with
 
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGALRM", "SIGWINCH")
 _FROM_TERMINAL = 0x80

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Interruption", "terminable"]
-
 
 class Interruption:
     """Remembers that Ctrl-C was pressed or that the time is up, until somebody has reacted to it.

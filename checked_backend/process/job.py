@@ -1,15 +1,17 @@
 """Run work in another process with limits: however that process ends, its end is told, and nothing it started stays.
 
-The work is a function by its name. It leaves its answer, and what it is doing, as files in a folder that outlives it.
-The process leads its own session, is killed with all that it started, and does not outlive its parent.
+The work leaves its answer, and what it is doing, as files in a folder that outlives it. The process leads its own
+session, is killed with all that it started, and does not outlive its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,32 +19,97 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
-
-from checked_backend.process.child import JobEnd, die_with, limit_memory
-
-__all__ = [
-    "IMPORTING",
-    "AnswerFolder",
-    "Job",
-    "JobEnd",
-    "JobResources",
-    "RunningProcesses",
-    "Warm",
-    "environment_of",
-    "run",
-]
 
 IMPORTING = "importing torch"
 """The first stage of a job. It says nothing of the work."""
 
+_PR_SET_PDEATHSIG = 1
+_NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA out of memory")
 _JOB, _ANSWER, _STAGE, _LOG = "job.json", "result.json", "stage", "log"
+_PRINTED = ("stdout", "stderr")
 _LOG_BYTES = 16 * 2**10
 _MAX_ANSWER = 64 * 2**20
 _LONGEST_PAUSE = 0.05
+
+# The working folder may be a stranger's: nothing is imported from it, unless the path of the parent leads there.
+_PROGRAM = """
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import json
+with open(sys.argv[1] + "/job.json", encoding="utf-8") as file:
+    asked = json.load(file)
+sys.path[:] = asked["path"]
+from checked_backend.process.job import work_in
+work_in(sys.argv[1], asked)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How another process ended.
+
+    Attributes:
+        answer: What the job answered last; empty if it died before.
+        stage: What it was doing, as it noted itself.
+        exit: The exit status, negative if a signal killed it.
+        log: The end of what it printed.
+        seconds: How long it ran.
+        overdue: The seconds that it had, or its stage, if it was killed for exceeding them.
+        interrupted: Whether it had these from Ctrl-C on.
+        starved: Whether the system killed processes for lack of memory meanwhile.
+    """
+
+    answer: str
+    stage: str
+    exit: int
+    log: str = ""
+    seconds: float = 0.0
+    overdue: float | None = None
+    interrupted: bool = False
+    starved: bool = False
+
+    @property
+    def kind(self) -> Literal["done", "hang", "memory", "signal", "exit"]:
+        """How it ended."""
+        if self.answer and self.exit == 0:
+            return "done"
+        if self.overdue is not None:
+            return "hang"
+        if self.starved if -self.exit == signal.SIGKILL else any(words in self.log for words in _NO_MEMORY):
+            return "memory"
+        return "signal" if self.exit < 0 else "exit"
+
+    @property
+    def detail(self) -> str:
+        """The finer kind of a finding about its death: ``crash.hang``, ``.memory``, ``.signal`` or ``.exit``."""
+        if self.overdue is not None:
+            return "crash.hang"
+        if -self.exit == signal.SIGKILL:
+            return "crash.memory"
+        return "crash.signal" if self.exit < 0 else "crash.exit"
+
+    @property
+    def cause(self) -> str:
+        """How it died: ``killed by SIGSEGV``, ``exited with status 1``, ``still running after 5 s``."""
+        if self.overdue is not None:
+            seconds = f"{self.overdue:g} s"
+            return f"still running {seconds} after Ctrl-C" if self.interrupted else f"still running after {seconds}"
+        if self.exit >= 0:
+            return f"exited with status {self.exit}"
+        if -self.exit == signal.SIGKILL:
+            return "killed by SIGKILL (out of memory?)"
+        return f"killed by {signal.Signals(-self.exit).name}"
+
+    @property
+    def words(self) -> str:
+        """The same as the end of a sentence that begins with "the process"."""
+        cause = self.cause.replace("still running", "had not ended", 1)
+        return f"was {cause}" if cause.startswith("killed") else cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +117,10 @@ class JobResources:
     """The resources and the working folder of a job.
 
     Attributes:
-        memory: Bytes that the job's process may hold; None for no limit.
+        memory: Bytes that the job's process may hold; None for no limit. Only Linux has such a limit.
         threads: The number of torch's threads; None for torch's own choice.
         gpu: The only GPU that the job sees; None for all.
-        folder: The working folder of the job's process; None for this process's own.
+        folder: The working folder of the job's process, from which it may import; None for this process's own.
     """
 
     memory: int | None = None
@@ -67,14 +134,15 @@ class Job:
     """Work for another process.
 
     Attributes:
-        work: The function that does it, ``package.module:function``; it gets the question and an `AnswerFolder`.
+        work: The function that does it, ``package.module:function``; it gets the question and an `AnswerFolder`. For a
+            fork it may be a function that gets the folder alone. A number that it returns is the exit status.
         question: JSON values.
         seconds: The process is killed after this time.
     """
 
-    work: str
-    question: Mapping[str, Any]
-    seconds: float
+    work: str | Callable[[AnswerFolder], object]
+    question: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = math.inf
 
 
 class AnswerFolder:
@@ -83,13 +151,19 @@ class AnswerFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def note(self, stage: str) -> None:
-        """Write the name of the stage that begins now."""
-        self._write(_STAGE, stage)
+    def note(self, stage: str, seconds: float = math.inf) -> None:
+        """Write the name of the stage that begins now, and how long it may take."""
+        self._write(_STAGE, f"{time.monotonic() + seconds} {seconds} {stage}")
 
     def answer(self, text: str) -> None:
         """Write the answer. A later one replaces it."""
         self._write(_ANSWER, text)
+
+    def stage(self) -> tuple[float, float, str]:
+        """The deadline of the stage, the seconds that it may take, and its name."""
+        noted = _read(self.path / _STAGE, 1000) or "inf inf starting"
+        end, seconds, stage = noted.split(" ", 2)
+        return float(end), float(seconds), stage
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}"
@@ -146,6 +220,9 @@ def run(
     started: Callable[[int], None] = lambda _pid: None,
     given_up: Callable[[float], object] = time.sleep,
     closed: Sequence[int] = (),
+    *,
+    logged: bool = True,
+    patience: float = 0.0,
 ) -> JobEnd:
     """Run a job in another process, and kill every process that it leaves.
 
@@ -155,31 +232,40 @@ def run(
         started: Called with the id of the process, which leads a process group.
         given_up: Waits some seconds, and says whether the job is not wanted any more.
         closed: Descriptors that a forked process must not have.
+        logged: Whether to keep what the job prints. If not, it is printed here.
+        patience: On Ctrl-C the job is interrupted too, and has this many seconds to end by itself.
 
     Raises:
         OSError: The system gives no process, or no temporary folder.
+        KeyboardInterrupt: On Ctrl-C, if there is no patience, and on a second one.
     """
     if not isinstance(start, str):
         return start.run(job, started) or run(job, resources, "fresh", started)
     with tempfile.TemporaryDirectory(prefix="checked-backend-job-") as name:
         folder = Path(name)
-        asked = {"work": job.work, "question": job.question, "memory": resources.memory, "threads": resources.threads}
-        (folder / _JOB).write_text(json.dumps(asked, default=str), encoding="utf-8")
         begun, killed_before = time.monotonic(), _killed_for_memory()
-        process = _forked(folder, closed) if start == "fork" else _fresh(folder, resources)
+        _flush_output()
+        process: _Process
+        if start == "fork":
+            process = _forked(job, resources, folder, closed, logged=logged)
+        else:
+            process = _fresh(job, resources, folder, logged=logged)
         try:
             started(process.pid)
-            is_overdue = _is_overdue(process, job.seconds, given_up)
+            overdue, interrupted = _awaited(process, folder, job.seconds, patience, given_up)
         finally:
             _kill(process)
             status = process.wait() or 0
+            if not logged:
+                _print_here(folder)
         return JobEnd(
             _read(folder / _ANSWER, _MAX_ANSWER),
-            _read(folder / _STAGE, 1000) or "starting",
+            AnswerFolder(folder).stage()[2],
             status,
             _read(folder / _LOG, _LOG_BYTES),
             time.monotonic() - begun,
-            job.seconds if is_overdue else None,
+            overdue,
+            interrupted,
             _killed_for_memory() > killed_before,
         )
 
@@ -201,34 +287,70 @@ class _Forked:
         return self._status
 
 
-def _forked(folder: Path, closed: Sequence[int]) -> _Forked:
+_Process = _Forked | subprocess.Popen[bytes]
+
+
+def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[int], *, logged: bool) -> _Forked:
     parent = os.getpid()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forking a process with threads; the child uses none of these
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         try:
-            os.setsid()
+            os.setsid()  # in the parent's process group, Ctrl-C would reach the child twice
             for descriptor in closed:
                 os.close(descriptor)
-            log = os.open(folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            sys.stdout = sys.stderr = os.fdopen(log, "w", errors="backslashreplace")
-            _work(folder, parent)
+            _drop_signal_handlers()
+            sys.stdin = open(os.devnull, encoding="ascii")  # noqa: SIM115  nobody closes it
+            if logged:
+                log = os.open(folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                sys.stdout = sys.stderr = os.fdopen(log, "w", errors="backslashreplace")
+            elif not _prints_to_descriptors():
+                sys.stdout, sys.stderr = (
+                    (folder / one).open("w", encoding="utf-8", errors="backslashreplace") for one in _PRINTED
+                )
+            _work(_function(job.work, job.question), folder, parent, resources.memory, resources.threads, logged=logged)
         finally:
             os._exit(1)  # never return into the parent's code
     return _Forked(child)
 
 
-def _fresh(folder: Path, resources: JobResources) -> subprocess.Popen[bytes]:
-    with (folder / _LOG).open("wb") as log:
+def _drop_signal_handlers() -> None:
+    """Remove the user's signal handlers: this process must not save the program's state or wake its event loop."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _fresh(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> subprocess.Popen[bytes]:
+    path = [*([resources.folder] if resources.folder is not None else []), *map(os.path.abspath, sys.path)]
+    asked = {
+        "path": path,
+        "work": job.work,
+        "question": job.question,
+        "memory": resources.memory,
+        "threads": resources.threads,
+        "parent": os.getpid(),
+        "logged": logged,
+    }
+    (folder / _JOB).write_text(json.dumps(asked, default=str), encoding="utf-8")
+    with contextlib.ExitStack() as files:
+        streams: dict[str, Any] = {}
+        if logged:
+            streams = {"stdout": files.enter_context((folder / _LOG).open("wb")), "stderr": subprocess.STDOUT}
+        elif not _prints_to_descriptors():
+            streams = {one: files.enter_context((folder / one).open("wb")) for one in _PRINTED}
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder), str(os.getpid())],
+            [sys.executable, "-u", "-c", _PROGRAM, str(folder)],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=resources.folder,
             env=environment_of(resources),
+            **streams,
         )
 
 
@@ -241,26 +363,38 @@ def environment_of(resources: JobResources) -> dict[str, str]:
         environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(resources.threads))
     if resources.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = resources.gpu
-    environment["PYTHONUNBUFFERED"] = "1"
     return environment
 
 
-def _is_overdue(
-    process: _Forked | subprocess.Popen[bytes], seconds: float, given_up: Callable[[float], object]
-) -> bool:
-    """Wait for the end of a process. Returns whether its time was up before."""
-    end, pause = time.monotonic() + seconds, 0.005
-    while process.poll() is None:
-        left = end - time.monotonic()
-        if left <= 0:
-            return True
-        if given_up(min(pause, left)):
-            return False
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    return False
+def _awaited(
+    process: _Process, folder: Path, seconds: float, patience: float, given_up: Callable[[float], object]
+) -> tuple[float | None, bool]:
+    """Wait for the end of a process.
+
+    Returns:
+        The seconds that it had if it has not ended within them, and whether it had them from Ctrl-C on.
+    """
+    answers, limit, pause, interrupted = AnswerFolder(folder), (time.monotonic() + seconds, seconds), 0.005, False
+    while True:
+        try:
+            while process.poll() is None:
+                end, allowed = min(limit, answers.stage()[:2])
+                left = end - time.monotonic()
+                if left <= 0:
+                    return allowed, interrupted and allowed == patience
+                if given_up(min(pause, left)):
+                    return None, False
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            return None, False
+        except KeyboardInterrupt:
+            if interrupted or not patience:
+                raise
+            interrupted, limit = True, min(limit, (time.monotonic() + patience, patience))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
 
 
-def _kill(process: _Forked | subprocess.Popen[bytes]) -> None:
+def _kill(process: _Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.poll() is None:  # it may not lead a group yet
@@ -268,29 +402,111 @@ def _kill(process: _Forked | subprocess.Popen[bytes]) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _work(folder: Path, parent: int) -> NoReturn:
-    """Do the work of a folder, and end this process."""
+def work_in(folder: str, asked: Mapping[str, Any]) -> NoReturn:
+    """Do the work of a fresh process, and end it.
+
+    Args:
+        asked: What its parent has written into the folder.
+    """
+    work = _function(asked["work"], asked["question"])
+    _work(work, Path(folder), asked["parent"], asked["memory"], asked["threads"], logged=asked["logged"])
+
+
+def _function(
+    work: str | Callable[[AnswerFolder], object], question: Mapping[str, Any]
+) -> Callable[[AnswerFolder], object]:
+    if callable(work):
+        return work
+    module, _, name = work.partition(":")
+    return lambda answers: getattr(importlib.import_module(module), name)(question, answers)
+
+
+def _work(
+    work: Callable[[AnswerFolder], object],
+    folder: Path,
+    parent: int,
+    memory: int | None,
+    threads: int | None,
+    *,
+    logged: bool,
+) -> NoReturn:
+    """Do work, and end this process."""
     status = 1
     try:
         die_with(parent)
-        faulthandler.enable()
-        asked = json.loads((folder / _JOB).read_text(encoding="utf-8"))
-        limit_memory(asked["memory"])
+        if logged:
+            faulthandler.enable()
+        limit_memory(memory)
         answers = AnswerFolder(folder)
         answers.note(IMPORTING)
-        if asked["threads"] is not None:
-            importlib.import_module("torch").set_num_threads(asked["threads"])
-        module, _, name = asked["work"].partition(":")
-        getattr(importlib.import_module(module), name)(asked["question"], answers)
-        status = 0
+        if threads is not None:
+            importlib.import_module("torch").set_num_threads(threads)
+        result = work(answers)
+        status = result if isinstance(result, int) else 0
     except BaseException:  # a forked process must not go on in its parent's code
         traceback.print_exc()
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush_output()
         finally:
             os._exit(status)  # skips threads and destructors of the work, which could change the exit status
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent, a process id, dies, however that dies. Only Linux can do that."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent is gone already
+        os._exit(1)
+
+
+def default_memory() -> int | None:
+    """Four fifths of the memory that this process may use; None if that is unknown."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            there = min(there, int(Path(file).read_text(encoding="ascii")))
+    return there * 4 // 5
+
+
+def limit_memory(memory: int | None) -> None:
+    """Limit this process's bytes (only on Linux), and make it the first that the system kills if memory runs out."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415  Windows lacks it
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory is not None and sys.platform == "linux":
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)  # this process may not raise the hard limit
+        memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _prints_to_descriptors() -> bool:
+    """Whether what another process prints goes where this one prints. If not, an object in memory collects that."""
+    try:
+        return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _print_here(folder: Path) -> None:
+    for name in _PRINTED:
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # the program has no stream, or closed it
+            getattr(sys, name).write((folder / name).read_text(encoding="utf-8", errors="replace"))
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # the program has none, or closed it
+            stream.flush()
 
 
 def _killed_for_memory() -> int:
@@ -310,7 +526,3 @@ def _read(path: Path, most: int) -> str:
             return stream.read(most).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-if __name__ == "__main__":
-    _work(Path(sys.argv[1]), int(sys.argv[2]))

@@ -26,8 +26,6 @@ from checked_backend.process.job import Job, JobEnd, JobResources, environment_o
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["WarmProcesses", "main"]
-
 
 class WarmProcesses:
     """Some processes that are forked, for one job at a time each.

@@ -17,8 +17,7 @@ from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.tasks import CheckTask, FuzzOptions
-from checked_backend.process.child import default_memory
-from checked_backend.process.job import JobResources, RunningProcesses
+from checked_backend.process.job import JobResources, RunningProcesses, default_memory
 from checked_backend.runs.status import Status
 
 __all__ = ["COMPILERS", "FILE", "Entry", "here", "look", "order", "read", "write"]

@@ -15,6 +15,7 @@ from torch import nn
 import checked_backend as cb
 from checked_backend.checking.replay import replay, replay_of_death
 from checked_backend.findings import Finding
+from checked_backend.process.job import JobEnd
 from checked_backend.regions.failure import Failure
 from tests.support import faults
 from tests.support.cli_tools import Run
@@ -217,7 +218,7 @@ def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str
             seen.append(failure)
             return findings
 
-        report = replay_of_death(cb.load_dump(found["dynamo"]), 1, compiler=compiler, investigator=note)
+        report = replay_of_death(cb.load_dump(found["dynamo"]), JobEnd("", "", 1), compiler=compiler, investigator=note)
         [finding] = [finding for finding in report.findings if str(finding.kind) == "crash"]
         assert (finding.detail, finding.actual) == ("crash.exit", "exited with status 1")
         [failure] = seen

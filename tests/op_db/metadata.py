@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from checked_backend.findings import Finding
 from checked_backend.metadata.interpreter import MetadataInterpreter
-from checked_backend.process.worker import Death, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import run_in_worker
 
 from .entries import name_of, operators
 from .results import append, read
@@ -125,11 +126,11 @@ def _mismatch(finding: Finding) -> dict[str, Any]:
 def _told_alone(info: Any, sample: Any) -> tuple[str, str, list[dict[str, Any]]]:
     """The same in a process of its own, and whose fault it is if that dies."""
     told = run_in_worker(lambda: json.dumps(_told(info, sample)), timeout=SECONDS_PER_SAMPLE)
-    if not isinstance(told, Death):
+    if not isinstance(told, JobEnd):
         outcome, reason, mismatches = json.loads(told)
         return outcome, reason, mismatches
     bare = run_in_worker(lambda: run_sample(info, sample, bare=True)[0], timeout=SECONDS_PER_SAMPLE)
-    return ("killed" if isinstance(bare, Death) else "errors"), told.words, []
+    return ("killed" if isinstance(bare, JobEnd) else "errors"), told.words, []
 
 
 def sweep_operator(info: Any, limit: int | None, run: Run = _told) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def sweep_operator(info: Any, limit: int | None, run: Run = _told) -> dict[str, 
 def _sweep_in_worker(info: Any, limit: int | None) -> dict[str, Any]:
     """All samples in one other process; if that dies, each in its own."""
     told = run_in_worker(lambda: json.dumps(sweep_operator(info, limit)), timeout=SECONDS_PER_OPERATOR)
-    if isinstance(told, Death):
+    if isinstance(told, JobEnd):
         return sweep_operator(info, limit, _told_alone)
     result: dict[str, Any] = json.loads(told)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
-from checked_backend.process.job import Job, JobEnd, JobResources, Warm, environment_of, run
+from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, Warm, environment_of, run
 from checked_backend.process.warm import WarmProcesses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers and limits memory")
@@ -145,6 +146,75 @@ def test_closing_ends_processes_that_still_import() -> None:
         pids = [warm._process.pid for warm in processes._idle]
     assert all(map(is_gone, pids))
     assert threading.active_count() == before
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+def test_what_a_job_prints_is_printed_here_where_something_collects_output(
+    start: Literal["fork", "fresh"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = run(Job(WORK, {"do": "print"}), RESOURCES, start, logged=False)
+    assert (end.exit, end.kind, end.log) == (5, "exit", "")
+    assert capsys.readouterr() == ("out\n", "err\n")
+
+
+@pytest.mark.process
+def test_a_stage_may_have_less_time() -> None:
+    def work(answers: AnswerFolder) -> None:
+        answers.note("a stage", 0.2)
+        time.sleep(600)
+
+    end = run(Job(work), RESOURCES, "fork")
+    assert (end.kind, end.stage, end.words) == ("hang", "a stage", "had not ended after 0.2 s")
+
+
+@pytest.mark.process
+def test_a_process_that_is_limited_itself_can_limit_others() -> None:
+    def work(_answers: AnswerFolder) -> int:
+        resource.setrlimit(resource.RLIMIT_DATA, (2**33, 2**33))
+        return run(Job(lambda _: 5), JobResources(memory=2**40), "fork").exit
+
+    assert run(Job(work), JobResources(), "fork").exit == 5
+
+
+TERMINATED = """
+import signal, sys, time
+from checked_backend.process.interrupt import terminable
+from checked_backend.process.job import Job, JobResources, run
+
+def work(answers):
+    try:
+        print("begun", flush=True)
+        time.sleep(600)
+    except KeyboardInterrupt:
+        return 7
+
+with terminable():
+    print(run(Job(work), JobResources(), "fork", logged=False, patience=600.0).exit)
+"""
+
+
+@pytest.mark.process
+def test_sigterm_reaches_a_job_as_ctrl_c() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [sys.executable, "-c", TERMINATED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGTERM)
+        assert running.stdout.read() == "7\n"
+
+
+@pytest.mark.process
+def test_a_new_python_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "importlib", "signal", "checked_backend"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('run')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", os.curdir)])
+    end = run(Job(WORK, {"do": "answer"}, 60.0), JobResources())
+    assert end.kind == "done", end.log
 
 
 def test_the_environment_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ import torch
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.errors import CheckedBackendError
-from checked_backend.process.worker import Death, cannot_differentiate_in_worker, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import cannot_differentiate_in_worker, run_in_worker
 
 pytestmark = pytest.mark.process
 
@@ -59,14 +60,15 @@ def test_inductor_generates_the_same_code_in_a_worker() -> None:
 )
 def test_a_death_by_signal(number: signal.Signals, detail: str, words: str) -> None:
     died = run_in_worker(lambda: str(os.kill(os.getpid(), number)), timeout=60)
-    assert isinstance(died, Death)
+    assert isinstance(died, JobEnd)
     assert died.detail == detail
-    assert words in died.words
+    assert words in died.cause
 
 
 def test_a_death_by_exit() -> None:
     died = run_in_worker(lambda: os._exit(7), timeout=60)
-    assert died == Death("crash.exit", "exited with status 7")
+    assert isinstance(died, JobEnd)
+    assert (died.detail, died.cause) == ("crash.exit", "exited with status 7")
 
 
 def test_autograd_works_in_a_worker_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,8 @@ def test_autograd_works_in_a_worker_or_the_reason_is_told(monkeypatch: pytest.Mo
 
 def test_a_hang_is_killed() -> None:
     died = run_in_worker(lambda: str(time.sleep(600)), timeout=0.5)
-    assert died == Death("crash.hang", "still running after 0.5 s")
+    assert isinstance(died, JobEnd)
+    assert (died.detail, died.cause) == ("crash.hang", "still running after 0.5 s")
 
 
 def test_a_worker_has_workers() -> None:
@@ -118,7 +121,8 @@ def test_a_worker_that_does_not_heed_ctrl_c_is_killed_and_that_is_said() -> None
 
     interrupt_soon()
     died = run_in_worker(deaf, timeout=60, patience=0.5)
-    assert died == Death("crash.hang", "still running 0.5 s after Ctrl-C")
+    assert isinstance(died, JobEnd)
+    assert (died.detail, died.cause) == ("crash.hang", "still running 0.5 s after Ctrl-C")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process cannot ask to die with another one")
@@ -132,7 +136,7 @@ def test_a_worker_does_not_outlive_who_waits_for_it() -> None:
 
     listening, told = os.pipe()
     died = run_in_worker(outer, timeout=3)  # it is killed, and its worker is in another group
-    assert isinstance(died, Death)
+    assert isinstance(died, JobEnd)
     inner = Path(f"/proc/{os.read(listening, 20).decode()}")
     deadline = time.monotonic() + 30
     while inner.exists() and "State:\tZ" not in (inner / "status").read_text() and time.monotonic() < deadline:

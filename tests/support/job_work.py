@@ -14,8 +14,8 @@ from typing import Any
 from checked_backend.process.job import AnswerFolder
 
 
-def work(question: Mapping[str, Any], answers: AnswerFolder) -> None:
-    """Note a stage, answer, and then do what is asked."""
+def work(question: Mapping[str, Any], answers: AnswerFolder) -> int:
+    """Note a stage, answer, and then do what is asked. Returns an exit status."""
     answers.note("at work")
     if question.get("answer", True):
         answers.answer(str(os.getppid()))
@@ -33,3 +33,8 @@ def work(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     elif what == "kill the parent" and os.getppid() != question["driver"]:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
+    elif what == "print":
+        print("out")
+        print("err", file=sys.stderr)
+        return 5
+    return 0

@@ -35,7 +35,7 @@ from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.numerics.measure import measure
-from checked_backend.process.worker import Death, cannot_fork, run_in_worker
+from checked_backend.process.worker import cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler, compile_again
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.findings import error_message
@@ -244,10 +244,9 @@ def probe_isolated(
         return json.dumps([faulty.node.name, Report((faulty.finding,), Coverage(), title="probe").to_json()])
 
     answer = run_in_worker(produce, timeout=PROBE_LIMIT)
-    if isinstance(answer, Death):
-        raise CheckedBackendError(f"its process died: {answer.words}")
-    told = json.loads(answer)
-    if told is None:
+    if not isinstance(answer, str):
+        raise CheckedBackendError(f"its process died: {answer.cause}")
+    if (told := json.loads(answer)) is None:
         return None
     name, report = told
     [finding] = Report.from_json(report).findings

@@ -28,7 +28,7 @@ from checked_backend.diagnose.repro.script import (
     write_source_script,
 )
 from checked_backend.findings import Finding, Kind
-from checked_backend.process.child import die_with
+from checked_backend.process.job import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.report.file_names import free_path

@@ -33,7 +33,7 @@ from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.source_line import source_line
 from checked_backend.options import CheckOptions
-from checked_backend.process.worker import Death, cannot_differentiate_in_worker, cannot_fork, run_in_worker
+from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_like
@@ -154,8 +154,8 @@ class WorkaroundSearch:
         except Exception as error:  # the region cannot be run like that
             said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
             return False, said.splitlines()[0]
-        if isinstance(answer, Death):
-            return False, f"the process that tried it died: {answer.words}"
+        if not isinstance(answer, str):
+            return False, f"the process that tried it died: {answer.cause}"
         tried, why = json.loads(answer)
         return tried, why
 
@@ -240,7 +240,7 @@ def _passes_of(case: GraphCase, deadline: float) -> list[str]:
         answer = run_in_worker(produce, timeout=max(1.0, deadline - time.monotonic()))
     except CheckedBackendError:
         return []
-    return [] if isinstance(answer, Death) else list(json.loads(answer))
+    return list(json.loads(answer)) if isinstance(answer, str) else []
 
 
 @dataclass(frozen=True, slots=True)

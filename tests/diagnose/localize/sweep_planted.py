@@ -46,7 +46,8 @@ from checked_backend.diagnose.localize import Location, locate
 from checked_backend.diagnose.oracle import gross_error_oracle, verdict_oracle
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
-from checked_backend.process.worker import Death, run_in_worker
+from checked_backend.process.job import JobEnd
+from checked_backend.process.worker import run_in_worker
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from tests.support import models
@@ -147,7 +148,7 @@ def one(name: str, on: str, *, quick: bool) -> dict[str, Any]:
             answer = run_in_worker(work, timeout=TIME_LIMIT)
         except Exception as error:
             return {**about, "error": str(error)[:500]}
-    if isinstance(answer, Death):
+    if isinstance(answer, JobEnd):
         return {**about, "error": answer.words}
     found = json.loads(answer)
     return {**about, **found, "right": names_it(found.get("op"), name), "seconds": round(time.monotonic() - start, 1)}
