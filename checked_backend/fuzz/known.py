@@ -6,10 +6,12 @@ Python's operators. None of them reads or writes files.
 
 from __future__ import annotations
 
+import ast
 import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -17,38 +19,52 @@ import torch
 
 from checked_backend.errors import FuzzError
 
-__all__ = ["FUNCTION", "METHOD", "OPERATORS", "is_known", "name_of", "operation", "plain", "spelled"]
-
 FUNCTION, METHOD = "call_function", "call_method"
+
+
+@dataclass(frozen=True, slots=True)
+class Infix:
+    """An operator between two operands.
+
+    Attributes:
+        function: The name of its function in `operator`.
+        torch: The name of torch's own.
+        node: Its class in a syntax tree.
+    """
+
+    function: str
+    torch: str
+    node: type[ast.operator] | type[ast.cmpop]
+
+
+INFIX: Mapping[str, Infix] = MappingProxyType(
+    {
+        "+": Infix("add", "add", ast.Add),
+        "-": Infix("sub", "sub", ast.Sub),
+        "*": Infix("mul", "mul", ast.Mult),
+        "/": Infix("truediv", "div", ast.Div),
+        "//": Infix("floordiv", "floor_divide", ast.FloorDiv),
+        "%": Infix("mod", "remainder", ast.Mod),
+        "**": Infix("pow", "pow", ast.Pow),
+        "@": Infix("matmul", "matmul", ast.MatMult),
+        "&": Infix("and_", "bitwise_and", ast.BitAnd),
+        "|": Infix("or_", "bitwise_or", ast.BitOr),
+        "^": Infix("xor", "bitwise_xor", ast.BitXor),
+        "<<": Infix("lshift", "bitwise_left_shift", ast.LShift),
+        ">>": Infix("rshift", "bitwise_right_shift", ast.RShift),
+        "<": Infix("lt", "<", ast.Lt),
+        "<=": Infix("le", "<=", ast.LtE),
+        "==": Infix("eq", "==", ast.Eq),
+        "!=": Infix("ne", "!=", ast.NotEq),
+        ">": Infix("gt", ">", ast.Gt),
+        ">=": Infix("ge", ">=", ast.GtE),
+    }
+)
 
 OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "+": operator.add,
-        "-": operator.sub,
-        "*": operator.mul,
-        "/": operator.truediv,
-        "//": operator.floordiv,
-        "%": operator.mod,
-        "**": operator.pow,
-        "@": operator.matmul,
-        "&": operator.and_,
-        "|": operator.or_,
-        "^": operator.xor,
-        "<<": operator.lshift,
-        ">>": operator.rshift,
-        "<": operator.lt,
-        "<=": operator.le,
-        "==": operator.eq,
-        "!=": operator.ne,
-        ">": operator.gt,
-        ">=": operator.ge,
-        "+=": operator.iadd,
-        "-=": operator.isub,
-        "*=": operator.imul,
-        "/=": operator.itruediv,
-        "&=": operator.iand,
-        "|=": operator.ior,
-        "^=": operator.ixor,
+        **{symbol: getattr(operator, one.function) for symbol, one in INFIX.items()},
+        **{f"{symbol}=": getattr(operator, f"i{INFIX[symbol].function.strip('_')}") for symbol in "+-*/&|^"},
         "getitem": operator.getitem,
         "setitem": operator.setitem,
     }
@@ -78,22 +94,6 @@ _ALSO = frozenset(
     }
 )
 """Harmless ones that torch does not list as overridable."""
-_SYMBOLS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "//": "floor_divide",
-    "%": "remainder",
-    "**": "pow",
-    "@": "matmul",
-    "&": "bitwise_and",
-    "|": "bitwise_or",
-    "^": "bitwise_xor",
-    "<<": "bitwise_left_shift",
-    ">>": "bitwise_right_shift",
-    "true_divide": "div",
-}
 _PLAIN = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _UNDEFINED = re.compile(
     r"empty.*|resize.*|new_empty.*|set_|data_ptr|share_memory_|storage.*|.*hook|backward|numpy|map2?_"
@@ -172,8 +172,8 @@ def plain(op: str) -> str:
         return op.split(".")[1].strip("_")
     if op in ("getitem", "setitem"):
         return spelled(op)
-    own = op if op in _SYMBOLS else spelled(op).rpartition(".")[2] if op[0].isalpha() else op
-    if own.endswith("=") and own[:-1] in _SYMBOLS:
-        own = own[:-1]
-    own = _SYMBOLS.get(own, own)
-    return own.rstrip("_")
+    if op[0].isalpha():
+        own = spelled(op).rpartition(".")[2]
+        return "div" if own == "true_divide" else own.rstrip("_")
+    infix = INFIX.get(op) or INFIX.get(op[:-1])
+    return op.rstrip("_") if infix is None else infix.torch

@@ -20,8 +20,6 @@ from torch import fx
 
 from checked_backend.findings import Kind
 
-__all__ = ["CONTROL", "FAULTS", "SHARED", "Fault"]
-
 CONTROL = "none"
 """The name of the compiler that is right."""
 
@@ -184,11 +182,9 @@ def _on_copies(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[.
 
 def _uncounted(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The inputs are written to, but not counted, as a kernel does that has their addresses alone."""
-    return lambda *args: gm.forward(*(_uncounting(a) if isinstance(a, torch.Tensor) else a for a in args))
-
-
-def _uncounting(value: torch.Tensor) -> torch.Tensor:
-    return value if value.requires_grad else value.data
+    return lambda *args: gm.forward(
+        *(a.data if isinstance(a, torch.Tensor) and not a.requires_grad else a for a in args)
+    )
 
 
 def _drawing(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
@@ -19,18 +19,6 @@ from checked_backend.fuzz.source import function_of
 from checked_backend.runs.case import decode, encode
 from checked_backend.runs.status import Status
 from checked_backend.subjects import Subject, SubjectKind
-
-__all__ = [
-    "DEATHS",
-    "DOCUMENTED",
-    "Difference",
-    "Group",
-    "ProgramResult",
-    "callable_program",
-    "documented",
-    "may_be",
-    "signature_of",
-]
 
 ANY = "any operator"
 """The operator of a difference that is made at the edge of a compiled program, and of a documented one."""
@@ -238,18 +226,14 @@ def _rank(group: Group) -> tuple[bool, bool, tuple[int, ...]]:
     return not group.confirmed, not group.localized, group.program.size
 
 
-def _value_of(raw: Any) -> int | None:
-    return raw.value if isinstance(raw, Ref) else None
-
-
 def _ops(program: FuzzProgram) -> list[str]:
     """The operators of a program in order, each once. What takes an element of several results is none."""
-    tuples = {len(program.inputs) + place for place, call in enumerate(program.calls)}
+    computed = [Ref(len(program.inputs) + place) for place in range(len(program.calls))]
     found: list[str] = []
     for call in program.calls:
         if call.op in CONTROL and call.op not in program.ops:
             continue
-        takes = call.op == "getitem" and isinstance(call.args[1], int) and _value_of(call.args[0]) in tuples
+        takes = call.op == "getitem" and isinstance(call.args[1], int) and call.args[0] in computed
         if not takes and plain(call.op) not in found:
             found.append(plain(call.op))
     return found

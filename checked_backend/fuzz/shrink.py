@@ -19,8 +19,6 @@ from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, pars
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Statement, encode_program, map_refs, refs_of
 
-__all__ = ["shrink"]
-
 _MARKS = ("for", "if", "else", "end")
 
 Interesting = Callable[[FuzzProgram], bool]
@@ -58,17 +56,13 @@ def _best_of(
                 return best
             candidate = candidate.unused_dropped()
             text = encode_program(candidate)
-            if text in tried or not _simpler(candidate, best):
+            if text in tried or _cost(candidate) >= _cost(best):
                 continue
             tried.add(text)
             if candidate.calls and candidate.returns and runs_alike(candidate) and wrong(candidate):
                 best, found = candidate, True
                 break
     return best
-
-
-def _simpler(one: FuzzProgram, other: FuzzProgram) -> bool:
-    return _cost(one) < _cost(other)
 
 
 def _cost(program: FuzzProgram) -> tuple[Any, ...]:

@@ -7,41 +7,15 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from checked_backend.fuzz.control import Block, Item, parse
-from checked_backend.fuzz.known import METHOD, OPERATORS, operation
+from checked_backend.fuzz.known import INFIX, METHOD, OPERATORS, operation
 from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, Statement
-
-__all__ = ["NAME", "function_of"]
 
 NAME = "program"
 """The name of the function."""
-
-_BINARY: dict[str, Callable[[], ast.operator]] = {
-    "+": ast.Add,
-    "-": ast.Sub,
-    "*": ast.Mult,
-    "/": ast.Div,
-    "//": ast.FloorDiv,
-    "%": ast.Mod,
-    "**": ast.Pow,
-    "@": ast.MatMult,
-    "&": ast.BitAnd,
-    "|": ast.BitOr,
-    "^": ast.BitXor,
-    "<<": ast.LShift,
-    ">>": ast.RShift,
-}
-_COMPARED: dict[str, Callable[[], ast.cmpop]] = {
-    "<": ast.Lt,
-    "<=": ast.LtE,
-    "==": ast.Eq,
-    "!=": ast.NotEq,
-    ">": ast.Gt,
-    ">=": ast.GtE,
-}
 
 
 def function_of(programs: Sequence[FuzzProgram]) -> ast.FunctionDef:
@@ -143,10 +117,10 @@ class _Writer:
             case "setitem":
                 part = ast.Subscript(self._expression(call.args[0]), self._index(call.args[1]), ast.Store())
                 return [ast.Assign([part], self._expression(call.args[2]))]
-        own = call.op[:-1]
-        if call.op in OPERATORS and call.op not in _COMPARED and own in _BINARY and call.op.endswith("="):
+        if call.op in OPERATORS and call.op not in INFIX and call.op != "getitem":  # it is one like +=
             first, second = map(self._expression, call.args)
-            updated = ast.AugAssign(ast.Name(target.id, ast.Store()), _BINARY[own](), second)
+            node: Any = INFIX[call.op[:-1]].node
+            updated = ast.AugAssign(ast.Name(target.id, ast.Store()), node(), second)
             return [ast.Assign([target], first), updated]
         return [ast.Assign([target], self._called(call))]
 
@@ -195,9 +169,8 @@ class _Writer:
 
 
 def _operated(symbol: str, left: ast.expr, right: ast.expr) -> ast.expr:
-    if symbol in _COMPARED:
-        return ast.Compare(left, [_COMPARED[symbol]()], [right])
-    return ast.BinOp(left, _BINARY[symbol](), right)
+    node: Any = INFIX[symbol].node()
+    return ast.Compare(left, [node], [right]) if isinstance(node, ast.cmpop) else ast.BinOp(left, node, right)
 
 
 def _dotted(name: str) -> ast.expr:

@@ -23,8 +23,6 @@ from checked_backend.fuzz.known import is_known, plain, spelled
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Ref, Size, Statement, refs_of
 from checked_backend.random_state import random_untouched
 
-__all__ = ["Extend", "add_block", "covered", "draw_program", "due", "make_program", "matches", "rules_for"]
-
 _MOST_TURNS = 4
 _DEEPEST = 2
 
@@ -304,7 +302,8 @@ def _weights(ops: tuple[str, ...]) -> list[int]:
 def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
     """The values to return: most that no call uses or that change later, some others, an input now and then."""
     used = {ref.value for call in draft.calls for ref in refs_of(call)}
-    changed = {ref.value for call in draft.calls if writes(call) for ref in _written(call)}
+    written = [ref for call in draft.calls if writes(call) for ref in (*call.args[:1], call.kwargs.get("out"))]
+    changed = {ref.value for ref in written if isinstance(ref, Ref)}
     found = []
     for ref in draft.tensors():
         rarely = ref.value in used and ref.value not in changed
@@ -315,10 +314,6 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
             found.append(ref)
     draft.rng.shuffle(found)
     return found or draft.tensors()[-1:]
-
-
-def _written(call: Statement) -> list[Ref]:
-    return [ref for ref in (*call.args[:1], call.kwargs.get("out")) if isinstance(ref, Ref)]
 
 
 def _draws(draft: Draft, ref: Ref) -> bool:

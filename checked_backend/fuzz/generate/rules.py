@@ -18,17 +18,7 @@ from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS, is_overlappin
 from checked_backend.fuzz.known import is_known
 from checked_backend.fuzz.program import CONSTANTS, DTYPES, Constant, Ref, Size, Statement
 
-__all__ = ["COMMON", "RULES", "Rule", "rules_of_samples"]
-
-_NAMES = (
-    "view reshape flatten unsqueeze squeeze transpose permute t expand movedim narrow select unbind split chunk "
-    "tensor_split unfold diagonal view_as expand_as broadcast_to swapaxes unflatten repeat tile repeat_interleave "
-    "rot90 ravel split_with_sizes"
-)
-_VIEWS = tuple(f"Tensor.{name}" for name in _NAMES.split())
-"""Operations on the shape."""
-
-_VIEWS_IN_PLACE = tuple(f"Tensor.{name}" for name in ["unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_"])
+_VIEWS_IN_PLACE = ("Tensor.unsqueeze_", "Tensor.squeeze_", "Tensor.transpose_", "Tensor.t_", "Tensor.swapaxes_")
 """Operations that change the shape of the tensor itself."""
 
 
@@ -45,17 +35,11 @@ def _view_in_place(draft: Draft, op: str) -> Statement | None:
     """A call of one of `_VIEWS_IN_PLACE`: on a computed tensor, mostly."""
     ref = draft.some(lambda tensor: not (tensor.is_leaf and tensor.requires_grad) and tensor.dim() > 0)
     tensor = draft.value(ref)
-    match op.removeprefix("Tensor."):
-        case "unsqueeze_":
-            return Statement(op, (ref, _dim(draft, tensor)))
-        case "squeeze_":
-            return Statement(op, (ref, _dim(draft, tensor)) if draft.chance(0.5) else (ref,))
-        case "t_":
-            return Statement(op, (ref,))
-    return Statement(op, (ref, _dim(draft, tensor), _dim(draft, tensor)))
+    dims = draft.chance(0.5) if op == "Tensor.squeeze_" else {"Tensor.unsqueeze_": 1, "Tensor.t_": 0}.get(op, 2)
+    return Statement(op, (ref, *(_dim(draft, tensor) for _ in range(dims))))
 
 
-_LEAST = {"diagonal": 2, "rot90": 2, "transpose": 2, "permute": 2, "movedim": 2, "swapaxes": 2, "flatten": 1}
+_LEAST = {"diagonal": 2, "rot90": 2, "transpose": 2, "permute": 2, "movedim": 2, "swapaxes": 2}
 
 
 def _dim(draft: Draft, tensor: Any) -> int:
@@ -116,14 +100,6 @@ def _sizes_of_parts(draft: Draft, ref: Ref, tensor: Any) -> Any:
     return [first, size - first], dim
 
 
-def _like(draft: Draft, ref: Ref, tensor: Any) -> Any:
-    return (draft.some(lambda one: one.numel() == tensor.numel()),)
-
-
-def _wider(draft: Draft, ref: Ref, tensor: Any) -> Any:
-    return (draft.some(lambda one: one.dim() >= tensor.dim()),)
-
-
 def _times(draft: Draft, ref: Ref, tensor: Any) -> Any:
     return tuple(draft.rng.choice((1, 1, 2, 3)) for _ in range(tensor.dim() + draft.chance(0.2)))
 
@@ -133,37 +109,43 @@ def _split_dim(draft: Draft, ref: Ref, tensor: Any) -> Any:
     return (dim, (2, -1)) if tensor.shape[dim] and tensor.shape[dim] % 2 == 0 else (dim, (1, -1))
 
 
+def _two_dims(draft: Draft, ref: Ref, tensor: Any) -> Any:
+    return _dim(draft, tensor), _dim(draft, tensor)
+
+
 _ARGUMENTS: dict[str, Any] = {
     "view": _other_shape,
     "reshape": _other_shape,
     "flatten": lambda draft, ref, tensor: (draft.rng.randrange(tensor.dim()),),
     "unsqueeze": lambda draft, ref, tensor: (draft.rng.randint(-tensor.dim() - 1, tensor.dim()),),
     "squeeze": lambda draft, ref, tensor: () if draft.chance(0.4) else (_dim(draft, tensor),),
-    "transpose": lambda draft, ref, tensor: (_dim(draft, tensor), _dim(draft, tensor)),
-    "swapaxes": lambda draft, ref, tensor: (_dim(draft, tensor), _dim(draft, tensor)),
-    "movedim": lambda draft, ref, tensor: (_dim(draft, tensor), _dim(draft, tensor)),
+    "transpose": _two_dims,
     "permute": lambda draft, ref, tensor: tuple(draft.rng.sample(range(tensor.dim()), tensor.dim())),
     "t": lambda draft, ref, tensor: (),
-    "ravel": lambda draft, ref, tensor: (),
     "expand": _expanded,
-    "broadcast_to": lambda draft, ref, tensor: (_expanded(draft, ref, tensor),),
+    "movedim": _two_dims,
     "narrow": _part,
     "select": lambda draft, ref, tensor: (part := _part(draft, ref, tensor)) and part[:2],
     "unbind": lambda draft, ref, tensor: (_dim(draft, tensor),),
     "split": _sections,
     "chunk": _sections,
     "tensor_split": _sections,
-    "split_with_sizes": _sizes_of_parts,
     "unfold": _window,
     "diagonal": lambda draft, ref, tensor: (draft.rng.choice((0, 0, 1, -1)),),
-    "view_as": _like,
-    "expand_as": _wider,
+    "view_as": lambda draft, ref, tensor: (draft.some(lambda one: one.numel() == tensor.numel()),),
+    "expand_as": lambda draft, ref, tensor: (draft.some(lambda one: one.dim() >= tensor.dim()),),
+    "broadcast_to": lambda draft, ref, tensor: (_expanded(draft, ref, tensor),),
+    "swapaxes": _two_dims,
     "unflatten": _split_dim,
     "repeat": _times,
     "tile": lambda draft, ref, tensor: (_times(draft, ref, tensor),),
     "repeat_interleave": lambda draft, ref, tensor: (draft.rng.choice((1, 2, 3)), _dim(draft, tensor)),
     "rot90": lambda draft, ref, tensor: (draft.rng.choice((0, 1, 2, 3)),),
+    "ravel": lambda draft, ref, tensor: (),
+    "split_with_sizes": _sizes_of_parts,
 }
+_VIEWS = tuple(f"Tensor.{name}" for name in _ARGUMENTS)
+"""Operations on the shape, with what makes the arguments after the tensor. A program of a seed follows their order."""
 
 
 _INDEXING = (
@@ -180,58 +162,50 @@ def _indexing(draft: Draft, op: str) -> Statement | None:
     ref = draft.at_least(1)
     tensor = draft.value(ref)
     dim = draft.rng.randrange(tensor.dim())
-    size = tensor.shape[dim]
+    size, shape, dtype = tensor.shape[dim], tuple(tensor.shape), dtype_name(tensor)
     if op == "getitem":
         return Statement(op, (ref, _index(draft, ref)))
     if not size:
         return None
+    arguments: tuple[Any, ...] | None = None
+    options: dict[str, Any] = {}
     match op.rpartition(".")[2]:
         case "index_select":
-            return Statement(op, (ref, dim, _indices(draft, size, (draft.rng.choice((1, 2, 5)),))))
-        case "gather" | "take_along_dim":
-            index = _indices(draft, size, tensor.shape)
-            return Statement(op, (ref, dim, index) if op.endswith("gather") else (ref, index, dim))
-        case "take":
-            return Statement(op, (ref, _indices(draft, tensor.numel(), (2, 3)))) if tensor.numel() else None
-        case "embedding":
-            return Statement(op, (_indices(draft, size, (3,)), ref)) if tensor.dim() == 2 and dim == 0 else None
+            arguments = ref, dim, _indices(draft, size, (draft.rng.choice((1, 2, 5)),))
+        case "gather":
+            arguments = ref, dim, _indices(draft, size, shape)
+        case "take_along_dim":
+            arguments = ref, _indices(draft, size, shape), dim
+        case "take" if tensor.numel():
+            arguments = ref, _indices(draft, tensor.numel(), (2, 3))
+        case "embedding" if tensor.dim() == 2 and dim == 0:
+            arguments = _indices(draft, size, (3,)), ref
         case "scatter" | "scatter_" | "scatter_add":
-            shape = tuple(tensor.shape)
             source = draft.any(lambda one: tuple(one.shape) == shape and one.dtype == tensor.dtype) or ref
-            index = _indices(draft, size, (*shape[:dim], 1, *shape[dim + 1 :]))
-            return Statement(op, (ref, dim, index, source))
+            arguments = ref, dim, _indices(draft, size, (*shape[:dim], 1, *shape[dim + 1 :])), source
         case "index_add" | "index_add_" | "index_copy":
-            source = draft.new_input(dtype_name(tensor), tensor.shape)
-            distinct = draft.new_input("int64", (size,), fill="distinct", low=0)
-            return Statement(op, (ref, dim, distinct, source))
+            source = draft.new_input(dtype, shape)
+            arguments = ref, dim, draft.new_input("int64", (size,), fill="distinct", low=0), source
         case "index_fill":
-            return Statement(op, (ref, dim, _indices(draft, size, (1,)), draft.rng.choice((0, 1, 2))))
+            arguments = ref, dim, _indices(draft, size, (1,)), draft.rng.choice((0, 1, 2))
         case "masked_fill" | "masked_fill_":
-            return Statement(op, (ref, draft.fitting(tensor.shape, "bool"), draft.rng.choice((0, 1, -1, 0.5))))
+            arguments = ref, draft.fitting(shape, "bool"), draft.rng.choice((0, 1, -1, 0.5))
         case "index_put_":
-            values = (
-                draft.new_input(dtype_name(tensor), (1,))
-                if draft.chance(0.5)
-                else draft.new_input(dtype_name(tensor), ())
-            )
-            if not tensor.shape[0]:
-                return None
-            first = _indices(draft, tensor.shape[0], (1,))
-            return Statement(op, (ref, (first,), values), {"accumulate": draft.chance(0.5)})
+            values = draft.new_input(dtype, (1,) if draft.chance(0.5) else ())
+            if shape[0]:
+                arguments = ref, (_indices(draft, shape[0], (1,)),), values
+                options["accumulate"] = draft.chance(0.5)
         case "select_scatter":
-            shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
-            return Statement(op, (ref, draft.new_input(dtype_name(tensor), shape), dim, draft.rng.randrange(size)))
+            source = draft.new_input(dtype, (*shape[:dim], *shape[dim + 1 :]))
+            arguments = ref, source, dim, draft.rng.randrange(size)
         case "slice_scatter":
             start = draft.rng.randrange(size)
-            shape = tuple(size - start if d == dim else s for d, s in enumerate(tensor.shape))
-            return Statement(op, (ref, draft.new_input(dtype_name(tensor), shape), dim, start))
-        case "diagonal_scatter":
-            return (
-                Statement(op, (ref, draft.new_input(dtype_name(tensor), tensor.diagonal().shape)))
-                if tensor.dim() == 2
-                else None
-            )
-    return Statement(op, (ref, draft.rng.choice((0, 1, 2))))
+            arguments = ref, draft.new_input(dtype, (*shape[:dim], size - start, *shape[dim + 1 :])), dim, start
+        case "diagonal_scatter" if tensor.dim() == 2:
+            arguments = ref, draft.new_input(dtype, tensor.diagonal().shape)
+        case "fill_diagonal_":
+            arguments = ref, draft.rng.choice((0, 1, 2))
+    return None if arguments is None else Statement(op, arguments, options)
 
 
 def _assignment(draft: Draft, op: str) -> Statement | None:
@@ -310,6 +284,7 @@ class Rule:
     """A family of operations.
 
     Attributes:
+        weight: How often it is chosen.
         make: Makes a call of one of them; None, or `NothingFits`, if it cannot.
         changes: Whether they change a tensor, as the bodies of loops do.
     """
@@ -408,10 +383,6 @@ def _unary(draft: Draft, op: str) -> Statement | None:
     if op == "torch.nan_to_num" and draft.chance(0.4):
         more["nan"] = draft.rng.choice((1.0, -2.5))
     return Statement(op, (ref,), more)
-
-
-def _unary_in_place(draft: Draft, op: str) -> Statement | None:
-    return Statement(op, (_writable(draft),))
 
 
 def _binary(draft: Draft, op: str) -> Statement | None:
@@ -556,17 +527,11 @@ def _creating(draft: Draft, op: str) -> Statement | None:
             return Statement(op, (0, count, 1) if draft.chance(0.3) else (count,), dtype)
         case "torch.eye":
             return Statement(op, (draft.rng.choice((2, 3, 8)),), dtype)
-        case "torch.full":
-            return Statement(op, (sizes, number), dtype)
-        case "torch.zeros" | "torch.ones":
-            return Statement(op, (sizes,), dtype)
-        case "torch.full_like":
-            return Statement(op, (ref, number), dtype)
-        case "Tensor.new_full":
-            return Statement(op, (ref, sizes, number), dtype)
-        case "Tensor.new_zeros" | "Tensor.new_ones":
-            return Statement(op, (ref, sizes), dtype)
-    return Statement(op, (ref,))
+        case "torch.rand_like" | "torch.randn_like":
+            return Statement(op, (ref,))
+    like = () if op in _torch("full zeros ones") else (ref,)
+    shaped = () if op == "torch.full_like" else (sizes,)
+    return Statement(op, (*like, *shaped, *((number,) if "full" in op else ())), dtype)
 
 
 def _converting(draft: Draft, op: str) -> Statement | None:
@@ -610,7 +575,7 @@ def _random(draft: Draft, op: str) -> Statement | None:
 RULES: tuple[Rule, ...] = (
     Rule("pointwise", 14, _UNARY, _unary),
     Rule("pairs", 20, _BINARY, _binary),
-    Rule("pointwise in place", 7, _UNARY_IN_PLACE, _unary_in_place, changes=True),
+    Rule("pointwise in place", 7, _UNARY_IN_PLACE, lambda draft, op: Statement(op, (_writable(draft),)), changes=True),
     Rule("pairs in place", 11, _BINARY_IN_PLACE, _binary_in_place, changes=True),
     Rule(
         "into a tensor", 3, tuple(op for op in (*_BINARY, *_UNARY) if op.startswith("torch.")), _with_out, changes=True
