@@ -17,8 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["HOOKED", "ON", "RUN", "UNCHECKED", "Autostart", "say", "start", "stop"]
-
 ON = "CHECKED_BACKEND"
 """The variable that turns the checks on."""
 

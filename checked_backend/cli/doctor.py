@@ -23,8 +23,6 @@ from checked_backend.process.worker import cannot_differentiate_in_worker, canno
 from checked_backend.program.hook import missing_files
 from checked_backend.report.environment import compiler_command, environment
 
-__all__ = ["Capability", "Diagnosis", "diagnose"]
-
 _OLDEST, _NEWEST = (2, 11), (2, 15)
 _OURS = ("debug_interpreter", "graph_dumper", "nop", "numcheck")
 _NEEDS = MappingProxyType({"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"})

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from checked_backend.fuzz.corpus import Corpus
     from checked_backend.fuzz.report import Summary
 
-__all__ = ["fuzz", "report_fuzz", "selftest"]
-
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 _MOST_SEED = 2**63

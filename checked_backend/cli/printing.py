@@ -22,19 +22,6 @@ from checked_backend.report.clean import clean
 from checked_backend.report.text import render_rich
 from checked_backend.report.write import write_whole
 
-__all__ = [
-    "STDOUT",
-    "ChildEnded",
-    "Pages",
-    "complain",
-    "exit_code",
-    "print_report",
-    "print_reports",
-    "print_text",
-    "say",
-    "users_code",
-]
-
 STDOUT = "-"
 """The value of ``--json`` without a file."""
 

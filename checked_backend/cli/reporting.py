@@ -23,8 +23,6 @@ from checked_backend.report.model_explorer import encode_graphs, encode_node_dat
 from checked_backend.report.write import ReadReports, read_reports, write_whole
 from checked_backend.runs.folder import RunFolder
 
-__all__ = ["report"]
-
 
 def report(
     path: Annotated[

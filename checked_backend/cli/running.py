@@ -29,8 +29,6 @@ from checked_backend.report.file_names import this_moment
 from checked_backend.report.html import render_html
 from checked_backend.report.write import write_whole
 
-__all__ = ["autostart", "checking_environment", "compare", "record", "run"]
-
 _OPTIONS = (
     *("on_divergence", "every", "budget", "compiler", "layout", "ignore", "gradients", "localize", "shadow"),
     "report_dir",

@@ -27,8 +27,6 @@ from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.settings import Settings
 
-__all__ = ["report_sweep", "sweep"]
-
 
 def sweep(
     suites: Annotated[

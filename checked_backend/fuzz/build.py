@@ -17,21 +17,6 @@ from checked_backend.fuzz.known import METHOD, operation
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Size, Statement, map_leaves
 from checked_backend.fuzz.source import NAME, function_of
 
-__all__ = [
-    "EDGES",
-    "build",
-    "dtype_name",
-    "inputs_for",
-    "make_inputs",
-    "run_call",
-    "run_eager",
-    "run_statement",
-    "same_value",
-    "storage_sizes",
-    "straightened",
-    "strides_of",
-]
-
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
 

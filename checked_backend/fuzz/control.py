@@ -15,19 +15,6 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz.known import OPERATORS
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Size, Statement, map_leaves, map_refs, refs_of
 
-__all__ = [
-    "RELATIONS",
-    "Block",
-    "Item",
-    "blocks_of",
-    "dependencies",
-    "made_from",
-    "parse",
-    "run_in_order",
-    "straight_line",
-    "writes",
-]
-
 RELATIONS = ("<", "<=", "==", "!=", ">", ">=", "%")
 """The operators of a condition. A remainder is true unless it is 0."""
 

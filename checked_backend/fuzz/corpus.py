@@ -25,8 +25,6 @@ from checked_backend.runs.status import Status
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["UNSETTLED", "Corpus", "Entry", "Totals"]
-
 UNSETTLED = "the process that checked it together with others ended, and alone it was not checked"
 """How the message of such a program begins."""
 

@@ -18,8 +18,6 @@ from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Death, FuzzOption
 from checked_backend.process.job import RunningProcesses
 from checked_backend.runs.status import Status
 
-__all__ = ["FuzzEnd", "run_fuzz"]
-
 GRACE = 30.0
 """Seconds that processes have to end after the time is over."""
 

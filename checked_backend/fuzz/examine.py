@@ -33,19 +33,6 @@ from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
 from checked_backend.runs.status import Status
 
-__all__ = [
-    "CHECK_FAILED",
-    "HUNG_SECONDS",
-    "ISOLATED_SECONDS",
-    "Compiler",
-    "alike",
-    "check_program",
-    "compiler_of",
-    "examine",
-    "places_of",
-    "worst_finding",
-]
-
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
 

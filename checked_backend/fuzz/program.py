@@ -16,25 +16,6 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 
-__all__ = [
-    "CONSTANTS",
-    "CONTROL",
-    "DTYPES",
-    "Constant",
-    "FuzzProgram",
-    "Input",
-    "Ref",
-    "Size",
-    "Statement",
-    "decode_program",
-    "encode_program",
-    "leaves_of",
-    "map_leaves",
-    "map_refs",
-    "merge",
-    "refs_of",
-]
-
 DTYPES = (
     *("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),

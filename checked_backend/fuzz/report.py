@@ -26,21 +26,6 @@ from checked_backend.report.junit import junit_text, new_case, new_problem, xml_
 from checked_backend.runs.page import page_environment, view_of
 from checked_backend.runs.progress import duration
 
-__all__ = [
-    "MEANING",
-    "Progress",
-    "Shown",
-    "Summary",
-    "render_html",
-    "render_issue",
-    "render_json",
-    "render_junit",
-    "render_text",
-    "standing",
-    "summarize",
-    "ways",
-]
-
 MEANING: Mapping[str, str] = MappingProxyType(
     {
         "new": "wrong, and not known before",

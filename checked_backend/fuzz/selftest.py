@@ -23,8 +23,6 @@ from checked_backend.fuzz.worker import begin
 from checked_backend.process.job import AnswerFolder, Job, JobResources, RunningProcesses, run
 from checked_backend.runs.status import Status
 
-__all__ = ["PLAIN", "Tried", "answer", "render_json", "render_text", "run_selftest", "try_faults"]
-
 _DYNAMO_ALONE = "eager"
 _SEED = 20
 _MOST_PROGRAMS = 200

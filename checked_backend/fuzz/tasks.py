@@ -19,17 +19,6 @@ from checked_backend.fuzz.worker import CONFIRMING, GENERATING, OUT_OF_TIME
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, RunningProcesses, run
 from checked_backend.runs.status import Status
 
-__all__ = [
-    "CheckTask",
-    "ConfirmTask",
-    "Death",
-    "FuzzOptions",
-    "GenerateTask",
-    "Stopped",
-    "Task",
-    "left_out_words",
-]
-
 _CHUNK_SECONDS = 90.0
 """Seconds after which a process begins no other batch, so that results come in time."""
 

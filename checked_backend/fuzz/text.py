@@ -16,8 +16,6 @@ from checked_backend.report.clean import clean
 from checked_backend.scripts.comparisons import CALLS, source_of
 from checked_backend.scripts.values import literal
 
-__all__ = ["DIFFERS", "PLANTED", "describe", "describe_inputs", "render_check", "render_function", "render_script"]
-
 DIFFERS = "eager and compiled differ"
 """The last line that a script of torch alone prints where the bug is."""
 

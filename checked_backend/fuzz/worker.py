@@ -23,8 +23,6 @@ from checked_backend.fuzz.generate.torchfuzz import TorchFuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.process.job import AnswerFolder
 
-__all__ = ["CONFIRMING", "GENERATING", "OUT_OF_TIME", "begin", "check", "generate"]
-
 CONFIRMING = "confirming"
 """The stage of a worker that checks a program once more. No stage after it has no answer."""
 

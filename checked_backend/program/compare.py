@@ -19,8 +19,6 @@ from checked_backend.program.records import PLAIN, Place, Recording, TensorRecor
 from checked_backend.report import Report
 from checked_backend.report.advice import TENSORS_OF_BOTH_RUNS
 
-__all__ = ["FACTOR", "ROUNDINGS", "compare_recordings", "compare_tensor", "spread_of"]
-
 FACTOR = 8.0
 """So many times the noise is beyond it. The noise is known from a few runs, and from a sample of each tensor.
 

@@ -23,8 +23,6 @@ from checked_backend.options import CheckOptions, RunOptions, environment_variab
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report.session import Session
 
-__all__ = ["CheckingBackend", "CompileWatch", "Settings", "restored_backend"]
-
 Compile = Callable[..., Any]
 
 _SELF_CHECKING = (nop, debug_interpreter, graph_dumper)

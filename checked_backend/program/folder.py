@@ -12,8 +12,6 @@ from checked_backend.report import Report
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.write import read_reports, write_report, write_whole
 
-__all__ = ["WHOLE_CALLS", "Mark", "ProcessReport", "read_processes", "tidy"]
-
 WHOLE_CALLS = "whole calls compared with eager"
 """The name in the coverage's counts of calls that are compared as a whole (option ``shadow``)."""
 

@@ -10,8 +10,6 @@ from types import MappingProxyType
 from checked_backend.errors import CheckedBackendError
 from checked_backend.report.write import write_whole
 
-__all__ = ["FILES", "install_hook", "missing_files", "remove_hook", "site_packages"]
-
 FILES: Mapping[str, str] = MappingProxyType(
     {
         "checked_backend.pth": (

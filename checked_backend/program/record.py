@@ -37,8 +37,6 @@ from checked_backend.report.file_names import process_rank
 from checked_backend.report.session import Session
 from checked_backend.tensors.streams import is_capturing
 
-__all__ = ["PRODUCTS", "RecordWatch", "RecordedRegion", "Recorder", "coarsest", "describe", "under_mode"]
-
 _SAMPLE = 64
 _PROJECTIONS = 4
 _CHUNK = 1 << 18

@@ -14,8 +14,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["PLAIN", "Place", "RecordFile", "Recording", "TensorRecord", "noise_folders", "read_run", "written_by"]
-
 PLAIN = "plain"
 """The folder of the run as it is; those beside it are of runs in which every rounding is random."""
 

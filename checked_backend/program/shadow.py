@@ -54,8 +54,6 @@ from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import Session
 from checked_backend.report.write import KeptReport
 
-__all__ = ["Shadows"]
-
 _NEED_DYNAMO = frozenset({"associative_scan", "cond", "flex_attention", "scan", "while_loop"})
 """The names of torch's functions that need Dynamo, also in eager, to trace their bodies."""
 

@@ -25,8 +25,6 @@ from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
 from checked_backend.report.view import view
 
-__all__ = ["EXIT_CODES", "RunResult", "exit_code", "github_annotations", "read_run", "tell"]
-
 EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
 
 

@@ -34,8 +34,6 @@ from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.health import HEALTH, CheckRecord
 from checked_backend.report.session import Session, active_sessions
 
-__all__ = ["ProgramWatch", "how_it_ended"]
-
 
 class ProgramWatch(CompileWatch):
     """Checks what a process compiles, from its first ``torch.compile`` to its end.

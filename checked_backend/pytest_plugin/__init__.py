@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from checked_backend.pytest_plugin.fixture import Numcheck
     from checked_backend.pytest_plugin.watch import TestCheck, Watch
 
-__all__ = [
-    "numcheck",
-    "pytest_addoption",
-    "pytest_configure",
-    "pytest_load_initial_conftests",
-    "pytest_make_collect_report",
-    "pytest_runtest_call",
-    "pytest_runtest_makereport",
-    "pytest_runtest_protocol",
-    "pytest_runtest_teardown",
-    "pytest_sessionstart",
-]
-
 _COMPILER = "inductor"
 
 _TRACE = re.compile(r"(\S+ )?DEBUG +torch\.__trace:")

@@ -11,8 +11,6 @@ from checked_backend.pytest_plugin.watch import TestCheck, Watch
 from checked_backend.report import Report
 from checked_backend.report.session import Session, collect
 
-__all__ = ["Numcheck"]
-
 
 class Numcheck:
     """Checks a function in one call, or gathers the findings of a block.

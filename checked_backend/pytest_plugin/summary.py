@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["COUNTS", "FOLDER", "REPORT", "SENTENCE", "VERDICT", "Summary", "kept_file"]
-
 REPORT = "numcheck"
 """Title of the section of a test's report."""
 

@@ -16,8 +16,6 @@ from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.report.session import Session, active_sessions
 
-__all__ = ["TestCheck", "Watch"]
-
 _REFUSED = ("on_divergence",)
 
 

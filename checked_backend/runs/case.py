@@ -12,8 +12,6 @@ from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.runs.status import Status
 
-__all__ = ["Attempt", "Case", "CaseResult", "decode", "encode"]
-
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _Number = Annotated[float, Field(ge=0, lt=1e18)]
 _Count = Annotated[int, Field(ge=0, lt=10**18)]

@@ -12,8 +12,6 @@ from checked_backend.report.junit import junit_text, new_case, new_problem
 from checked_backend.runs.status import Status
 from checked_backend.runs.summary import CaseSummary, Comparison, Summary
 
-__all__ = ["render_json", "render_junit"]
-
 _VERSION = 1
 
 

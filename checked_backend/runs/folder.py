@@ -24,8 +24,6 @@ from checked_backend.runs.case import decode
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["RunFolder", "case_name"]
-
 _Read = TypeVar("_Read")
 _MAX_BYTES = 64 * 2**20
 _RESULT = re.compile(r"[a-z0-9._-]{1,60}-[0-9a-f]{16}\.[0-9a-f]{12}\.json")

@@ -17,8 +17,6 @@ from checked_backend.report.view import ReportView, sections, view
 from checked_backend.runs.progress import duration
 from checked_backend.runs.summary import CaseSummary, Comparison, Summary
 
-__all__ = ["page_environment", "render_html", "view_of"]
-
 _WIDTH = 320.0
 _NOISE_DECADES = 12.0
 _MOST_BARS = 20

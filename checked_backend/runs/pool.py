@@ -17,8 +17,6 @@ from checked_backend.process.job import JobResources, RunningProcesses
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.status import Status
 
-__all__ = ["LocalPool", "Pool", "RayPool", "Runner"]
-
 RAY_RETRIES = 1
 """How often Ray retries a job whose node or worker was lost. Then it is recorded as lost."""
 

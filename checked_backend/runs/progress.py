@@ -12,8 +12,6 @@ from checked_backend.report.clean import clean, first_line
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.status import Status
 
-__all__ = ["Progress", "duration"]
-
 _STYLES = {Status.PASS: "green", Status.SKIPPED: "dim", Status.UNSUPPORTED: "dim", Status.INCONCLUSIVE: "yellow"}
 
 

@@ -20,8 +20,6 @@ from checked_backend.runs.status import Status
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Plan", "Results", "WantedCase"]
-
 
 @dataclass(frozen=True, slots=True)
 class WantedCase:

@@ -7,8 +7,6 @@ from enum import Enum
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 
-__all__ = ["Status"]
-
 
 class Status(str, Enum):
     """The result of one case. The first three are verdicts of a check; with the others there is no verdict."""

@@ -12,8 +12,6 @@ from checked_backend.runs.case import Attempt, Case, CaseResult
 from checked_backend.runs.results import Plan, Results, WantedCase
 from checked_backend.runs.status import Status
 
-__all__ = ["CaseChange", "CaseSummary", "Comparison", "Summary", "compare", "summarize"]
-
 NOISIER = 2.0
 """The least factor of greater noise that is reported."""
 

@@ -8,8 +8,6 @@ from checked_backend.report.clean import clean, first_line
 from checked_backend.runs.status import Status
 from checked_backend.runs.summary import Comparison, Summary
 
-__all__ = ["render_text"]
-
 _SHOWN = 40
 
 

@@ -26,8 +26,6 @@ from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, p
 from checked_backend.sweep.rules import Rules
 from checked_backend.sweep.run_case import SweepJob, run_case
 
-__all__ = ["Plan", "Sweep", "merge", "modules_of", "plan_sweep", "run_sweep", "statuses_of", "warm_processes"]
-
 _LOCAL = "local"
 _ALWAYS = ("torch", "checked_backend.sweep.examine", "checked_backend.sweep.suites", *LATE_MODULES)
 _OF_SUITE = MappingProxyType(

@@ -32,8 +32,6 @@ from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import suite_of
 from checked_backend.sweep.suites.base import Built, Unsupported
 
-__all__ = ["answer_case", "examine", "refuse_unknown"]
-
 _SEED = 0
 _SEED_OF_CHECK = 6_031_769
 """No seed that a compiler would set: it would not show."""

@@ -17,20 +17,6 @@ from checked_backend.sweep.rules import TAGS, Rules, matches
 from checked_backend.sweep.run_case import SweepJob
 from checked_backend.sweep.settings import DTYPES, MODES, Settings
 
-__all__ = [
-    "FIXED",
-    "LISTING_SECONDS",
-    "Listed",
-    "Request",
-    "Selection",
-    "fingerprint_of",
-    "list_suite",
-    "parse_modes",
-    "planned",
-    "resolved_compiler",
-    "spec_of",
-]
-
 FIXED = "as dumped"
 """The mode and the dtype of a case in which both are fixed."""
 

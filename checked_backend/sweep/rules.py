@@ -17,8 +17,6 @@ from checked_backend.findings import Kind
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Dtype, Mode, Settings
 
-__all__ = ["TAGS", "Rule", "Rules", "load_rules", "matches"]
-
 _Suite = Literal["torchbench", "huggingface", "timm", "python", "dumps"]
 TAGS = ("slow", "non_deterministic", "control_flow")
 """Properties of a model that a rule can note and that do not change how the model is run."""

@@ -12,8 +12,6 @@ from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.status import Status
 from checked_backend.sweep.settings import Settings
 
-__all__ = ["SweepJob", "result_of", "run_case"]
-
 _WORK = "checked_backend.sweep.examine:answer_case"
 _BEFORE_THE_MODEL = ("starting", IMPORTING)
 

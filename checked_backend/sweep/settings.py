@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["DTYPES", "MODES", "Dtype", "Mode", "Settings"]
-
 Mode = Literal["inference", "training"]
 Dtype = Literal["float32", "bfloat16", "float16", "amp"]
 MODES: tuple[str, ...] = get_args(Mode)

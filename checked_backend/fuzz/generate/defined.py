@@ -15,8 +15,6 @@ from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.program import DTYPES, FuzzProgram, Statement
 from checked_backend.random_state import random_untouched
 
-__all__ = ["MOST_ELEMENTS", "is_usable", "on_other_values", "run_defined", "runs_alike"]
-
 MOST_ELEMENTS = 4096
 """The most elements of a value."""
 

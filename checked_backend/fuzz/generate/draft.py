@@ -16,8 +16,6 @@ from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, is_usable, run_
 from checked_backend.fuzz.generate.undefined import draws, is_undefined
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
 
-__all__ = ["Choices", "Draft", "NothingFits", "chance"]
-
 
 class NothingFits(ValueError):
     """Raised if no value so far, or none that a program can have, fits a call."""

@@ -43,8 +43,6 @@ from checked_backend.fuzz.program import (
 )
 from checked_backend.random_state import random_untouched
 
-__all__ = ["LeftOut", "TorchFuzz", "find_torchfuzz"]
-
 _PACKAGE = "torchfuzz"
 _PLACES = ("", _PACKAGE, f"tools/experimental/{_PACKAGE}", f"tools/experimental/dynamic_shapes/{_PACKAGE}")
 _FILES = ("codegen.py", "ops_fuzzer.py")

@@ -9,8 +9,6 @@ import torch
 
 from checked_backend.fuzz.program import Constant, Ref, Statement
 
-__all__ = ["UNDEFINED_OPS", "draws", "is_overlapping", "is_undefined"]
-
 UNDEFINED_OPS = frozenset(
     {
         *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort"),  # which of equal elements

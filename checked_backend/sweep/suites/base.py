@@ -10,8 +10,6 @@ from checked_backend.report import Report
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 
-__all__ = ["Built", "Model", "Suite", "Unsupported"]
-
 
 class Unsupported(Exception):
     """Raised if a model cannot run in this way here, without a bug in the model or the compiler."""

@@ -19,8 +19,6 @@ from checked_backend.sweep.suites.base import Built, Model, Unsupported
 from checked_backend.sweep.suites.tiny_configs import WAYS, tiny_config
 from checked_backend.sweep.suites.tiny_inputs import tiny_inputs
 
-__all__ = ["HuggingFace"]
-
 _REGISTRY = "transformers.models.auto.modeling_auto"
 _HEADS = (
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",

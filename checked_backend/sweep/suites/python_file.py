@@ -15,8 +15,6 @@ from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
-__all__ = ["PythonFile"]
-
 _NAMED = "MODELS"
 
 

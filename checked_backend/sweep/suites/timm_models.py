@@ -12,8 +12,6 @@ from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
-__all__ = ["Timm"]
-
 _BATCH = 2
 _HINT = (
     "timm cannot be imported: {error}. timm imports torchvision, and this torchvision is built for another torch; "

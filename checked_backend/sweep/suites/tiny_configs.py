@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["WAYS", "Shrinking", "tiny_config"]
-
 _LAYERS = 2
 _TOKENS = 128
 _SPECIAL_TOKENS = range(3, 63)

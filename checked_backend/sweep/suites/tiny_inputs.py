@@ -11,8 +11,6 @@ import torch
 
 from checked_backend.sweep.suites.base import Unsupported
 
-__all__ = ["tiny_inputs"]
-
 _LENGTH = 16
 _FIRST_TOKEN = 64
 """Lower tokens have meanings: the end of a text, the place of an image."""

@@ -19,8 +19,6 @@ from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
-__all__ = ["TorchBench"]
-
 _PACKAGE = "torchbenchmark"
 _MODELS, _CANARIES, _INTERNAL = "models", "canary_models", "fb"
 
