@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import Group, ProgramResult, callable_program
-from checked_backend.runs.case import decode, encode
-from checked_backend.runs.folder import RunFolder, case_name
+from checked_backend.runs.case import encode
+from checked_backend.runs.folder import StoredRun, case_name
 from checked_backend.runs.status import Status
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 UNSETTLED = "the process that checked it together with others ended, and alone it was not checked"
 """How the message of such a program begins."""
@@ -117,12 +113,11 @@ class Totals:
         return sum(self.statuses.get(status.value, 0) for status in _DECIDED)
 
 
-class Corpus:
+class Corpus(StoredRun[dict[str, str], Record]):
     """A folder of fuzzing.
 
     Attributes:
         settings: The facts that the results depend on.
-        damaged: Files that are no records, and why. They count as nothing, and a run that goes on sets them aside.
 
     Args:
         write: Make the folder if it is missing, and lock it against others that write.
@@ -132,27 +127,15 @@ class Corpus:
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
-        self.path = path
+        super().__init__(path, "fuzz", _SETTINGS, _RECORD, write=write)
+        self.settings = self._stored or {}
         self._step = 0
         self._programs: dict[str, Entry] = {}
         self._results: dict[str, ProgramResult] = {}
         self._groups: dict[str, Group] = {}
         self._group_of: dict[str, str] = {}
-        self._folder = RunFolder(path, "fuzz", write=write)
-        with ExitStack() as on_error:
-            on_error.push(self._folder)
-            text = self._folder.read_plan()
-            self.settings = decode(_SETTINGS, text, f"{path / 'fuzz.json'}") if text else {}
-            records, self.damaged = self._folder.read_all(_RECORD, set_aside=write)
-            on_error.pop_all()
-        for record in sorted(records, key=lambda record: record.step):
+        for record in sorted(self._records, key=lambda record: record.step):
             self._apply(record)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.__exit__()
 
     def _keep(self, what: str, record: Record) -> None:
         record = replace(record, step=self._step + 1)

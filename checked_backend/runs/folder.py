@@ -12,9 +12,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _Read = TypeVar("_Read")
+_Plan = TypeVar("_Plan")
 _MAX_BYTES = 64 * 2**20
 _RESULT = re.compile(r"[a-z0-9._-]{1,60}-[0-9a-f]{16}\.[0-9a-f]{12}\.json")
 
@@ -153,6 +154,35 @@ class RunFolder:
             os.close(lock)
             return None
         return lock
+
+
+class StoredRun(Generic[_Plan, _Read]):
+    """A run in its folder.
+
+    Attributes:
+        damaged: Files that are no records, and why. They count as nothing, and a run that goes on sets them aside.
+
+    Raises:
+        SuiteError: As `RunFolder`.
+    """
+
+    def __init__(
+        self, path: Path, kind: str, plan: TypeAdapter[_Plan], record: TypeAdapter[_Read], *, write: bool = False
+    ) -> None:
+        self.path = path
+        self._folder = RunFolder(path, kind, write=write)
+        with ExitStack() as on_error:
+            on_error.push(self._folder)
+            text = self._folder.read_plan()
+            self._stored = decode(plan, text, str(path / f"{kind}.json")) if text else None
+            self._records, self.damaged = self._folder.read_all(record, set_aside=write)
+            on_error.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.__exit__()
 
 
 def _digest(data: bytes, length: int) -> str:

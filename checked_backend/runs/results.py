@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, TypeAdapter
 
 from checked_backend.errors import SuiteError
-from checked_backend.runs.case import Attempt, Case, CaseResult, decode, encode
-from checked_backend.runs.folder import RunFolder, case_name
+from checked_backend.runs.case import Attempt, Case, CaseResult, encode
+from checked_backend.runs.folder import StoredRun, case_name
 from checked_backend.runs.status import Status
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +55,11 @@ class Plan:
 _PLAN, _ATTEMPT = TypeAdapter(Plan), TypeAdapter(Attempt)
 
 
-class Results:
-    """A run in its folder.
+class Results(StoredRun[Plan, Attempt]):
+    """A sweep in its folder.
 
     Attributes:
         wanted: Its cases, as they were asked for last.
-        damaged: Files that are no results, and why. They count as nothing, and a run that goes on sets them aside.
 
     Args:
         write: Make the folder if it is missing, and lock it against others that write.
@@ -75,27 +69,15 @@ class Results:
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
-        self.path = path
+        super().__init__(path, "sweep", _PLAN, _ATTEMPT, write=write)
+        self.plan = self._stored or Plan({}, _now())
         self._attempts: dict[Case, list[Attempt]] = defaultdict(list)
-        self._folder = RunFolder(path, "sweep", write=write)
-        with ExitStack() as on_error:
-            on_error.push(self._folder)
-            text = self._folder.read_plan()
-            self.plan = decode(_PLAN, text, f"{path / 'sweep.json'}") if text else Plan({}, _now())
-            attempts, self.damaged = self._folder.read_all(_ATTEMPT, set_aside=write)
-            on_error.pop_all()
-        for attempt in attempts:
+        for attempt in self._records:
             self._attempts[attempt.case].append(attempt)
         self.wanted = {wanted.case: wanted for wanted in self.plan.cases}
         for case in self._attempts.keys() - self.wanted.keys():  # copied from another folder
             last = max(self._attempts[case], key=lambda attempt: attempt.finished)
             self.wanted[case] = WantedCase(case, last.state)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.__exit__()
 
     @property
     def title(self) -> str:

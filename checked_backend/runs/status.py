@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 
 
@@ -40,19 +39,6 @@ class Status(str, Enum):
     def of_verdict(cls, verdict: Verdict) -> Status:
         """The status of a verdict."""
         return cls(verdict.value)
-
-    @classmethod
-    def of(cls, word: object, where: str) -> Status:
-        """Read a status by name. The name is not trusted.
-
-        Raises:
-            SuiteError: The status is unknown.
-        """
-        try:
-            return cls(word)
-        except ValueError:
-            valid = ", ".join(status.value for status in cls)
-            raise SuiteError(f"{where}: status got {word!r:.80}; expected one of {valid}") from None
 
 
 _MEANS = {
