@@ -27,6 +27,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
 from checked_backend.report.write import write_whole
+from checked_backend.sweep.plan import resolved_compiler
 
 if TYPE_CHECKING:
     from checked_backend.fuzz.corpus import Corpus
@@ -94,8 +95,10 @@ def fuzz(
     seconds = _seconds(time)
     if not -_MOST_SEED <= seed < _MOST_SEED:
         raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
+    compiler = resolved_compiler(compiler)  # each process has its own working folder
     with users_code(as_json):
-        compiler = _known_compiler(compiler)
+        candidate = import_module("checked_backend.fuzz.examine").compiler_of(compiler)
+        import_module("checked_backend.sweep.examine").refuse_unknown(candidate)
     _refuse_unknown_dtypes(dtype or ())
     checkout = _checkout(generator, dtype or ())
     known = _known(against or ())
@@ -184,15 +187,6 @@ def _settings(compiler: str, options: Any) -> dict[str, str]:
     environment = import_module("checked_backend.report.environment").environment()
     kept = {name: environment[name] for name in ("python", "torch", "checked_backend", "cpu") if name in environment}
     return {"compiler": compiler, "compiler options": repr(sorted(options.items())), **kept}
-
-
-def _known_compiler(text: str) -> str:
-    """The compiler that the user names, with a file's whole path, since each process has its own working folder."""
-    path, _, name = text.rpartition(":")
-    known = f"{Path(path).resolve()}:{name}" if path.endswith(".py") else text
-    found = import_module("checked_backend.fuzz.examine").compiler_of(known)
-    import_module("checked_backend.sweep.examine").refuse_unknown(found)
-    return known
 
 
 def _refuse_unknown_dtypes(dtypes: list[str] | tuple[()]) -> None:

@@ -12,8 +12,7 @@ import pytest
 from checked_backend.findings import Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz import selftest
-from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
+from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.selftest import PLAIN, Tried, render_text, try_faults
 from checked_backend.process.job import JobEnd, JobResources
@@ -76,17 +75,6 @@ def test_a_compile_that_is_shared_accuses_the_wrong_program_and_no_other(monkeyp
     monkeypatch.setattr(examining, "examine", lambda programs, _: ((place, wrong) for place in range(len(programs))))
     (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
     assert (shared.caught, shared.finding) == (False, "accused beside it: sums, integers, views")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", [name for name in FAULTS if name not in (CONTROL, SHARED, "dies", "hangs")])
-def test_a_plain_program_shows_each_fault(name: str) -> None:
-    fault = FAULTS[name]
-    calls = Statement("Tensor.add_", (Ref(0), 1)), Statement("torch.neg", (Ref(1),))
-    writes = FuzzProgram((Input("float32", (2, 3), (3, 1)),), calls, (2,))
-    fit = (one for one in (writes, *PLAIN.values()) if (one.gradients, one.dynamic) == (fault.gradients, fault.dynamic))
-    results = (examining.check_program(program, fault.compiler) for program in fit)
-    assert any(fault.is_told_by(result.kind, result.detail) for result in results)
 
 
 def test_each_kind_of_finding_that_accuses_a_compiler_has_a_planted_fault() -> None:
