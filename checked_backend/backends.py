@@ -37,8 +37,6 @@ with random_untouched():
     from checked_backend.regions.build import build_region
     from checked_backend.regions.graph_info import GraphInfo
 
-__all__ = ["debug_interpreter", "graph_dumper", "nop", "numcheck"]
-
 register_logs("checked_backend")  # TORCH_LOGS="+checked_backend", as for parts of torch
 
 _P = ParamSpec("_P")

@@ -9,21 +9,6 @@ if TYPE_CHECKING:
     from checked_backend.findings import Finding
     from checked_backend.report import Report
 
-__all__ = [
-    "CandidateError",
-    "CheckedBackendError",
-    "DivergenceError",
-    "DivergenceWarning",
-    "DumpError",
-    "DumpWarning",
-    "FuzzError",
-    "MetadataError",
-    "OptionError",
-    "SuiteError",
-    "is_device_lost",
-    "is_out_of_memory",
-]
-
 _NO_MEMORY = re.compile(r"can't allocate memory|^std::bad_alloc$|CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 
 _DEVICE_LOST = re.compile(

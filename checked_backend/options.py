@@ -16,18 +16,6 @@ from checked_backend.errors import OptionError
 from checked_backend.findings import DETAILS, FINER, Kind
 from checked_backend.subjects import NAMELESS, SubjectKind
 
-__all__ = [
-    "AotOptions",
-    "BackendOptions",
-    "CheckOptions",
-    "InterpreterOptions",
-    "MetadataCheck",
-    "RunOptions",
-    "did_you_mean",
-    "environment_variable",
-    "parse_options",
-]
-
 ENV_PREFIX = "CHECKED_BACKEND_"
 
 MetadataCheck = Literal[

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HostRandom", "random_untouched"]
-
 
 @dataclass(frozen=True, slots=True)
 class HostRandom:

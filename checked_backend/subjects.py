@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["NAMELESS", "Subject", "SubjectKind"]
-
 
 class SubjectKind(Enum):
     """The kind of a subject, which is the word in front of its brackets."""

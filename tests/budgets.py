@@ -21,8 +21,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest needs it there
 
-__all__ = ["Row", "imported", "main", "problems", "rows", "set_to_today", "single_importers"]
-
 ROOT = Path(__file__).parents[1]
 PACKAGE, TABLE = "checked_backend", "tests/budgets.toml"
 SOURCES = (".py", ".pyi", ".pyx", ".c", ".cpp", ".cu", ".h")

@@ -19,8 +19,6 @@ import pytest
 
 from tests.support.process_marks import KINDS, kind_of
 
-__all__ = ["cost", "known", "main", "summary"]
-
 VARIABLE = "TEST_DURATIONS_FILE"
 TABLE = Path(__file__).with_name("durations.json")
 DEAR = 0.5

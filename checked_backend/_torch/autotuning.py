@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-__all__ = ["Autotuning", "Retime", "watch_autotuning"]
-
 _LEAST = 1e-9
 """Milliseconds that any kernel takes, so that no time is 0."""
 

@@ -11,11 +11,6 @@ from typing import Any
 import torch
 import torch._dynamo.config
 
-__all__ = [
-    "fresh_compile_caches",
-    "without_compile_caches",
-]
-
 
 @contextmanager
 def without_compile_caches() -> Iterator[None]:

@@ -9,21 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "collectives_issued",
-    "default_store",
-    "distributed_is_on",
-    "is_async_result",
-    "is_distributed_tensor",
-    "is_replicated",
-    "own_rank",
-    "patience_of_ranks",
-    "ranks_of",
-    "wait_for_result",
-    "waited",
-    "with_changed_shard",
-]
-
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _TENSOR = "torch.distributed.tensor"
 

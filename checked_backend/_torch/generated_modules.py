@@ -15,8 +15,6 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 
-__all__ = ["GeneratedModule", "KernelCall", "buffers_in", "calls_kernel", "generated_modules_noted", "kernel_calls"]
-
 _BUFFER = re.compile(r"buf\d+")
 _NO_KERNEL = re.compile(r"empty_strided|reinterpret_tensor|assert_|args\.clear|get_raw_stream|device\(")
 """The beginnings of calls that write no element."""

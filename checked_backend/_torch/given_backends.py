@@ -10,8 +10,6 @@ from typing import Any
 
 from torch._dynamo import eval_frame
 
-__all__ = ["choose_given_backends"]
-
 _STANCES = frozenset({"_callback_from_stance", "callback_fn"})
 """Where a stance has another backend compile: a forced one, or AOT's eager at the first call."""
 

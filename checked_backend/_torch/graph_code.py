@@ -8,11 +8,6 @@ from typing import Any
 import torch
 from torch.fx.graph_module import _forward_from_src
 
-__all__ = [
-    "dump_code",
-    "forward_from_source",
-]
-
 
 def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
     """Compile the source of a function ``forward`` as FX compiles a graph's own code.

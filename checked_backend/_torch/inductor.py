@@ -20,26 +20,6 @@ from checked_backend._torch.fake_tensors import FakeTensorMode, detect_fake_mode
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.operators import OpOverload
 
-__all__ = [
-    "aot_inductor",
-    "compile_trifle",
-    "cuda_graph_results",
-    "fall_back",
-    "generate_code_for",
-    "inductor_compile_graph",
-    "inductor_decompositions",
-    "inductor_front",
-    "inductor_graph_passes",
-    "inductor_mode_options",
-    "inductor_passed",
-    "inductor_setting_names",
-    "inductor_settings",
-    "load_compiled_package",
-    "lowerings_kept",
-    "renew_compile_threads",
-    "warm_inductor",
-]
-
 
 def aot_inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | None) -> Callable[..., Any]:
     """The backend that ``torch.compile(options={"use_aoti": True})`` chooses."""

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["operator_database"]
-
 
 def operator_database() -> list[Any]:
     """The entries of ``op_db``; none if a module that it needs is not here.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LATE_MODULES"]
-
 LATE_MODULES = (
     "torch._inductor.pattern_matcher",  # over a second; AOT autograd's compilers need it too
     "torch._inductor.debug",

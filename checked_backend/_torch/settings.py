@@ -10,18 +10,6 @@ from typing import Any
 import torch
 import torch._dynamo.config
 
-__all__ = [
-    "FP32_PRECISIONS",
-    "backend_flag",
-    "changed_settings",
-    "default_device",
-    "fp32_precision",
-    "jit_autocast_off",
-    "precision_in_effect",
-    "set_backend_flag",
-    "set_fp32_precision",
-]
-
 FP32_PRECISIONS = (
     ("generic", "all"),
     ("cuda", "matmul"),

@@ -11,15 +11,6 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-__all__ = [
-    "deferred_asserts",
-    "evaluate_expression",
-    "evaluate_number",
-    "python_expression",
-    "shape_facts",
-    "size_hint",
-]
-
 
 def evaluate_expression(expression: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> int:
     """The value of a symbolic size, in plain Python integers (no sympy simplification).

@@ -12,8 +12,6 @@ from torch._C._autograd import _profiler_enabled
 from torch._guards import CompileContext, compile_context
 from torch._logging._internal import register_log, trace_log, trace_structured
 
-__all__ = ["CompilePlace", "profiled", "register_logs"]
-
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 

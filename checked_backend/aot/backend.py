@@ -15,8 +15,6 @@ from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.aot.partition import partition_function
 from checked_backend.options import AotOptions
 
-__all__ = ["JointObserver", "compile_with"]
-
 JointObserver = Callable[[fx.GraphModule, Sequence[Any]], None]
 
 

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from torch import fx
 from torch.fx.graph import CodeGen
 
-__all__ = ["AotCompiler", "BoxedCallable", "boxed", "boxed_module"]
-
 BoxedCallable = Callable[[list[Any]], Any]
 
 

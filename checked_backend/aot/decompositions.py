@@ -11,8 +11,6 @@ from checked_backend._torch.inductor import inductor_decompositions
 from checked_backend._torch.operators import core_aten_decompositions, get_decompositions
 from checked_backend.errors import OptionError
 
-__all__ = ["DecompositionName", "decomposition_table"]
-
 DecompositionName = Literal["none", "default", "core_aten", "inductor"]
 
 # The operators that functorch's compilers decomposed by default; a packet stands for all of its overloads.

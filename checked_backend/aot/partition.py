@@ -8,8 +8,6 @@ from typing import Any, Literal
 from checked_backend._torch.aot import default_partition, min_cut_rematerialization_partition
 from checked_backend.errors import OptionError
 
-__all__ = ["PartitionName", "partition_function"]
-
 PartitionName = Literal["min_cut", "default"]
 
 

@@ -21,8 +21,6 @@ from checked_backend.errors import CandidateError, OptionError
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions.build import build_region
 
-__all__ = ["checked"]
-
 _NAMED = (inductor, interpret, nop, print_graph, torchscript)
 _BY_NAME: Mapping[str, AotCompiler] = MappingProxyType({compiler.__name__: compiler for compiler in _NAMED})
 

@@ -14,8 +14,6 @@ from checked_backend.aot.partition import partition_function
 from checked_backend.aot_compilers.inductor import inductor
 from checked_backend.errors import OptionError
 
-__all__ = ["memory_efficient_fusion"]
-
 _CallableT = TypeVar("_CallableT")
 
 

@@ -14,8 +14,6 @@ from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["graph_info", "graph_kind", "user_outputs"]
-
 _PLACE = re.compile(r"idx=(\d+)")
 
 _FREE = (SubjectKind.GRADIENT, SubjectKind.SAVED)

@@ -11,8 +11,6 @@ from checked_backend._torch.inductor import inductor_compile_graph
 from checked_backend.aot.boxed import BoxedCallable
 from checked_backend.aot_compilers.graph_kind import graph_kind, user_outputs
 
-__all__ = ["inductor"]
-
 
 def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **patches: Any) -> BoxedCallable:
     """Compile one AOT graph with Inductor.

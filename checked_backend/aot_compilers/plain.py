@@ -29,8 +29,6 @@ from checked_backend.dump.region import saved_activations
 from checked_backend.errors import CandidateError, DumpError, DumpWarning
 from checked_backend.report.dot import graph_to_dot, render_svg
 
-__all__ = ["draw_graph", "dump_graph", "interpret", "nop", "print_graph", "torchscript"]
-
 _DOT_TIMEOUT_S = 120.0  # Graphviz's layout can take hours on a graph of many thousand nodes
 
 

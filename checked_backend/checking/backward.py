@@ -16,8 +16,6 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Skip
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, gradient_edge
 
-__all__ = ["Objective", "not_differentiated", "roots_of", "run_backward", "unreached_leaves"]
-
 
 @dataclass(frozen=True, slots=True)
 class Objective:

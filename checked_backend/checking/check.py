@@ -41,8 +41,6 @@ from checked_backend.report.environment import environment
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.write import KeptReport, files_of_one_report, keep_alone
 
-__all__ = ["Effort", "check"]
-
 ISOLATED_TIMEOUT = 1800.0
 """Seconds after which an isolated check counts as hung."""
 

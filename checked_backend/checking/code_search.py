@@ -18,17 +18,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "MISSING",
-    "CodeSearch",
-    "PatchedGlobals",
-    "Variable",
-    "content_of",
-    "is_installed",
-    "is_library",
-    "names_by_instruction",
-]
-
 MISSING = object()
 """The value of a variable that holds nothing."""
 

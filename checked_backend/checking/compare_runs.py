@@ -31,8 +31,6 @@ from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.runner import Runner
 from checked_backend.verdict.shapes import tolerate_flipped_shapes
 
-__all__ = ["Comparison", "compare_errors", "compare_runs", "compare_structure", "in_step"]
-
 _MEND = "mend that first, or give arguments that the program takes"
 
 

@@ -31,8 +31,6 @@ from checked_backend.checking.tree import argument_leaves, has_attributes, has_t
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
 
-__all__ = ["Copier", "refill"]
-
 
 class _Handover(torch.autograd.Function):
     """A tensor with an autograd history: the leaf's values in given memory."""

@@ -17,8 +17,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Incoming", "draw", "laid_out", "variants_of", "with_gaps"]
-
 _NARROWER = (2, 3, 7, 10, 23)
 """Bits of mantissa of float8_e5m2, float8_e4m3, bfloat16, float16 (and TF32), float32."""
 

@@ -35,8 +35,6 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import eager_graph
 from checked_backend.report.file_names import this_moment
 
-__all__ = ["with_dynamo_cause"]
-
 _HERE = str(Path(__file__).parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 

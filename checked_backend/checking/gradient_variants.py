@@ -19,8 +19,6 @@ from checked_backend.checking.program import ProgramCall
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.report.ledger import Ledger
 
-__all__ = ["coverage_of", "gradient_variants", "note_tried", "roundings", "without_rounding"]
-
 _OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 
 ROUNDOFFS = 32.0

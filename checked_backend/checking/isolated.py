@@ -21,8 +21,6 @@ from checked_backend.report.environment import environment
 from checked_backend.report.memory import memory_limit_lifted, process_limited
 from checked_backend.report.write import write_whole
 
-__all__ = ["run_isolated"]
-
 _DONE, _MISUSED, _IMPOSSIBLE = "done", "misused", "impossible"
 
 

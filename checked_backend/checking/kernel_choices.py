@@ -18,8 +18,6 @@ from checked_backend.findings.evidence import EvidenceKey
 from checked_backend.regions.unsupported import FreshCache
 from checked_backend.report import Report
 
-__all__ = ["ONLY_CHOICE", "KernelChoice", "check_choices"]
-
 _MOST_KERNELS = 5
 _CHOICES, _MEASURED = "kernel choices", "kernels measured"
 

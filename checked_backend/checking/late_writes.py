@@ -11,8 +11,6 @@ from checked_backend.checking.program import ProgramCall, ProgramCopy
 from checked_backend.findings import Finding, Kind
 from checked_backend.numerics.bits import resolved, same_bits
 
-__all__ = ["late_writes"]
-
 
 def late_writes(
     calls: Sequence[ProgramCall],

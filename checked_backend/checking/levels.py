@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from checked_backend.findings import EvidenceKey, Finding, Kind
 
-__all__ = ["Failing", "with_levels"]
-
 Failing = Callable[[str], Sequence[Finding]]
 """Runs the same calls with another compiler; gives its findings."""
 

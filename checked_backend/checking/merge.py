@@ -13,8 +13,6 @@ from checked_backend.regions.process_state import is_setting
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["VALUES", "Shown", "joined", "merged", "showing_calls", "told", "told_once", "with_baked_values"]
-
 VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION, Kind.RNG})
 """Kinds of findings about wrong values."""
 

@@ -12,8 +12,6 @@ from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["Outcome", "as_tensor"]
-
 _LARGEST = 2**63
 
 

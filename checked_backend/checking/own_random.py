@@ -21,8 +21,6 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["compare_own_random"]
-
 RUNS = 40
 LEAST_RUNS = 20
 """The least number of runs of each side, from seeds of their own. There are as many runs as there is time for."""

@@ -34,8 +34,6 @@ from checked_backend.report.environment import environment
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["check_package"]
-
 _EXPORT = "torch.export: the exported program, run in eager, differs already"
 _PACKAGE = (
     "AOTInductor: the module, exported now and run in eager, agrees; or the package was made of another module, or "

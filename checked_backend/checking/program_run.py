@@ -43,8 +43,6 @@ from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.session import Session, collect
 
-__all__ = ["FurtherCalls", "ProgramRun", "fresh_dynamo", "run_program"]
-
 _NUMPY_DRAWS = (
     "the program draws from numpy.random: the check has NumPy draw these numbers in both runs "
     "(torch._dynamo.config.use_numpy_random_stream=True); by default torch draws them when the program is compiled"

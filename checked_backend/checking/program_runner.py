@@ -19,8 +19,6 @@ from checked_backend.regions.runner import EagerTape, learn, noise_of
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.runner import FLOAT64, REPEAT, Build, Control, Facts, MadeElsewhereError, Recipe, Values
 
-__all__ = ["ProgramRunner"]
-
 
 @dataclass(slots=True)
 class ProgramRunner:

@@ -29,8 +29,6 @@ from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.report import Report
 from checked_backend.report.session import Session, collect
 
-__all__ = ["replay", "replay_of_death"]
-
 FORWARD_LIMIT = 120.0
 """Seconds that the forward pass may take in a process of its own."""
 

@@ -11,8 +11,6 @@ import torch
 
 from checked_backend.findings import Finding
 
-__all__ = ["RegionResults"]
-
 
 @dataclass(slots=True)
 class RegionResults:

@@ -17,8 +17,6 @@ from typing import Any
 
 from checked_backend.checking.code_search import CodeSearch, Variable, is_installed, is_library
 
-__all__ = ["Remembered", "SideEffects"]
-
 
 class SideEffects(CodeSearch):
     """What a program's code can change without being given it. What modules hold is copied."""

@@ -23,8 +23,6 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.memory import free_memory
 
-__all__ = ["TILE_SIZES", "Shapes", "other_sizes", "tile_sizes"]
-
 TILE_SIZES = (
     *(17, 255, 1024, 65, 31, 129, 15, 513, 64, 33),
     *(127, 257, 16, 32, 63, 128, 256, 511, 512, 1023, 1025),

@@ -11,8 +11,6 @@ import torch
 
 from checked_backend.checking.tree import leaves
 
-__all__ = ["State"]
-
 _COMPARED = (torch.Tensor, np.ndarray)
 _OWN = ("_parameters", "_buffers", "_modules")
 

@@ -16,8 +16,6 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["load_compiler", "load_factory", "make_program", "parse_optimizer", "parse_value", "run_file"]
-
 Loaded = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
 

@@ -10,8 +10,6 @@ import torch
 
 from checked_backend.errors import OptionError
 
-__all__ = ["MakeOptimizer", "make_optimizer", "optimizer_state", "take_step"]
-
 MakeOptimizer = Callable[[list[torch.Tensor]], Any]
 """A class of ``torch.optim``, or any function from parameters to an optimizer."""
 

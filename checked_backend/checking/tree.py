@@ -16,18 +16,6 @@ import torch
 
 from checked_backend.errors import CheckedBackendError
 
-__all__ = [
-    "argument_leaves",
-    "comparable",
-    "containers",
-    "has_attributes",
-    "has_tensors",
-    "leaves",
-    "output_leaves",
-    "settled",
-    "signature_of",
-]
-
 MOST_YIELDED = 10_000
 """Items taken from an iterator that a program returns: it may have no end."""
 

@@ -15,8 +15,6 @@ from checked_backend.findings import Skip
 from checked_backend.numerics.randomize import randomize_tensors
 from checked_backend.report.ledger import Ledger
 
-__all__ = ["fresh_data", "other_layouts", "substituted"]
-
 ROUNDS = 2
 """Rounds of fresh data of the same kind."""
 

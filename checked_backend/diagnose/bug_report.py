@@ -14,8 +14,6 @@ from checked_backend.report.details import kernel_words
 from checked_backend.report.environment import environment
 from checked_backend.report.write import write_whole
 
-__all__ = ["describe_candidate", "write_bug_report"]
-
 _SHOWN = "It was run from disk in a fresh process, and showed it."
 
 

@@ -12,8 +12,6 @@ from checked_backend.diagnose.localize import Location
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
 from checked_backend.graphs.source_line import callers_line, module_path, source_line
 
-__all__ = ["DIAGNOSED", "Diagnosis"]
-
 DIAGNOSED = frozenset(Kind) - {Kind.NONDETERMINISTIC, Kind.UNSUPPORTED}
 """Kinds of findings that are investigated."""
 

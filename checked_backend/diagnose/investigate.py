@@ -40,8 +40,6 @@ from checked_backend.report.progress import Progress
 from checked_backend.report.session import investigations
 from checked_backend.report.write import write_whole
 
-__all__ = ["investigate"]
-
 log = logging.getLogger(__name__)
 
 TIME_LIMIT = 315.0

@@ -21,8 +21,6 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report import Report
 
-__all__ = ["Oracle", "exception_oracle", "gross_error_oracle", "verdict_oracle", "warm_up"]
-
 Oracle = Callable[[GraphCase, float], tuple[Finding, ...] | None]
 """Returns the findings about a case within the given seconds; None if eager cannot run it."""
 

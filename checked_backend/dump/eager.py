@@ -27,8 +27,6 @@ from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
 from checked_backend.report.clean import clean
 
-__all__ = ["rehearse"]
-
 _SHOWN = 400
 
 

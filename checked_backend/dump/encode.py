@@ -27,16 +27,6 @@ from checked_backend.dump.tensors import TensorTable, hint_of, sizes_of, symboli
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 
-__all__ = [
-    "EncodedGraph",
-    "describe_inputs",
-    "encode_graph",
-    "encode_value",
-    "input_names",
-    "tensor_bytes",
-    "traced_inputs",
-]
-
 
 class EncodedGraph:
     """The result of `encode_graph`.

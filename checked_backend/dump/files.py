@@ -22,8 +22,6 @@ from checked_backend.dump.tensors import fingerprint
 from checked_backend.errors import CheckedBackendError, DumpError
 from checked_backend.report.codec import validated
 
-__all__ = ["check_memory", "check_text", "read_json", "read_regions", "sha256", "with_checksum"]
-
 _MAX_JSON = 64 << 20
 _MAX_TEXT = 256 << 20
 _MAX_VALUES = 2_000_000

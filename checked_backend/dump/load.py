@@ -18,8 +18,6 @@ from checked_backend.dump.targets import Trusted, provides_nothing
 from checked_backend.errors import DumpError
 from checked_backend.report.clean import clean
 
-__all__ = ["Dump", "load_dump"]
-
 _GRAPH, _INPUTS, _CONSTANTS = "graph.json", "inputs.json", "constants.safetensors"
 
 

@@ -17,8 +17,6 @@ from checked_backend.dump.encode import EncodedGraph
 from checked_backend.dump.targets import known_function
 from checked_backend.graphs.workarounds import powers_called
 
-__all__ = ["module_source", "repro_source"]
-
 _INTERPRETING = ("higher_order:autograd_function_apply", "higher_order:tag_activation_checkpoint")
 _KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree", "json", "os")
 

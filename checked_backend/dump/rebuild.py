@@ -21,16 +21,6 @@ from checked_backend.dump.targets import (
     resolve_target,
 )
 
-__all__ = [
-    "BadArgument",
-    "BadGraph",
-    "argument_nodes",
-    "check_graph",
-    "decode_argument",
-    "rebuild_graph",
-    "takes_message",
-]
-
 # line breaks, turns of the reading direction, and characters that end a text in C++ or in Python
 _CONTROL = re.compile(
     r"[^\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u2070-\ud7ff\ue000-\U0010ffff]"

@@ -43,8 +43,6 @@ from checked_backend.graphs.source_line import source_line
 from checked_backend.random_state import random_untouched
 from checked_backend.report.dot import graph_to_dot, render_svg
 
-__all__ = ["DumpSlot", "RegionDump", "claim_slot", "saved_activations"]
-
 _SVG_NODES, _SVG_SECONDS = 2000, 10.0
 _CLAIMS = ".claims"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)

@@ -11,19 +11,6 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-__all__ = [
-    "DEVICE",
-    "FORMAT",
-    "VERSION",
-    "Graph",
-    "GraphFile",
-    "InputsFile",
-    "Node",
-    "Tensor",
-    "is_path",
-    "named_constant",
-]
-
 FORMAT = "checked_backend dump"
 VERSION = 2
 

@@ -9,8 +9,6 @@ from typing import Any
 from checked_backend.dump.load import Dump
 from checked_backend.report.clean import clean
 
-__all__ = ["render_dump"]
-
 
 def render_dump(dump: Dump) -> str:
     """The text: the graph's origin, its inputs, its nodes with shapes and source lines, and its saved activations."""

@@ -14,17 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "ambient",
-    "build_inputs",
-    "build_tensors",
-    "constants_of",
-    "graph_module",
-    "main",
-    "mark_dynamic",
-    "read_storages",
-]
-
 
 def read_storages(path: Any) -> dict[str, torch.Tensor]:
     """Read a safetensors file of bytes; the storages by name."""

@@ -24,8 +24,6 @@ from checked_backend._torch.tensors import (
 )
 from checked_backend.numerics.bits import memory_of
 
-__all__ = ["TensorTable", "fingerprint", "hint_of", "sizes_of", "symbolic_text", "unsupported_reason", "value_range"]
-
 _ALIGN = 64  # saved pieces start at multiples of this: the rounding of vectorised kernels may depend on alignment
 _CHUNK = 64 << 20
 _ROW = 1024

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from checked_backend.findings.finding import Finding
 from checked_backend.findings.values import Count, Flag, Many, Real
 
-__all__ = ["Coverage", "RegionInfo", "Skip"]
-
 
 @dataclass(frozen=True, slots=True)
 class Skip:

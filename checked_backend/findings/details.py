@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from checked_backend.findings.kinds import Kind
 
-__all__ = ["DETAILS", "FINER"]
-
 FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
     {
         Kind.STRUCTURE: (

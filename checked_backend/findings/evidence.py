@@ -15,8 +15,6 @@ from pydantic import AfterValidator, WithJsonSchema
 from checked_backend.findings.kinds import Word
 from checked_backend.findings.values import encode_number, read_number, read_real
 
-__all__ = ["Evidence", "EvidenceKey", "encode_evidence"]
-
 _MAX_DEPTH = 40  # deeper nesting is not something a person wrote down
 _MAX_INT_BITS = 8192  # Python refuses to print or parse integers of more than 4300 digits
 

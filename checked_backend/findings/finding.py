@@ -15,8 +15,6 @@ from checked_backend.findings.pictures import MOST_NODES, Distribution, Kernel, 
 from checked_backend.findings.values import Flag, Many
 from checked_backend.subjects import Subject, SubjectKind
 
-__all__ = ["Finding"]
-
 _LAYOUT = frozenset({"structure.stride", "structure.requires_grad", "logic.sign_of_zero"})
 _LAYOUT_OF_NODES = frozenset({"structure.stride", "structure.offset"})
 

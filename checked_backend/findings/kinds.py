@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-__all__ = ["Kind", "Severity", "Verdict", "Word"]
-
 
 class Word(str, Enum):
     """A string enumeration that prints as its value on every Python (``enum.StrEnum`` is 3.11)."""

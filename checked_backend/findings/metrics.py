@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from checked_backend.findings.values import Count, Index, Number, Real
 
-__all__ = ["Metrics", "NoiseScale"]
-
 
 @dataclass(frozen=True, slots=True)
 class Metrics:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_in_library", "shown_path"]
-
 _LIBRARIES = "site-packages/"
 _FAR = os.path.join("..", "..", "")
 

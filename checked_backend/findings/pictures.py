@@ -9,8 +9,6 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from checked_backend.findings.values import Count, Index, Number, Real
 
-__all__ = ["MOST_CODE", "MOST_NODES", "Distribution", "Kernel", "NodeError", "WorstElement"]
-
 # A file may have a little more than this release writes, for the sake of later ones.
 MOST_NODES = 400
 MOST_CODE = 2**17  # characters

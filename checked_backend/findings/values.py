@@ -8,8 +8,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, Strict, WithJsonSchema
 
-__all__ = ["Count", "Flag", "Index", "Many", "Number", "Real", "encode_number", "read_number", "read_real"]
-
 _GREATEST = 2**64  # no count and no element of a tensor is greater
 _NONFINITE = ("nan", "inf", "-inf")
 _REAL: Any = {"anyOf": [{"type": "number"}, {"enum": [*_NONFINITE]}]}

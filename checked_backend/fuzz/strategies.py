@@ -31,8 +31,6 @@ from checked_backend.fuzz.text import describe_inputs, render_function
 from checked_backend.runs.status import Status
 from checked_backend.sweep.examine import refuse_unknown
 
-__all__ = ["assert_passes", "programs"]
-
 _TURNS = 2000
 _BYTES = 7  # random() has 53 bits
 _DYNAMO_ALONE = "eager"

@@ -10,8 +10,6 @@ from torch import fx
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import describe_operator
 
-__all__ = ["has_effects", "mode_name", "sets_mode", "writes", "written_by"]
-
 _IN_PLACE = {"setitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
 _MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
 _CALLS = ("call_function", "call_method", "call_module")

@@ -9,8 +9,6 @@ from torch import fx, nn
 
 from checked_backend._torch.dynamo import enters_compiled
 
-__all__ = ["graph_name"]
-
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
 """Functions of torch that a call of a module goes through."""
 

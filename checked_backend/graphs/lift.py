@@ -19,8 +19,6 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import fetched, is_getitem
 
-__all__ = ["lift_written_attributes", "spread_lists"]
-
 _WRITERS = frozenset({"delitem", "__setitem__", "__delitem__"})
 _STATISTICS = ("batch_norm", "instance_norm")
 _PURE_MODULES = ("torch", "math", "_operator", "operator", "builtins")

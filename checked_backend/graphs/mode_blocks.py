@@ -13,8 +13,6 @@ from torch import fx
 
 from checked_backend.graphs.effects import mode_name
 
-__all__ = ["block_of", "leaves_block", "with_mode_blocks"]
-
 _NAME = re.compile(r"\s*(\w+)(?: : [^=]*)? = ")
 
 

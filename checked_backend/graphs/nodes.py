@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["fetched", "graph_fetched", "is_getitem", "origin_of", "outputs_of", "recorded_value"]
-
 
 def recorded_value(node: fx.Node) -> Any:
     """The value that tracing recorded for a node. AOT graphs call it ``val``, Dynamo graphs ``example_value``."""

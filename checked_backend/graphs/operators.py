@@ -12,16 +12,6 @@ import torch
 
 from checked_backend._torch.operators import OpOverload, is_composite
 
-__all__ = [
-    "UNMARKED_STATISTICS",
-    "UPDATING",
-    "Operator",
-    "OperatorKind",
-    "accumulation_length",
-    "argument",
-    "describe_operator",
-]
-
 
 class OperatorKind(Enum):
     """How an operator rounds."""

@@ -9,17 +9,6 @@ from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = [
-    "arguments",
-    "auto_functionalized",
-    "effectful",
-    "is_built_in",
-    "is_custom",
-    "operator_name",
-    "read_only_inputs",
-    "wrapped_operator",
-]
-
 # Namespaces of operators that come with torch. Their kernels are torch's own, and run far below the place where the
 # version counter would see an undeclared write. All other operators are custom ones, and are watched.
 _BUILT_IN_NAMES = """

@@ -13,8 +13,6 @@ from torch import fx
 
 from checked_backend.findings.paths import is_in_library, shown_path
 
-__all__ = ["callers_line", "module_path", "source_line", "users_frame"]
-
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*$')
 _MODULE = re.compile(r"_modules\['([^']+)'\]")
 _ROOT = re.compile(r"^[LG]\['\w+'\]\.?")

@@ -8,8 +8,6 @@ import operator
 
 from torch import fx
 
-__all__ = ["powers_called"]
-
 
 def powers_called(graph: fx.Graph) -> fx.Graph:
     """The graph with powers of negative numbers written as calls of ``pow``.

@@ -13,8 +13,6 @@ from accelerate.utils import TorchDynamoPlugin
 
 from checked_backend.backends import numcheck
 
-__all__ = ["NumcheckPlugin", "use_numcheck"]
-
 _BACKEND = "ACCELERATE_DYNAMO_BACKEND"
 
 

@@ -14,8 +14,6 @@ from checked_backend.regions.health import CheckRecord, on_check
 from checked_backend.report import Report
 from checked_backend.report.session import Session, collect
 
-__all__ = ["NumcheckCallback"]
-
 
 class NumcheckCallback(Callback):  # type: ignore[misc]
     """Logs each check of a fit, and has its report at the end.

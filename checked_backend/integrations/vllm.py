@@ -22,8 +22,6 @@ from checked_backend.options import CheckOptions, environment_variable, parse_op
 from checked_backend.regions.build import build_region
 from checked_backend.regions.graph_info import GraphInfo
 
-__all__ = ["register"]
-
 _CHECKED = "_checked_by_checked_backend"
 
 _NO_CACHE = "VLLM_DISABLE_COMPILE_CACHE"

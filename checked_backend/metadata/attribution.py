@@ -19,8 +19,6 @@ from checked_backend.graphs.schema import effectful, is_custom, operator_name, w
 from checked_backend.metadata.expected import Mismatch, Size, compare, expected_leaves
 from checked_backend.options import MetadataCheck
 
-__all__ = ["attribute", "is_own_fault", "unwrap_call"]
-
 _CHECKS = get_args(MetadataCheck)
 
 

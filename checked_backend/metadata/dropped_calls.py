@@ -32,8 +32,6 @@ from checked_backend.graphs.source_line import source_line
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.metadata.reporter import MetadataReporter
 
-__all__ = ["DroppedCallCheck", "Site", "dropped_calls", "operators_in"]
-
 _TRANSFORM = "a transform of torch.func"
 Site = tuple[str, "str | None"]  # an operator, and the user's line that calls it
 _Interpreters = Callable[[fx.GraphModule, Callable[[Sequence[Finding]], None]], MetadataInterpreter]

@@ -13,18 +13,6 @@ import torch
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend._torch.tensors import storage_identity
 
-__all__ = [
-    "ExpectedTensor",
-    "ExpectedValue",
-    "Leaf",
-    "Mismatch",
-    "Size",
-    "ValueOf",
-    "compare",
-    "expected_leaves",
-    "symbolic",
-]
-
 Size: TypeAlias = "int | float | bool | sympy.Basic"
 ValueOf: TypeAlias = Callable[[Size], "int | float | bool | None"]
 

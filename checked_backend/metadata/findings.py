@@ -19,8 +19,6 @@ from checked_backend.metadata.expected import Mismatch
 from checked_backend.scripts.comparisons import FAKE_KERNEL, FINITE, source_of
 from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
-__all__ = ["NodeMismatch", "depended_on", "metadata_error", "operator_script", "to_finding"]
-
 _FAKE_IMPORTS = (
     "from contextlib import nullcontext",
     "",

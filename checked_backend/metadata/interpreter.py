@@ -19,8 +19,6 @@ from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.run import GraphRun, History
 from checked_backend.metadata.steps import CheckSettings, GraphSteps, prepare
 
-__all__ = ["MetadataInterpreter"]
-
 _UNDER_VMAP = frozenset({"flex_attention", "flex_attention_backward", "associative_scan"})
 _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), torch.Generator)
 

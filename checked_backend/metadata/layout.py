@@ -11,8 +11,6 @@ from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import is_getitem, recorded_value
 from checked_backend.graphs.schema import arguments, is_custom, operator_name
 
-__all__ = ["LAYOUT", "dependent"]
-
 LAYOUT = frozenset({"stride", "offset"})
 """The names of mismatches that are about layout alone."""
 

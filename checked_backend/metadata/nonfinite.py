@@ -12,8 +12,6 @@ from torch import fx
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.metadata.expected import Mismatch
 
-__all__ = ["MAY_BE_ANYTHING", "first_nonfinite", "value_range"]
-
 # operators that return uninitialised memory
 MAY_BE_ANYTHING = frozenset(
     {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize"}

@@ -19,8 +19,6 @@ from checked_backend.report.file_names import free_path, this_moment
 from checked_backend.report.reporter import Reporter, users_stacklevel
 from checked_backend.report.write import write_whole
 
-__all__ = ["MetadataReporter"]
-
 log = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from checked_backend.metadata.watch import KnownStorages, call_watched
 if TYPE_CHECKING:
     from checked_backend.metadata.interpreter import MetadataInterpreter
 
-__all__ = ["GraphRun", "History"]
-
 _REMEMBERED = 1000
 _FOLLOWS = "it follows from a node that is ignored"
 # mismatches that an operator causes by itself, whatever its inputs are

@@ -24,18 +24,6 @@ from checked_backend.metadata.expected import ExpectedTensor, ExpectedValue, Lea
 from checked_backend.metadata.symbols import UNKNOWN, Lesson, SizeValues, Symbols
 from checked_backend.options import MetadataCheck
 
-__all__ = [
-    "Base",
-    "CheckSettings",
-    "GraphSteps",
-    "Slot",
-    "Step",
-    "TensorCheck",
-    "ValueCheck",
-    "prepare",
-    "producer",
-]
-
 Slot = tuple[int, int]
 """An output: the place of the node that made it, and which of its outputs it is."""
 

@@ -14,8 +14,6 @@ from checked_backend._torch.graph_code import forward_from_source
 from checked_backend._torch.symbols import evaluate_number, python_expression
 from checked_backend.metadata.expected import Size
 
-__all__ = ["UNKNOWN", "Lesson", "SizeValues", "Symbols"]
-
 UNKNOWN = math.nan  # NaN differs from every size
 _CALLS = frozenset({"abs", "bool", "float", "int", "max", "min", "math", "round"})
 

@@ -16,8 +16,6 @@ from checked_backend.graphs.schema import effectful, wrapped_operator
 from checked_backend.metadata.expected import Mismatch
 from checked_backend.numerics.fingerprint import fingerprint
 
-__all__ = ["KnownStorages", "call_watched"]
-
 _OWN = "memory of its own"
 _FIRST_SWEEP = 1024  # freed storages are forgotten for the first time when this many are known
 

@@ -15,8 +15,6 @@ from checked_backend._torch.operators import HigherOrderOperator, OpOverload, hi
 from checked_backend._torch.tensors import is_wrapper_type
 from checked_backend.graphs.operators import Operator, OperatorKind, describe_operator
 
-__all__ = ["PLAIN", "OperatorMode", "tensors_in", "written_tensors"]
-
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors that are no subclass."""
 

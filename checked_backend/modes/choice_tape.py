@@ -19,8 +19,6 @@ from checked_backend.graphs.operators import Operator, OperatorKind
 from checked_backend.modes.base import OperatorMode, tensors_in, written_tensors
 from checked_backend.numerics.bits import is_floating
 
-__all__ = ["CHOOSING", "ChoiceTape", "RecordChoices", "ReplayChoices"]
-
 CHOOSING = frozenset(
     {"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide",
      "eq", "ne", "lt", "le", "gt", "ge", "histc"}

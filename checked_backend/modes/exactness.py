@@ -12,8 +12,6 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import PLAIN
 
-__all__ = ["adds_integers", "counts", "unrounded"]
-
 # IEEE 754 demands that these return the nearest number. A result that can be represented is therefore exact, and every
 # compiler gets it right. IEEE 754 demands the same of roots and of all quotients, but the fast instructions of some
 # processors do not comply.

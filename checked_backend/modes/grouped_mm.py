@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["grouped_mm"]
-
 
 def grouped_mm(
     mat1: torch.Tensor,

@@ -28,8 +28,6 @@ from checked_backend.modes.noise_source import NoiseSource
 from checked_backend.modes.random_tape import draws_by_values
 from checked_backend.numerics.bits import unit_roundoff
 
-__all__ = ["MonteCarloMode", "OneZero", "PoisonMode"]
-
 # A compiler may sum sequentially in 16 lanes: n/16 roundings per lane, each uniform (variance 1/3).
 _ACCUMULATION = 48
 # Equal terms round the same way again and again: then the errors of a single lane add up to n/4 unit roundoffs. With

@@ -10,8 +10,6 @@ import torch
 
 from checked_backend.numerics.bits import unit_roundoff
 
-__all__ = ["NoiseSource"]
-
 # Noise is a slice, at a random offset, of a pool of this many values. An operator then costs two passes and no call of
 # a generator. On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
 _POOL_CPU = 1 << 16

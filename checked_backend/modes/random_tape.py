@@ -15,8 +15,6 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import OperatorMode, written_tensors
 
-__all__ = ["RandomTape", "RecordRandom", "ReplayError", "ReplayRandom", "draws_by_values"]
-
 _DROPOUTS = ("native_dropout", "_fused_dropout")
 # The outcome is 0 or 1 in the dtype of the probabilities. It is kept as bool.
 _BINARY = ("bernoulli",)

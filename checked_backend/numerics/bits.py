@@ -12,24 +12,6 @@ import torch
 
 from checked_backend._torch.tensors import is_zero_tensor
 
-__all__ = [
-    "FORMATS",
-    "FloatFormat",
-    "bit_view",
-    "holds_floats",
-    "is_floating",
-    "is_on_cpu",
-    "max_ulp_distance",
-    "memory_of",
-    "resolved",
-    "same_bits",
-    "slabs",
-    "unit_roundoff",
-    "unsigned_gap",
-    "unsigned_to_float64",
-    "with_memory",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:

@@ -23,8 +23,6 @@ from checked_backend.numerics.bits import (
     with_memory,
 )
 
-__all__ = ["UnsupportedTensorError", "measure"]
-
 _BLOCK = 1 << 16  # elements; two float64 buffers and a block of each tensor share a processor's cache
 _DEVICE_BLOCK = 1 << 21  # elements, where starting a kernel costs more than cache misses do
 

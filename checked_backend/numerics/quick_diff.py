@@ -15,8 +15,6 @@ import torch
 from checked_backend._torch.tensors import differences_of, norms_of
 from checked_backend.numerics.bits import is_on_cpu, slabs, with_memory
 
-__all__ = ["QuickDiff", "quick_diffs"]
-
 _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay in a processor's cache
 
 

@@ -11,8 +11,6 @@ from checked_backend._torch.pytree import tree_flatten
 from checked_backend._torch.tensors import is_zero_tensor, negative_view, storage_identity
 from checked_backend.numerics.bits import bit_view
 
-__all__ = ["randomize", "randomize_tensors"]
-
 _T = TypeVar("_T")
 
 

@@ -9,8 +9,6 @@ import torch
 
 from checked_backend._torch.collectives import is_async_result
 
-__all__ = ["StructureAspect", "StructureDifference", "compare_structure", "significant_strides"]
-
 StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride", "requires_grad"]
 
 

@@ -16,20 +16,6 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.graphs.source_line import source_line
 
-__all__ = [
-    "Collective",
-    "NodeRole",
-    "Role",
-    "awaited_inputs",
-    "collective_lines",
-    "communicates",
-    "describe_collective",
-    "exchanges_anything",
-    "hands_over",
-    "node_role",
-    "role_of",
-]
-
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
 _OPAQUE = frozenset({"c10d", "symm_mem"})
 _HARMLESS = frozenset({"_wrap_tensor_autograd", "check_for_nan"})

@@ -16,8 +16,6 @@ from torch import fx
 from checked_backend._torch.collectives import is_distributed_tensor
 from checked_backend.ranks.collectives import NodeRole, Role, exchanges_anything, node_role
 
-__all__ = ["CutGraph", "cut_collectives", "with_sent_aliases"]
-
 _ONE_SIDED = ("isend", "irecv")
 
 

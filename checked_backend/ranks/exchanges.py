@@ -20,8 +20,6 @@ from checked_backend.ranks.tape import (
 )
 from checked_backend.verdict.decisions import TensorPair
 
-__all__ = ["Agreement", "Exchanges", "ReplayedRun", "replaying", "under_way"]
-
 _BACKWARD = "backward "
 
 _OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION)

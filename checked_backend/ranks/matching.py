@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Exchange", "alike", "indistinguishable", "near", "nearest"]
-
 NEAR = 0.05
 """Two sent tensors count as equal, apart from noise, if their relative difference is at most this.
 

@@ -26,8 +26,6 @@ from checked_backend.modes.base import OperatorMode
 from checked_backend.ranks.collectives import Collective, Role, describe_collective, role_of
 from checked_backend.ranks.matching import Exchange, alike, nearest
 
-__all__ = ["CollectiveReplayError", "CollectiveTape", "RecordCollectives", "ReplayCollectives"]
-
 
 class CollectiveReplayError(CheckedBackendError):
     """Raised if a run exchanges something that was not recorded, or that cannot be replayed."""

@@ -48,8 +48,6 @@ from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
 
-__all__ = ["BackwardObserver", "BackwardPass", "BackwardWatch", "Gradients", "eager_uses", "was_written_to"]
-
 Gradients = Mapping[int, "torch.Tensor | None"]
 """Gradients of inputs, by position."""
 

@@ -38,8 +38,6 @@ from checked_backend.regions.runner import Variants
 from checked_backend.regions.unsupported import MachineLimits
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
-__all__ = ["BackwardCheck", "Checks"]
-
 _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
 )

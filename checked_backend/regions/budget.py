@@ -22,8 +22,6 @@ from weakref import WeakValueDictionary
 
 from checked_backend.options import CheckOptions
 
-__all__ = ["Budget", "Budgets", "Due", "Meter", "RegionBudget", "Schedule", "clock_of_run", "schedule_of"]
-
 RECHECK_RUNS, KNOWN_RUNS, LEAST = 60.0, 20.0, 4e-3
 """Estimates for a check of unknown cost, forward and backward: unchecked calls, and the least seconds."""
 

@@ -58,8 +58,6 @@ from checked_backend.regions.unsupported import compile_with_any_cache
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import Build
 
-__all__ = ["build_region"]
-
 log = logging.getLogger(__name__)
 
 

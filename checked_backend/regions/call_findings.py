@@ -18,20 +18,6 @@ from checked_backend.graphs.schema import is_built_in
 from checked_backend.graphs.source_line import users_frame
 from checked_backend.regions.compare_parts import Part
 
-__all__ = [
-    "DEVICE_LOST",
-    "FakeError",
-    "candidate_crashed",
-    "compare_exceptions",
-    "described_exception",
-    "exception_missing",
-    "gradient_overwritten",
-    "rng_state_differs",
-    "same_exception",
-    "unexpected_mutation",
-    "wrong_outputs",
-]
-
 _SHORT_OUTPUT = 12
 """Lines of an exception's text that are shown as they are."""
 

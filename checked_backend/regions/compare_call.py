@@ -35,8 +35,6 @@ from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.runner import PostponedError
 from checked_backend.verdict.shapes import tolerate_flipped_shapes
 
-__all__ = ["COMPARABLE", "FREE_IN_GRADIENTS", "CallComparison", "settle_none"]
-
 COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structure.device"})
 """Structure findings that leave the values comparable."""
 

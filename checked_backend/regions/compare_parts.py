@@ -14,9 +14,6 @@ from checked_backend.numerics.structure import compare_structure
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, grad_fn, gradient_edge
 from checked_backend.regions.inputs import storage_key
 
-__all__ = ["Part", "compare_aliasing", "compare_parts", "value_pairs"]
-
-
 _LOST = "gradients are lost"  # the text for gradients that only flow back through eager's result
 _SHOWN_PLACES = 8
 

@@ -18,8 +18,6 @@ from checked_backend.report.ledger import Ledger
 from checked_backend.report.peers import this_rank
 from checked_backend.report.session import active_sessions
 
-__all__ = ["compare_ranks"]
-
 
 def compare_ranks(module: nn.Module) -> Report:
     """Compare a module's replicated parameters with those of rank 0, bit by bit.

@@ -44,26 +44,6 @@ from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.unsupported import FreshCache, cache_remark, compile_with_any_cache, may_be_the_cache
 from checked_backend.tensors.streams import wait_for_devices
 
-__all__ = [
-    "Candidate",
-    "CompiledOnce",
-    "Compiler",
-    "NotCompiled",
-    "compile_again",
-    "compile_candidate",
-    "copy_graph",
-    "copy_in_casts",
-    "eager_graph",
-    "inductor_front_compiler",
-    "inductor_patches",
-    "keep_accumulating",
-    "own_random_compiler",
-    "pass_through_casts",
-    "resolve_compiler",
-    "unfused_compiler",
-    "with_mode_spelled_out",
-]
-
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _FOR_TESTS = ("_TESTING_ONLY", "minifier_backend")

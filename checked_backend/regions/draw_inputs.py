@@ -26,8 +26,6 @@ from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.runner import REPEAT, Build, Values
 from checked_backend.verdict.steps.candidate_again import AGAIN, ON_EAGERS_DRAWS
 
-__all__ = ["DrawInputs", "compare_draw_inputs"]
-
 # Functions and methods whose tensor arguments are a distribution's parameters. Those with "_" write to the first one.
 _DRAWS = frozenset(
     {"bernoulli", "bernoulli_", "binomial", "multinomial", "normal", "poisson", "_sample_dirichlet", "_standard_gamma"}

@@ -16,8 +16,6 @@ from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.tensors.streams import wait_for_devices
 
-__all__ = ["NOT_CONTINUED", "InputsChangedError", "eager_gradients", "eager_instead", "eager_outputs", "run_eager"]
-
 NOT_CONTINUED = (
     "eager did not go on with the exchanges of the pass in which the compiled program raised: nothing may be exchanged "
     "twice"

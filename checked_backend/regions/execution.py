@@ -19,20 +19,6 @@ from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
 from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState
 
-__all__ = [
-    "COMPRESSED",
-    "AutogradGraph",
-    "Call",
-    "Cotangents",
-    "Execution",
-    "Subjects",
-    "compressed_indices",
-    "execute",
-    "flat_tensors",
-    "grad_fn",
-    "gradient_edge",
-]
-
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 """Layouts of sparse tensors whose indices are compressed along one dimension."""
 

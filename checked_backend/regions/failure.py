@@ -13,9 +13,6 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.operator_check.in_place import KernelCheck
 
-__all__ = ["Failure", "Investigator", "Keep", "not_localized"]
-
-
 Keep = Callable[[Sequence[Finding]], None]
 
 

@@ -22,16 +22,6 @@ from checked_backend.numerics.bits import holds_floats
 from checked_backend.regions.compile import Compiler, compile_again, copy_graph, copy_in_casts, eager_graph
 from checked_backend.tensors.float64_copies import promoted_dtype
 
-__all__ = [
-    "FixedChoices",
-    "TwinError",
-    "compile_twin",
-    "computes_in_low_precision",
-    "default_dtype",
-    "float64_graph",
-    "needs_default_dtype",
-]
-
 _WIDEST = {"float": "double", "half": "double", "bfloat16": "double", "chalf": "cdouble", "cfloat": "cdouble"}
 _BIT_CASTS = frozenset({"view", "view_dtype"})
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)

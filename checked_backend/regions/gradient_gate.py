@@ -12,8 +12,6 @@ from torch.autograd.graph import Node
 from checked_backend._torch.dynamo import dynamo_disable
 from checked_backend.regions.execution import grad_fn, gradient_edge
 
-__all__ = ["GATE", "Edge", "Site", "find_sites", "gradient_gate", "input_edges"]
-
 Edge = tuple[Node, int]
 """A place in an autograd graph: a node, and the number of its output."""
 

@@ -22,8 +22,6 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report.session import Session, collect
 
-__all__ = ["GraphCase", "rerun_failure", "run_with", "wrong_like"]
-
 
 @dataclass(frozen=True, slots=True)
 class GraphCase:

@@ -20,8 +20,6 @@ from checked_backend.graphs.graph_name import graph_name
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
 
-__all__ = ["GraphInfo", "qualified_names", "writes_in_backward"]
-
 _SPLITTING = "DDPOptimizer"
 """How torch's reason for a graph begins that is one of several, one for each bucket of gradients."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from checked_backend.findings import Finding
 from checked_backend.report.file_names import process_rank
 
-__all__ = ["HEALTH", "CheckRecord", "CheckSubscription", "Health", "RegionHealth", "on_check"]
-
 log = logging.getLogger(__name__)
 
 FIRST = 8

@@ -27,18 +27,6 @@ from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argu
 from checked_backend.modes.base import PLAIN
 from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 
-__all__ = [
-    "Effects",
-    "Inputs",
-    "WriteCounts",
-    "copy_in_layout",
-    "copy_values",
-    "find_effects",
-    "span",
-    "storage_key",
-    "uncounted_writes",
-]
-
 WIDEST = 4
 """A copy in the same layout may span this many times the memory of the tensor's own size."""
 

@@ -25,8 +25,6 @@ from checked_backend.regions.execution import Call, Cotangents, Subjects, execut
 from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
 from checked_backend.regions.inputs import Inputs
 
-__all__ = ["LocalRegion", "NotReceivedError", "investigate_alone", "time_to_search"]
-
 SHARE = 1 / 3
 """The share of the time that other ranks wait in a collective which looking for an operator may take."""
 

@@ -23,8 +23,6 @@ from checked_backend.regions.execution import AutogradGraph
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.tensors.caches import empty_caches
 
-__all__ = ["GrowingDistance", "LeftOutError", "MemoryPressure"]
-
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

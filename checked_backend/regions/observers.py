@@ -45,8 +45,6 @@ from checked_backend.regions.runner import RegionRunner
 from checked_backend.regions.torch_state import FinalRngStates, OtherThreads, RngState, TorchState
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
-__all__ = ["OBSERVERS", "CallRecord", "CallRecorder", "Observer", "Suspicion", "confirmed"]
-
 
 @dataclass(slots=True)
 class CallRecord:

@@ -29,16 +29,6 @@ from checked_backend._torch.settings import (
 from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
 from checked_backend.subjects import SubjectKind
 
-__all__ = [
-    "ProcessState",
-    "autocast_nesting",
-    "check_settings",
-    "following",
-    "is_setting",
-    "outlast_compiling",
-    "settings_changed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class _Setting:

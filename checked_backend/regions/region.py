@@ -25,8 +25,6 @@ from checked_backend.regions.execution import Call, Execution
 from checked_backend.regions.observers import OBSERVERS, CallRecord, CallRecorder, Observer, confirmed
 from checked_backend.regions.unchecked_calls import UncheckedCalls, is_traced, is_unobserved
 
-__all__ = ["CheckedRegion"]
-
 EAGER_FORWARD = "eager's forward pass"
 
 

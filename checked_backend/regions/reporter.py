@@ -28,8 +28,6 @@ from checked_backend.report.session import investigations
 from checked_backend.report.write import KeptReport
 from checked_backend.verdict.classify import NOT_REPRODUCED
 
-__all__ = ["Investigate", "RegionReporter"]
-
 log = logging.getLogger(__name__)
 
 _UNEARNED = "never checked: the run has not earned it (option budget); run it longer, or with a larger budget"

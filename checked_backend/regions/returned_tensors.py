@@ -42,8 +42,6 @@ from checked_backend.regions.inputs import span
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.report.session import active_sessions
 
-__all__ = ["MemoryRange", "Results", "Returned", "ReturnedTensors", "Snapshot", "memory_ranges"]
-
 MemoryRange: TypeAlias = tuple[int, int]
 """Where memory begins, and the first address behind it."""
 

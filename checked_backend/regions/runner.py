@@ -27,8 +27,6 @@ from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import REPEAT, Build, Control, Facts, PostponedError, Recipe, Values
 
-__all__ = ["EagerTape", "RegionRunner", "Variants", "learn", "noise_of"]
-
 Region = Callable[..., Any]
 
 _Result = TypeVar("_Result")

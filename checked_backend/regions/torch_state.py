@@ -16,8 +16,6 @@ from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transform
 from checked_backend.random_state import HostRandom
 from checked_backend.regions.process_state import autocast_nesting
 
-__all__ = ["FinalRngStates", "OtherThreads", "RngState", "TorchState", "modes_unharmed"]
-
 SECONDS_TO_DRAW = 0.1
 """Seconds in which a thread that draws random numbers all the time will have drawn some."""
 

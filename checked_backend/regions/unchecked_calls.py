@@ -15,8 +15,6 @@ from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
 from checked_backend.tensors.streams import is_capturing
 
-__all__ = ["UncheckedCalls", "is_traced", "is_unobserved", "unobserved"]
-
 
 class UncheckedCalls:
     """Counts them.

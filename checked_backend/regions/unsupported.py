@@ -38,18 +38,6 @@ from checked_backend.regions.call_findings import FakeError, described_exception
 from checked_backend.report.environment import compiler_command
 from checked_backend.report.memory import free_memory
 
-__all__ = [
-    "FreshCache",
-    "MachineLimits",
-    "cache_remark",
-    "compile_with_any_cache",
-    "may_be_the_cache",
-    "no_process_here",
-    "nothing_compiles",
-    "out_of_memory",
-    "unsupported_here",
-]
-
 PLENTY = 2 * 2**30
 """A compiler does not run out of memory if this many bytes are free."""
 

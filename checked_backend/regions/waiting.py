@@ -12,8 +12,6 @@ from checked_backend.report.file_names import process_rank
 from checked_backend.report.progress import Progress
 from checked_backend.verdict.runner import Control
 
-__all__ = ["CONTROL_RUNS", "Waiting"]
-
 PATIENCE = 3.0
 """Seconds that a person waits at a terminal without asking why."""
 

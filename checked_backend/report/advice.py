@@ -11,8 +11,6 @@ from checked_backend.report.clean import plural
 from checked_backend.report.words import for_several, said_of
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["ADVICE", "PROGRAM_RUNS", "TENSORS_OF_BOTH_RUNS", "advise", "layout_sentence", "layout_warning"]
-
 _STATE = "mutation of a setting"  # its details are the settings' names
 
 ADVICE: Mapping[str, str] = MappingProxyType(

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from checked_backend.findings import Finding, Kind, Severity
 
-__all__ = ["Cause", "causes_of", "place_of", "several_regions", "short_region", "worst_first"]
-
 _COMPILE_ID = re.compile(r" \[[^\[\]]*\]$")
 _TIMES_COMPILED = re.compile(r"/[^/\[\]]*\]$")
 _OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})

@@ -10,8 +10,6 @@ from checked_backend.report.coverage_view import but_for_ignored, counts, region
 from checked_backend.report.details import what
 from checked_backend.report.report import Report
 
-__all__ = ["render_certificate"]
-
 _SHOWN = 30
 _SAID = {
     Verdict.PASS: "The compiled program agrees with eager in everything that was compared{}.",

@@ -13,8 +13,6 @@ from checked_backend.findings import Distribution, Finding
 from checked_backend.report.causes import several_regions
 from checked_backend.report.clean import first_line
 
-__all__ = ["LogAxis", "error_chart", "fits", "heat_map", "heat_words", "histogram", "joined", "picture", "tag"]
-
 _MOST_TICKS = 10
 _TICK = 48  # pixels that a tick and its number need
 _LEAST_WIDTH = 2.0

@@ -20,8 +20,6 @@ from checked_backend.findings.values import Many, encode_number
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["ReportFile", "dumps", "encode", "json_schema", "json_values", "read_file", "validated"]
-
 _T = TypeVar("_T")
 _MOST_MEMBERS = 2**17
 _SAID = {

@@ -7,17 +7,6 @@ import re
 from checked_backend.findings import Coverage, RegionInfo
 from checked_backend.report.clean import clean, first_line, listed, plural
 
-__all__ = [
-    "but_for_ignored",
-    "counts",
-    "coverage_line",
-    "first_missed",
-    "limits",
-    "missed",
-    "region_line",
-    "skips",
-]
-
 _LONGEST = 120
 _PLURAL = re.compile(r"(?<=ss)es\b|s\b")
 _HIDDEN = " (an error could hide there)"

@@ -10,19 +10,6 @@ from checked_backend.report.clean import clean, first_line, percent, plural
 from checked_backend.report.flow_chart import flow_sentence
 from checked_backend.report.one_line import line_label
 
-__all__ = [
-    "FindingView",
-    "Row",
-    "finding_view",
-    "how_wrong",
-    "kernel_words",
-    "row",
-    "side_by_side",
-    "told_apart",
-    "values_at",
-    "what",
-]
-
 _SHOWN_NODES = 8
 
 _HEADS = {Severity.ERROR: "Finding", Severity.WARNING: "Warning"}

@@ -14,8 +14,6 @@ from torch import Tensor, fx
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 
-__all__ = ["graph_to_dot", "render_svg"]
-
 _FILL = {
     "input": "#dbe9f6",
     "constant": "#e8e8e8",

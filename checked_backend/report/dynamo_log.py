@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from checked_backend._torch.dynamo import dynamo_counters, dynamo_hides_errors
 from checked_backend.findings import Skip
 
-__all__ = ["DynamoLog"]
-
 MOST_REASONS = 3
 """Graph breaks that are told."""
 

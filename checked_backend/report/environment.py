@@ -16,8 +16,6 @@ import torch
 
 from checked_backend.findings import EvidenceKey
 
-__all__ = ["compiler_command", "environment", "here_and_now"]
-
 _PACKAGES = ("triton", "transformers", "numpy")
 _TIMEOUT_S = 10
 

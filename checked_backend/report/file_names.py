@@ -11,8 +11,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-__all__ = ["free_path", "process_rank", "this_moment"]
-
 
 def process_rank() -> int | None:
     """This process's rank in a distributed program; None outside of one.

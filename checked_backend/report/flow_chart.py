@@ -12,8 +12,6 @@ from checked_backend.report.charts import LogAxis, fits, picture, tag
 from checked_backend.report.clean import percent
 from checked_backend.report.operator_names import operator_name
 
-__all__ = ["CLEAR", "diverges", "flow_chart", "flow_sentence"]
-
 CLEAR = 10.0
 """An error of more than this many times the rounding noise is drawn as one."""
 

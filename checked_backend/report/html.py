@@ -21,8 +21,6 @@ from checked_backend.report.view import CauseView, sections, view
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["render_fragment", "render_html"]
-
 _SHOWN_LIMITS = 200
 _SHOWN_VALUES = 8
 _SHOWN_TENSORS = 4

@@ -14,8 +14,6 @@ from checked_backend.report.clean import clean
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["junit_text", "new_case", "new_problem", "render_junit", "xml_text"]
-
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -11,8 +11,6 @@ from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo,
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 
-__all__ = ["Ledger", "PassedCalls", "split_ignored"]
-
 MOST_UNDER_WAY = 64
 """Of so many things that have begun each may still end; of more the oldest will not."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["free_memory", "memory_limit_lifted", "process_limited"]
-
 _CGROUPS = Path("/sys/fs/cgroup")
 
 

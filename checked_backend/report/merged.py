@@ -11,8 +11,6 @@ from operator import add
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Skip
 from checked_backend.report.report import Report
 
-__all__ = ["merged_report"]
-
 _PROCESS = re.compile(r"Z-((?:rank\d+-)?\d+)-\d+\.json$")
 """The rank and the process in the name of a report's file."""
 

@@ -14,8 +14,6 @@ from checked_backend.report.operator_names import operator_name
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["encode_graphs", "encode_node_data"]
-
 _AT_FAULT, _INHERITS = "#e5484d", "#f7c6c7"
 _FIRST = {"sourceNodeOutputId": "0", "targetNodeInputId": "0"}
 _GRADIENT = [{"stop": 0.0, "bgColor": "#fff5f5"}, {"stop": 1.0, "bgColor": _AT_FAULT}]

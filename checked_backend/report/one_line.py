@@ -15,8 +15,6 @@ from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import named, said_of, stage_words
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["Line", "annotation", "is_line_blamed", "line_label", "one_line", "operator_words", "user_line"]
-
 _SOURCE = re.compile(
     r"^(?P<file>[^\n]+?):(?P<line>[0-9]{1,9})(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
 )

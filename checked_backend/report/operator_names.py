@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["operator_name"]
-
 _CALLED: Mapping[str, str] = MappingProxyType(
     {
         "batch_norm": (

@@ -26,8 +26,6 @@ from checked_backend.report.file_names import process_rank
 from checked_backend.report.report import Report
 from checked_backend.report.write import read_reports
 
-__all__ = ["EXIT_MESSAGE", "PEERS", "Announcement", "ExitMessage", "Peers", "this_rank"]
-
 log = logging.getLogger(__name__)
 
 _PREFIX = "checked_backend"

@@ -10,8 +10,6 @@ from typing import TextIO
 
 from checked_backend.report.clean import first_line
 
-__all__ = ["Progress"]
-
 _WIDTH = 110
 _USUAL_WIDTH = 79
 """Of a terminal that does not say how wide it is."""

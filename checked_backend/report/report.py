@@ -13,8 +13,6 @@ from checked_backend.report.html import render_fragment, render_html
 from checked_backend.report.text import render_text
 from checked_backend.report.view import headline
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:

@@ -20,8 +20,6 @@ from checked_backend.report.advice import layout_warning
 from checked_backend.report.ledger import Ledger, split_ignored
 from checked_backend.report.session import PROCESS_END, active_sessions, investigations
 
-__all__ = ["Reporter", "users_stacklevel"]
-
 _OTHERS = frozenset({"torch", "checked_backend"})
 
 

@@ -26,19 +26,6 @@ from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.ledger import Ledger
 
-__all__ = [
-    "PROCESS_END",
-    "Investigations",
-    "ProcessEnd",
-    "Session",
-    "SessionPart",
-    "active_sessions",
-    "closing_line",
-    "collect",
-    "investigations",
-    "say_closing_line",
-]
-
 log = logging.getLogger(__name__)
 
 _SUBJECT = "the compiled code"

@@ -17,8 +17,6 @@ from checked_backend.report.view import CauseView, sections, short_sections, vie
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["render_rich", "render_text"]
-
 _WIDTH = 100
 _LABEL = 12  # the longest label and two spaces
 

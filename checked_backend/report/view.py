@@ -30,8 +30,6 @@ from checked_backend.report.words import named, plain_sentence, stage_words
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
 
-__all__ = ["CauseView", "ReportView", "headline", "sections", "short_sections", "view"]
-
 _SHOWN_CAUSES = 10
 _SHOWN_RESULTS = 8
 _SHOWN_LINES = 20

@@ -9,8 +9,6 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.report.clean import first_line
 from checked_backend.subjects import SubjectKind
 
-__all__ = ["for_several", "named", "plain_sentence", "said_of", "stage_words"]
-
 # Each entry has words for one result, and a sentence. The finest key that fits is taken.
 _WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

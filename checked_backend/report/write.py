@@ -17,16 +17,6 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.report.file_names import process_rank, this_moment
 from checked_backend.report.report import Report
 
-__all__ = [
-    "KeptReport",
-    "ReadReports",
-    "files_of_one_report",
-    "keep_alone",
-    "read_reports",
-    "write_report",
-    "write_whole",
-]
-
 log = logging.getLogger(__name__)
 
 _files: ContextVar[list[Path] | None] = ContextVar("checked_backend_files_of_a_report", default=None)

@@ -13,21 +13,6 @@ import torch
 
 from checked_backend._torch.tensors import is_zero_tensor, negative_view, storage_identity
 
-__all__ = [
-    "LITERAL_ELEMENTS",
-    "Form",
-    "TensorWriter",
-    "Untranslatable",
-    "each_element_once",
-    "form_of",
-    "is_literal",
-    "literal",
-    "ramp",
-    "seeded",
-    "write_value",
-]
-
-
 LITERAL_ELEMENTS = 32
 """Tensors of up to this many elements are written out."""
 

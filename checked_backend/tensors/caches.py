@@ -6,8 +6,6 @@ import gc
 
 import torch
 
-__all__ = ["empty_caches"]
-
 
 def empty_caches(*, oldest: bool = True) -> None:
     """Free objects that are only held in cycles, and the memory that torch's allocators keep for later.

@@ -13,8 +13,6 @@ import torch
 from checked_backend._torch.settings import set_backend_flag
 from checked_backend.tensors.caches import empty_caches
 
-__all__ = ["deterministic"]
-
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 

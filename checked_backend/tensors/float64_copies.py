@@ -10,8 +10,6 @@ from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, negative_view, rewrapped, storage_identity
 from checked_backend.errors import CheckedBackendError
 
-__all__ = ["Float64Copies", "PromotionError", "promoted_dtype", "to_float64"]
-
 
 class PromotionError(CheckedBackendError):
     """Raised for a program or a tensor that has no meaning in float64."""

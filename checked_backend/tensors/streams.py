@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_capturing", "wait_for_devices"]
-
 
 def is_capturing() -> bool:
     """Whether a CUDA graph records what runs on this stream. No value can be read then, and nothing synchronised."""

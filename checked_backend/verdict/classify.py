@@ -12,18 +12,6 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import root_mean_square, widened
 from checked_backend.verdict.evidence import Evidence
 
-__all__ = [
-    "CHANGES_IN_FLOAT64",
-    "NONDETERMINISTIC",
-    "NOT_REPRODUCED",
-    "READS_JUNK",
-    "UNSUPPORTED",
-    "Classification",
-    "classify",
-    "is_many_times_its_noise",
-    "singular",
-]
-
 
 class Classification(NamedTuple):
     """The kind and the message of a finding."""

@@ -27,8 +27,6 @@ from checked_backend.verdict.outliers import as_good_as_eager, distances_from
 from checked_backend.verdict.runner import FLOAT64, Control
 from checked_backend.verdict.steps.fused_rounding import loses_the_rest
 
-__all__ = ["close_as", "close_as_noise", "close_undecided", "close_what_is_left", "is_as_near_as_eager"]
-
 _MISSING = MappingProxyType(
     {
         Control.FLOAT64: EvidenceKey.FLOAT64_MISSING,

@@ -13,8 +13,6 @@ from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.runner import Runs, Values
 
-__all__ = ["Context"]
-
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
 

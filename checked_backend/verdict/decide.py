@@ -34,8 +34,6 @@ from checked_backend.verdict.steps.noise import (
 from checked_backend.verdict.steps.nondeterminism import close_what_changes, close_what_is_no_rounding, repeat_eager
 from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
 
-__all__ = ["STEPS", "Step", "decide"]
-
 Step = Callable[[Context], None]
 
 

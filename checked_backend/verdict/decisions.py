@@ -9,8 +9,6 @@ import torch
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.verdict.envelope import NoiseBaseline
 
-__all__ = ["Decisions", "TensorPair"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:

@@ -11,8 +11,6 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import blocks, difference, root_mean_square
 from checked_backend.verdict.local_scale import EXPONENTS, exponents
 
-__all__ = ["least_digits", "lost_digits"]
-
 
 def least_digits(dtype: torch.dtype) -> float:
     """The relative error above which an element of a floating dtype has lost its digits."""

@@ -16,8 +16,6 @@ from checked_backend.findings import Distribution, WorstElement
 from checked_backend.numerics.bits import FORMATS
 from checked_backend.verdict.elements import blocks, difference
 
-__all__ = ["BLOCK_COLUMNS", "BLOCK_ROWS", "MOST_WORST", "distribution"]
-
 log = logging.getLogger(__name__)
 
 BLOCK_ROWS = 32

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["all_finite", "blocks", "difference", "magnitudes", "picked", "root_mean_square", "unconfirmed", "widened"]
-
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's values in a real dtype that allows differences.

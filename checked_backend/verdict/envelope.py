@@ -15,8 +15,6 @@ from checked_backend.numerics.quick_diff import QuickDiff
 from checked_backend.verdict.elements import all_finite, blocks, difference, magnitudes, root_mean_square
 from checked_backend.verdict.local_scale import LocalScale
 
-__all__ = ["Envelope", "NoiseBaseline", "times"]
-
 
 def times(difference: float, noise: float) -> float:
     """How many times the noise a difference is; infinite if there is a difference and no noise."""

@@ -17,8 +17,6 @@ from checked_backend.verdict.local_scale import local_root_mean_square
 from checked_backend.verdict.outliers import Outliers, outside_noise
 from checked_backend.verdict.runner import Values
 
-__all__ = ["Evidence"]
-
 
 @dataclass(slots=True, eq=False)
 class Evidence:

@@ -10,8 +10,6 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import widened
 from checked_backend.verdict.envelope import Envelope
 
-__all__ = ["as_rare_as_jumps", "as_rare_as_unstable", "known"]
-
 
 def as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> bool:
     """Whether the unexplained elements are a few that flip in the candidate and by chance in no control run.

@@ -16,8 +16,6 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import widened
 from checked_backend.verdict.local_scale import local_root_mean_square
 
-__all__ = ["LocalError", "local_error"]
-
 
 @dataclass(frozen=True, slots=True)
 class LocalError:

@@ -9,8 +9,6 @@ import torch
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import all_finite, blocks, widened
 
-__all__ = ["EXPONENTS", "LocalScale", "exponents", "local_root_mean_square"]
-
 
 class LocalScale:
     """For each element, the root mean square of the values of elements that are not much larger than it.

@@ -31,15 +31,6 @@ from checked_backend.verdict.envelope import Envelope, times
 from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
 from checked_backend.verdict.local_scale import LocalScale
 
-__all__ = [
-    "Closeness",
-    "Outliers",
-    "as_good_as_eager",
-    "distances_from",
-    "outside_noise",
-    "ratios",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Outliers:

@@ -13,23 +13,6 @@ from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Skip
 from checked_backend.verdict.decisions import Decisions
 
-__all__ = [
-    "BARE",
-    "FLOAT64",
-    "REPEAT",
-    "Build",
-    "Control",
-    "Facts",
-    "MadeElsewhereError",
-    "PostponedError",
-    "Recipe",
-    "Runner",
-    "Runs",
-    "Values",
-    "monte_carlo",
-    "short",
-]
-
 Values = dict[str, torch.Tensor]
 
 Answer = TypeVar("Answer")

@@ -9,8 +9,6 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.runner import REPEAT, Control, Runner, monte_carlo, short
 
-__all__ = ["tolerate_flipped_shapes"]
-
 
 def tolerate_flipped_shapes(
     findings: Sequence[Finding],

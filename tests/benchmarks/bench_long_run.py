@@ -23,8 +23,6 @@ from torch import nn
 
 import checked_backend as cb
 
-__all__ = ["Sample", "samples"]
-
 PARTS = 10
 
 

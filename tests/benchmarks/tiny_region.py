@@ -9,8 +9,6 @@ import torch
 
 import checked_backend as cb
 
-__all__ = ["seconds_per_call"]
-
 
 def seconds_per_call(calls: int, **options: Any) -> tuple[float, float]:
     """Best seconds per call of a tiny region: compiled without a check, and by ``numcheck`` with these options."""

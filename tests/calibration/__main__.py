@@ -18,8 +18,6 @@ from .rounding import VARIANTS
 from .run import DTYPES, Case, Outcome, run_case
 from .table import render
 
-__all__ = ["cases", "main"]
-
 
 def cases(
     families: Sequence[str],

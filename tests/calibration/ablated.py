@@ -12,8 +12,6 @@ import pytest
 
 from .ablation import MECHANISMS
 
-__all__ = ["pytest_addoption"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--without``."""

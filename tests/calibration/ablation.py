@@ -41,8 +41,6 @@ from .compilers import candidate
 from .families import FAMILIES
 from .run import Case, run_case
 
-__all__ = ["MECHANISMS", "main"]
-
 Switch = Callable[[], AbstractContextManager[Any]]
 
 

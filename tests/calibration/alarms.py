@@ -22,8 +22,6 @@ from checked_backend import check
 
 from .run import watched
 
-__all__ = ["PROGRAMS", "main"]
-
 _BF16, _F16 = torch.bfloat16, torch.float16
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 PROGRAMS: dict[str, Callable[[], Made]] = {}

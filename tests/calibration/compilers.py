@@ -20,8 +20,6 @@ from checked_backend.regions.float64_twin import float64_graph
 
 from .rounding import VARIANTS, Rounding
 
-__all__ = ["Compiler", "Trace", "candidate", "planted", "trace"]
-
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _NUMBER = re.compile(r"tensors_(\d+)_")

@@ -22,8 +22,6 @@ from checked_backend.verdict import thresholds
 from .run import Outcome, run_case
 from .table import detectable
 
-__all__ = ["changed", "main", "nearest"]
-
 CONSTANTS = (
     "ENVELOPE_FACTOR",
     "EAGER_FACTOR",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from . import families_blocks, families_losses, families_nets, families_sums
 from .family import Family
 
-__all__ = ["FAMILIES"]
-
 FAMILIES: dict[str, Family] = {
     each.name: each
     for module in (families_blocks, families_nets, families_losses, families_sums)

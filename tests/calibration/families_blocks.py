@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .family import Family, Maker, Plan, family
 
-__all__ = ["FAMILIES"]
-
 
 @family(lambda m: (m.normal(32, 64), m.normal(128, 64, scale=0.1), m.normal(128), m.normal(64, 128, scale=0.1)))
 def mlp(c: Plan, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from .family import Family, Plan, family
 
-__all__ = ["FAMILIES"]
-
 
 @family(lambda m: (m.normal(32, 20, scale=3.0), m.integers(20, 32)))
 def nll_loss(c: Plan, logits: Tensor, target: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from .family import Family, Maker, Plan, family
 
-__all__ = ["FAMILIES"]
-
 
 def _norm_inputs(m: Maker) -> tuple[Tensor, ...]:
     statistics = m.normal(8, scale=0.1, grad=False), m.positive(8, grad=False)

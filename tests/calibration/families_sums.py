@@ -8,8 +8,6 @@ from torch import Tensor
 
 from .family import Maker, Plan, family
 
-__all__ = ["FAMILIES"]
-
 
 def _inputs(m: Maker) -> tuple[Tensor, ...]:
     return m.normal(2, 3, 36, 36, shift=0.5), m.normal(8, 3, 3, 3, scale=0.3), m.normal(8), m.positive(8), m.normal(8)

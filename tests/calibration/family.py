@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Family", "Maker", "Plan", "bugs_of", "family"]
-
 _LOW = (torch.bfloat16, torch.float16)
 _T = TypeVar("_T")
 

@@ -29,8 +29,6 @@ from checked_backend.regions.operator_check.check import OperatorCheck, Operator
 from .families import FAMILIES
 from .run import DTYPES
 
-__all__ = ["FAULTS", "main"]
-
 _LOW = (torch.bfloat16, torch.float16)
 _TRAINED = (
     "mlp", "layernorm_residual", "softmax_attention", "encoder_block", "gpt_block", "swiglu", "moe_gating",

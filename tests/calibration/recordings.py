@@ -33,8 +33,6 @@ from unittest import mock
 
 from checked_backend.program import compare
 
-__all__ = ["FACTORS", "PROGRAMS", "main", "table"]
-
 FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 ROUNDINGS = (2.0, 4.0, 8.0, 16.0, 32.0)

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-__all__ = ["VARIANTS", "Rounding"]
-
 aten = torch.ops.aten
 
 VARIANTS: dict[str, dict[str, bool]] = {

@@ -29,8 +29,6 @@ from checked_backend.verdict.steps import noise as noise_runs
 from .compilers import candidate, planted, trace
 from .families import FAMILIES
 
-__all__ = ["DTYPES", "Case", "Outcome", "Seen", "run_case", "watched"]
-
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 EQUIVALENT = 1e-13

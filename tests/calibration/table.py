@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from .run import Outcome
 
-__all__ = ["ABOVE_NOISE", "detectable", "render"]
-
 ABOVE_NOISE = 8.0
 """A bug's effect exceeds the program's noise if it is this many times the greatest of 8 draws of that noise."""
 

@@ -15,8 +15,6 @@ from tests.cases import (
     nondeterministic,
 )
 
-__all__ = ["ALL"]
-
 ALL: tuple[Case, ...] = tuple(
     case
     for module in (

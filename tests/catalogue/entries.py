@@ -20,8 +20,6 @@ from checked_backend.fuzz.tasks import CheckTask, FuzzOptions
 from checked_backend.process.job import JobResources, RunningProcesses, default_memory
 from checked_backend.runs.status import Status
 
-__all__ = ["COMPILERS", "FILE", "Entry", "here", "look", "order", "read", "write"]
-
 FILE = Path(__file__).with_name("miscompiles.json")
 COMPILERS = ("eager", "aot_eager", "inductor")
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}")

@@ -11,8 +11,6 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, S
 from checked_backend.fuzz.text import describe, render_check, render_script
 from tests.catalogue.entries import Entry, order
 
-__all__ = ["render_page", "status"]
-
 
 @dataclass(frozen=True)
 class _Part:

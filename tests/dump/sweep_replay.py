@@ -34,8 +34,6 @@ from checked_backend.cli import verbs as cli
 from tests.support.dump_tools import dumps, run, same, same_leaf
 from tests.support.replayed_programs import PROGRAMS, Replayed
 
-__all__ = ["main", "replay_program"]
-
 
 def main() -> None:
     """Sweep, print a line for each program, and keep the results."""

@@ -14,8 +14,6 @@ import torch
 from tests.golden.compare import EXPECTED, accept, differences, read, shown
 from tests.golden.produce import PARTS, produce
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)

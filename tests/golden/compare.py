@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tests.golden.produce import Files
 
-__all__ = ["EXPECTED", "accept", "differences", "read", "shown"]
-
 EXPECTED = Path(__file__).with_name("expected")
 _LINES = 16
 """How much of a difference is shown."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import checked_backend as cb
 
-__all__ = ["MASKS", "mask", "same"]
-
 _ROOT = Path(__file__).parents[2]
 _VERSIONS = "|".join(
     map(re.escape, [platform.python_version(), cb.__version__, *map(version, ("torch", "transformers", "numpy"))])

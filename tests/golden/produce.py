@@ -24,8 +24,6 @@ import torch
 import checked_backend as cb
 from tests.golden.masks import mask, same
 
-__all__ = ["PARTS", "Files", "cli", "produce"]
-
 Files = dict[str, str]
 Outputs = Iterator[tuple[str, str]]
 

@@ -6,8 +6,6 @@ import torch
 import triton
 from triton import language as tl
 
-__all__ = ["doubled", "row_sum"]
-
 
 @triton.jit
 def _row_sum(x, out, width, stride, BLOCK: tl.constexpr, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -21,8 +21,6 @@ from tests.ledger.answer import Answer, Case, differences, read, write
 from tests.ledger.pool import run_cases
 from tests.ledger.sources import all_cases
 
-__all__ = ["kept_results", "main"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = ("checked_backend", "tests", "examples")
 ANSWERS = Path(__file__).with_name("answers.json")

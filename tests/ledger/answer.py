@@ -10,8 +10,6 @@ from typing import Any
 
 import checked_backend as cb
 
-__all__ = ["Answer", "Answers", "Case", "differences", "line_of", "of_error", "of_report", "one", "read", "write"]
-
 Answer = Mapping[str, Any]
 """``verdict`` and ``findings`` (kind, detail, subject); where localized ``where``: (subject, operator, stage, line)."""
 

@@ -26,8 +26,6 @@ import torch
 import checked_backend as cb
 from tests.ledger.answer import Answer, Answers, Case, of_error
 
-__all__ = ["Done", "run_cases"]
-
 
 @dataclass(frozen=True)
 class Done:

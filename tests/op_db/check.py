@@ -28,8 +28,6 @@ import checked_backend as cb
 from .entries import name_of, operators
 from .results import append, read
 
-__all__ = ["DTYPES", "KNOWN", "check_sample", "document", "interesting", "known", "summary", "sweep"]
-
 KNOWN = Path(__file__).parent / "known_check_fails.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 SECONDS_PER_SAMPLE = 600

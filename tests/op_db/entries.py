@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["name_of", "operators"]
-
 
 def operators(dtype: torch.dtype = torch.float32) -> list[Any]:
     """The entries of ``op_db`` that take a dtype on the CPU, in a fixed order."""

@@ -28,8 +28,6 @@ from checked_backend.process.worker import run_in_worker
 from .entries import name_of, operators
 from .results import append, read
 
-__all__ = ["KNOWN", "document", "interesting", "run_sample", "summary", "sweep"]
-
 SECONDS_PER_SAMPLE, SECONDS_PER_OPERATOR = 60, 1200
 Run = Callable[[Any, Any], tuple[str, str, list[dict[str, Any]]]]
 KNOWN = Path(__file__).parent / "known_metadata_bugs.json"

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append", "read"]
-
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The results so far; a line that was cut off is dropped."""

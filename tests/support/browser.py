@@ -8,8 +8,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["BROWSER", "check_page"]
-
 BROWSER = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 """The browser; None where there is none."""
 

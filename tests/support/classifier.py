@@ -9,9 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["Classifier", "Compile", "data"]
-
-
 Compile = Callable[..., Any]
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from checked_backend.cli import verbs as cli
 
-__all__ = ["Run", "runner"]
-
 Run = Callable[..., tuple[int, str, str]]
 """Takes words; returns the exit code, and what was printed to stdout and stderr."""
 

@@ -14,8 +14,6 @@ from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.process.job import JobEnd
 from checked_backend.runs.status import Status
 
-__all__ = ["PASS", "STRIDES", "answer", "failing", "filled", "group_of", "program_of"]
-
 PASS = ProgramResult(Status.PASS, compiled=True)
 
 STRIDES: Mapping[str, str] = MappingProxyType(

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from tests.support.models import VOCABULARY, Case
 
-__all__ = ["MODELS"]
-
 _SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
 _EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "norm_topk_prob": True}

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["hidden_attention", "with_hidden_attention"]
-
 _NAME = "_scaled_dot_product_hidden_attention"
 _SEEDED = (torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag)
 

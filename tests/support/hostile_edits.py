@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["GRAPH_EDITS", "Edit", "nested", "nested_graph", "relu"]
-
 
 def relu(document: dict[str, Any]) -> dict[str, Any]:
     return next(node for node in document["graph"]["nodes"] if node["target"] == "op:aten.relu.default")

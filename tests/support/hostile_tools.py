@@ -13,8 +13,6 @@ import torch
 import checked_backend
 from tests.support.dump_tools import dumps, edit, python
 
-__all__ = ["body", "call", "dumped_relu", "forged", "node", "replayed"]
-
 PACKAGE = Path(checked_backend.__file__).parents[1]
 
 

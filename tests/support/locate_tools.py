@@ -15,8 +15,6 @@ from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["calls", "located", "operator_of", "oracle"]
-
 
 def oracle(case: GraphCase) -> Sequence[Finding]:
     """Tries a case in this process: these compilers are Python."""

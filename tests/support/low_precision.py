@@ -12,9 +12,6 @@ from torch import nn
 import checked_backend as cb
 from tests.support.region_tools import audit
 
-__all__ = ["LOW", "Block", "Change", "at_16_bits", "times", "trained"]
-
-
 LOW = (torch.bfloat16, torch.float16)
 Change = Callable[[torch.Tensor], torch.Tensor]
 

@@ -14,8 +14,6 @@ import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding
 
-__all__ = ["NAME", "define", "library_of_lies", "record", "run_alone"]
-
 NAME = "checked_backend_operators"
 
 

@@ -9,8 +9,6 @@ import torch
 import transformers as hf
 from torch import nn
 
-__all__ = ["MODELS", "Program"]
-
 Inputs = dict[str, torch.Tensor]
 Program = tuple[nn.Module, Callable[[int, int], Inputs]]
 WORDS = 64

@@ -14,16 +14,6 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = [
-    "Case",
-    "bert_classifier",
-    "bert_masked_lm",
-    "dropout_mlp",
-    "gpt2_lm",
-    "resnet",
-    "vit_classifier",
-]
-
 Attention = Literal["sdpa", "eager"]
 VOCABULARY = 64
 

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from tests.support.models import VOCABULARY, Case
 
-__all__ = ["HUGGING_FACE", "WRITTEN_HERE"]
-
 
 def _words(batch: int = 2, length: int = 12) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length))

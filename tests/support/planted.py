@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["FAULTS", "PLANTED", "Fault", "planted"]
-
 aten = torch.ops.aten
 
 PLANTED = "PLANTED_IN_INDUCTOR"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COMPILER_WITH_COSINE_FOR_SINE"]
-
 COMPILER_WITH_COSINE_FOR_SINE = """\
 def wrong(gm, example_inputs):
     for node in gm.graph.nodes:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-__all__ = ["PROGRAMS", "Program"]
-
 aten = torch.ops.aten
 Tensors = tuple[torch.Tensor, ...]
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["run"]
-
 ROOT = Path(__file__).parents[2]
 LOADED = ("-p", "tests.support.process_marks", "-p", "tests.durations")
 SETTINGS = """

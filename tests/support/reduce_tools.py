@@ -16,8 +16,6 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["case_of", "count", "graph_of", "problem_where", "program_of", "targets"]
-
 
 def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
     return fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)

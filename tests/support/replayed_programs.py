@@ -13,8 +13,6 @@ from torch import nn
 from tests.support import metadata_models, models, more_models
 from tests.support.dump_tools import Squared
 
-__all__ = ["PROGRAMS", "Replayed"]
-
 
 @dataclass(frozen=True)
 class Replayed:

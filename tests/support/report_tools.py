@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from checked_backend.findings import Finding, Kind
 
-__all__ = ["RELU"]
-
 RELU = Finding(
     Kind.LOGIC,
     "output[0]",

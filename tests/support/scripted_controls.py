@@ -13,9 +13,6 @@ from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.runner import Control, Facts, Recipe, Runner, Values
 
-__all__ = ["Make", "MissingError", "Scripted", "decided", "exact", "fused", "missing"]
-
-
 Make = Callable[[], torch.Tensor]
 
 

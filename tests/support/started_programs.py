@@ -10,8 +10,6 @@ from pathlib import Path
 
 import checked_backend
 
-__all__ = ["PACKAGE", "VERB", "finished", "started"]
-
 PACKAGE = Path(checked_backend.__file__).parent
 VERB = (sys.executable, "-m", "checked_backend", "run", "--no-localize")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-__all__ = ["Stub"]
-
 
 class Stub:
     """A configuration whose values are attributes. Subclasses set the values and the parts."""

@@ -23,8 +23,6 @@ from checked_backend.sweep.drive import Plan, Sweep, run_sweep
 from checked_backend.sweep.run_case import SweepJob
 from checked_backend.sweep.settings import Settings
 
-__all__ = ["VERSIONS", "asked", "failing", "jobs_of", "keep", "outcome", "plan_of", "scripted", "summary_of", "swept"]
-
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["write_checkout"]
-
 _OPS_FUZZER = """
 import random
 from typing import NamedTuple

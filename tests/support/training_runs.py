@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["RUNS", "Compile", "Left"]
-
 Compile = Callable[[Any], Any]
 Left = list[torch.Tensor]
 

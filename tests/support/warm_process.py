@@ -25,8 +25,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WarmPython"]
-
 READ_BY_IMPORTS = ("TORCH", "PYTHON", "OMP_", "MKL_", "ATEN_", "CUDA", "LD_", "KMP_")
 """Environment variables with these beginnings are read while torch is imported: other ones need another process."""
 

@@ -16,8 +16,6 @@ from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["aten_name"]
-
 _HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
 """Operators that functions call as helpers, besides their main one."""
 

@@ -16,8 +16,6 @@ from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["called_bodies", "is_higher_order"]
-
 BodyCall = tuple[fx.GraphModule, tuple[Any, ...]]
 """A graph, and the inputs that it is called with."""
 

@@ -29,18 +29,6 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = [
-    "CallOracle",
-    "Cut",
-    "bisected",
-    "cut_before",
-    "cut_out",
-    "prefix_of",
-    "shortest_wrong_prefix",
-    "widening",
-    "wrong_prefix",
-]
-
 CallOracle = Callable[[GraphCase], Sequence[Finding]]
 """Tries a case and gives its failing findings. An error of the attempt itself is not a finding of the case."""
 

@@ -30,8 +30,6 @@ from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["MOST_BYTES", "MOST_NODES", "SeenValues", "error_flow"]
-
 MOST_BYTES = 1 << 28
 """Bytes of the exposed tensors of a graph. What takes more is not drawn."""
 

@@ -24,8 +24,6 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["GradientSearch"]
-
 
 @dataclass(frozen=True, slots=True)
 class GradientSearch:

@@ -17,8 +17,6 @@ from checked_backend.graphs.effects import mode_name
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.torch_state import TorchState, modes_unharmed
 
-__all__ = ["PartModes", "modes_left", "self_contained"]
-
 
 def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool = False) -> fx.GraphModule:
     """Copy a Dynamo graph so that it computes the same wherever it is called, gradients aside.

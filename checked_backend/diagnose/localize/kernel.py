@@ -13,8 +13,6 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kernel
 from checked_backend.graphs.nodes import origin_of
 
-__all__ = ["kernel_in", "kernel_of_json"]
-
 _MOST_LINES, _MOST_CHARACTERS = 300, 24_000
 _MOST_NAMES = 40
 

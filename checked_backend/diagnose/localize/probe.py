@@ -44,20 +44,6 @@ from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.operator_check.walk import Walk
 from checked_backend.report import Report
 
-__all__ = [
-    "CLEAR",
-    "MUCH",
-    "FaultyOperator",
-    "faulty_operator",
-    "is_clear",
-    "probe",
-    "probe_isolated",
-    "segments",
-    "share_of",
-    "worth_exposing",
-]
-
-
 CLEAR = 1e-2
 """An operator that is off by this share of its result, in rms, is at fault whatever comes after it."""
 

@@ -22,8 +22,6 @@ from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["wrong_producer"]
-
 aten = torch.ops.aten
 
 _READERS_TRIED = 12

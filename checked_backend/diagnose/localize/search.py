@@ -42,17 +42,6 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.in_place import CheckedModule
 
-__all__ = [
-    "LAYOUT",
-    "LEAST_PROBE_BYTES",
-    "Location",
-    "Search",
-    "WrongKernel",
-    "is_of_values",
-    "place_of",
-    "probe_limit",
-]
-
 LEAST_PROBE_BYTES = 1 << 28
 """Bytes that the exposed tensors of one compilation may always take."""
 

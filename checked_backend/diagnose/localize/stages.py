@@ -19,8 +19,6 @@ from checked_backend.graphs.nodes import outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, copy_graph, inductor_patches
 
-__all__ = ["Capture", "GraphKind", "Recorded", "Stage", "stages_of"]
-
 _STATEFUL_DRAWS = {"run_and_save_rng_state": 0, "run_with_rng_state": 1, "graphsafe_run_with_rng_state": 0}
 """Higher-order operators that draw, each with the place of the random operator among its arguments."""
 

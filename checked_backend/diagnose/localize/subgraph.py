@@ -15,22 +15,6 @@ from checked_backend.graphs.effects import has_effects, sets_mode, writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.inputs import copy_values, storage_key
 
-__all__ = [
-    "bytes_of",
-    "called_name",
-    "calls_of",
-    "can_be_walked",
-    "is_item",
-    "is_symbolic",
-    "is_view",
-    "is_view_operator",
-    "maker_of",
-    "part_of",
-    "tensors_made",
-    "unshared",
-    "with_outputs",
-]
-
 _CALLS = ("call_function", "call_method", "call_module")
 
 

@@ -19,8 +19,6 @@ from checked_backend.options import AotOptions
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import rerun_failure
 
-__all__ = ["wrong_metadata"]
-
 _NAMED = re.compile(r"Error in op: torch\.ops\.(\S+)")
 """The operator whose result is not as traced, in the message of Inductor's ``assert_size_stride`` (guards.cpp)."""
 

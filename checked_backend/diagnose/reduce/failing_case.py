@@ -18,8 +18,6 @@ from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.scripts.values import each_element_once
 
-__all__ = ["Draft", "FailingCase", "call_nodes", "compact", "record_values", "walk_back"]
-
 _OUTPUT = re.compile(r"output\[(\d+)\]")
 
 

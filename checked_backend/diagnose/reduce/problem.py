@@ -19,8 +19,6 @@ from checked_backend.numerics.bits import with_memory
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.scripts.values import form_of
 
-__all__ = ["OutOfTime", "Problem", "Size"]
-
 _T = TypeVar("_T")
 
 MIN_TIMEOUT_S = 20.0

@@ -14,8 +14,6 @@ from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.regions.inputs import copy_values
 
-__all__ = ["has_race"]
-
 _NAMES = ("index_put", "scatter", "index_copy", "setitem", "put_")
 
 

@@ -15,8 +15,6 @@ from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, Size
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
 
-__all__ = ["Reduction", "reduce"]
-
 log = logging.getLogger(__name__)
 
 _Steps = tuple[tuple[str, Callable[[Problem], None]], ...]

@@ -18,16 +18,6 @@ from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.process_state import ProcessState, following
 from checked_backend.scripts.values import Untranslatable, is_literal
 
-__all__ = [
-    "PROCESS_SETTINGS",
-    "CompileCode",
-    "import_root",
-    "is_random",
-    "matters",
-    "process_lines",
-    "write_compile",
-]
-
 _IRRELEVANT = (
     "cache",
     "compile_threads",

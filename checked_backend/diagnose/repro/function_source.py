@@ -18,8 +18,6 @@ from checked_backend._torch.operators import OperatorDefinition, operator_defini
 from checked_backend.diagnose.repro.spelling import name_of
 from checked_backend.scripts.values import Untranslatable
 
-__all__ = ["Source"]
-
 
 @dataclass(slots=True)
 class Source:

@@ -35,8 +35,6 @@ from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
 from checked_backend.scripts.values import Untranslatable
 
-__all__ = ["Repro", "script_path", "write_repro", "write_source_repro"]
-
 _NOT_SHOWN = "did not show when it was tried once more"
 
 

@@ -37,8 +37,6 @@ from checked_backend.scripts.comparisons import (
 )
 from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
-__all__ = ["BUG_GONE", "BUG_THERE", "Script", "is_drowned", "write_script", "write_source_script"]
-
 BUG_THERE = "the bug is there"
 BUG_GONE = "the bug is gone"
 

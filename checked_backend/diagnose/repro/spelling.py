@@ -18,8 +18,6 @@ from torch.fx.graph import inplace_methods, magic_methods
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-__all__ = ["IN_PLACE_SIGNS", "SIGNS", "Name", "Spelling", "name_of", "spellings"]
-
 Arguments = tuple[list[Any], dict[str, Any]]
 
 SIGNS: Mapping[Any, str] = {

@@ -24,8 +24,6 @@ from checked_backend.graphs.mode_blocks import block_of, leaves_block
 from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
 from checked_backend.scripts.values import Untranslatable, write_value
 
-__all__ = ["GraphWriter", "write_program"]
-
 _INPUT_NAMES = ("x", "y", "z", "w")
 _BUILT_IN = ("aten", "prims", "quantized", "inductor", "mkldnn")
 

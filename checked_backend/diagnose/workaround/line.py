@@ -17,8 +17,6 @@ from torch.fx.passes.split_module import split_module
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 
-__all__ = ["keep_line_out", "keep_out", "without_line"]
-
 _BEFORE, _THE_LINE, _BEHIND = 0, 1, 2
 
 

@@ -38,8 +38,6 @@ from checked_backend.regions.compile import Compiler, resolve_compiler, with_mod
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_like
 
-__all__ = ["WorkaroundSearch", "find_workaround"]
-
 SEARCH_LIMIT = 75.0
 """Seconds that trying settings may take."""
 

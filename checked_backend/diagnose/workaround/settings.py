@@ -19,20 +19,6 @@ from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.scripts.values import is_literal
 
-__all__ = [
-    "ABOUT_PASSES",
-    "COSTLY",
-    "EAGER",
-    "PROCESS",
-    "SETTINGS",
-    "Setting",
-    "applicable",
-    "operator_fallbacks",
-    "pass_settings",
-    "taken_back",
-    "together",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -33,8 +33,6 @@ from checked_backend.regions.operator_check.walk import Walk
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.runner import short
 
-__all__ = ["SUBJECT", "OperatorCheck", "OperatorDecisions"]
-
 LARGEST = 1 << 31
 """The most bytes of inner tensors that are handed out. In a region with more, operators are not checked."""
 

@@ -18,8 +18,6 @@ from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.local_error import LocalError
 
-__all__ = ["error_message", "findings_of", "reached"]
-
 FAR = 4.0
 """An error of this many times what is allowed is called wrong logic, not lost precision."""
 

@@ -19,8 +19,6 @@ from checked_backend.regions.operator_check.tensor_checks import (
     roundoff_of,
 )
 
-__all__ = ["GradientSums"]
-
 
 @dataclass(slots=True)
 class _Sum:

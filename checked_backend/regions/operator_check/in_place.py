@@ -20,8 +20,6 @@ from checked_backend.regions.operator_check.tensor_checks import TensorChecks, W
 from checked_backend.regions.operator_check.walk import Walk
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["CheckedModule", "KernelCheck", "NotInPlaceError", "of_region"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedModule:

@@ -19,8 +19,6 @@ from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.execution import gradient_edge
 from checked_backend.regions.gradient_gate import Edge
 
-__all__ = ["CANCELS", "FEW_VALUES", "Lane", "Missing", "Moved"]
-
 FEW_VALUES = 64
 """A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together."""
 

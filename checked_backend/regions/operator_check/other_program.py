@@ -24,8 +24,6 @@ from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState
 from checked_backend.verdict.elements import difference, root_mean_square
 
-__all__ = ["errors_of_probe", "other_places"]
-
 FAR = 4.0
 """A probe this many times as far from the region as the region is from eager is another program than the region."""
 

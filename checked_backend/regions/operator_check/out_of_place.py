@@ -21,8 +21,6 @@ from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import storage_key
 
-__all__ = ["out_of_place"]
-
 # Autocast leaves all of these alone: where it casts, a new tensor would have another dtype than the one written to.
 _SAME = frozenset(
     {

@@ -25,8 +25,6 @@ from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import Inputs, storage_key
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["CALLS", "Exposed", "Probed", "bare", "expose", "run_region"]
-
 CALLS = ("call_function", "call_method", "call_module")
 
 

@@ -13,8 +13,6 @@ import torch
 from checked_backend._torch.generated_modules import GeneratedModule, buffers_in, calls_kernel
 from checked_backend._torch.tensors import clone_preserve_strides
 
-__all__ = ["Recording", "recorded"]
-
 _NAME = "checked_backend_recording"
 
 

@@ -15,8 +15,6 @@ from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
 
-__all__ = ["OperatorStep"]
-
 _HIDDEN = (
     "its noise would hide an error of 100 % of a kernel in this precision alone, and the operators in front of it were "
     "not checked by themselves: {}"

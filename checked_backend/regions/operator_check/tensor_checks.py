@@ -13,20 +13,6 @@ from torch import fx
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict.local_error import LocalError, local_error
 
-__all__ = [
-    "COARSEST_FLOAT32",
-    "LOW",
-    "TOO_FEW",
-    "TensorChecks",
-    "Wrong",
-    "alike",
-    "can_be_checked",
-    "exact_error",
-    "is_rounded_otherwise",
-    "own_error",
-    "roundoff_of",
-]
-
 COARSEST_FLOAT32 = 2.0**-13
 """The roundoff for float32 in a region of half precision, because of fast library functions and products in TF32."""
 

@@ -15,8 +15,6 @@ from checked_backend.modes.choice_tape import CHOOSING
 from checked_backend.numerics.bits import is_floating
 from checked_backend.regions.operator_check.probe import CALLS
 
-__all__ = ["Unit", "Units"]
-
 LONGEST_CHAIN = 32
 """Compilers recompute chains of up to this many elementwise operators. Results of longer chains go through memory."""
 

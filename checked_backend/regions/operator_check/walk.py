@@ -41,8 +41,6 @@ from checked_backend.regions.operator_check.tensor_checks import (
 )
 from checked_backend.regions.operator_check.units import Unit, Units
 
-__all__ = ["Walk"]
-
 SAMPLES = 3
 """The number of runs in float64 with inputs that are moved by a rounding."""
 

@@ -22,8 +22,6 @@ from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Build, Control, Recipe
 from checked_backend.verdict.steps.fused_rounding import agrees, rounds_less_often
 
-__all__ = ["try_candidate_again"]
-
 AGAIN = tuple(
     Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.CANDIDATE_RUNS)
 )

@@ -31,8 +31,6 @@ from checked_backend.verdict.outliers import outside_noise, ratios
 from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
-__all__ = ["FIRST_SEEDS", "ask_float64", "twin_difference"]
-
 TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
 FIRST_SEEDS = range(1, 1 + thresholds.TWIN_RUNS)
 """Seeds of the first perturbed runs in float64."""

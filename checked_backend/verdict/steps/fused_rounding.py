@@ -11,8 +11,6 @@ from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Build, Control, Recipe, Values
 
-__all__ = ["agrees", "loses_the_rest", "rounds_less_often"]
-
 UNFUSED = Recipe(Control.UNFUSED, Build.UNFUSED, replays_draws=True)
 
 

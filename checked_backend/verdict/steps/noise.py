@@ -12,14 +12,6 @@ from checked_backend.verdict.evidence import Evidence
 from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Runs, monte_carlo
 
-__all__ = [
-    "close_what_is_as_good_as_eager",
-    "close_what_is_explained",
-    "compare_with_noise",
-    "explain_by_own_noise",
-    "perturb",
-]
-
 
 def explain_by_own_noise(context: Context) -> None:
     """Find the differences that are within the noise that the program must have at its own precision.

@@ -23,8 +23,6 @@ from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
 from checked_backend.verdict.steps.float64 import FIRST_SEEDS
 from checked_backend.verdict.steps.noise import perturb
 
-__all__ = ["close_what_changes", "close_what_is_no_rounding", "repeat_eager"]
-
 
 def repeat_eager(context: Context) -> None:
     """Run eager again, and where the result differs find out what changes: eager, or torch under a dispatch mode.

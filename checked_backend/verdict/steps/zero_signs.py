@@ -15,8 +15,6 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.runner import FLOAT64, REPEAT, Control, Recipe, Runs, Values, monte_carlo
 
-__all__ = ["zeros_of_another_sign"]
-
 
 def zeros_of_another_sign(
     pairs: Sequence[TensorPair], runs: Callable[[], Runs], decisions: Decisions

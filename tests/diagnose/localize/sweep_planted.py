@@ -84,9 +84,6 @@ HOMES: dict[str, tuple[str, ...]] = {
 TIME_LIMIT = 420.0
 
 
-__all__ = ["main", "names_it", "one"]
-
-
 def main() -> None:
     """Sweep and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -11,8 +11,6 @@ from tests.calibration.run import Case as Program
 from tests.calibration.run import run_case
 from tests.ledger.answer import Answers, Case, one
 
-__all__ = ["cases"]
-
 EVERY = 5
 QUICK = 40
 """Every so many cases of these are quick, too."""

@@ -24,8 +24,6 @@ from tests.support.faults import interpreted
 from tests.support.hostile_edits import GRAPH_EDITS
 from tests.support.hostile_tools import call, dumped_relu, forged, node
 
-__all__ = ["cases"]
-
 _HONEST = [call("r", "op:aten.relu.default", node("l_x_"))]
 _ENDLESS = [call("r", "function:math:factorial", 10**9)]
 

@@ -14,8 +14,6 @@ import checked_backend as cb
 from tests.ledger.answer import Answers, Case, of_report, one
 from tests.support.started_programs import started
 
-__all__ = ["cases"]
-
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 _PYTHON, _PYTEST = (sys.executable,), (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", ".")
 _RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

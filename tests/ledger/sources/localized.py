@@ -21,8 +21,6 @@ from tests.support.planted import PLANTED, planted
 from tests.support.programs import PROGRAMS
 from tests.support.region_tools import checked, gathered
 
-__all__ = ["cases"]
-
 EVERYWHERE = Path(__file__).resolve().parents[2] / "diagnose" / "localize" / "everywhere"
 
 INDUCTOR: Mapping[str, bool] = MappingProxyType(

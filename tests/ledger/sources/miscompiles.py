@@ -15,8 +15,6 @@ from tests.cases.collection import ALL
 from tests.catalogue.entries import Entry, read
 from tests.ledger.answer import Answers, Case, of_report, one
 
-__all__ = ["cases", "cases_of"]
-
 QUICK = 12
 
 VECTORISED = frozenset(

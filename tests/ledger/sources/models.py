@@ -17,8 +17,6 @@ from tests.support import half_models, models, more_models
 from tests.support.faults import interpreted
 from tests.support.region_tools import checked, gathered
 
-__all__ = ["cases"]
-
 Make = Callable[[], models.Case]
 
 SMALL = (

@@ -13,8 +13,6 @@ from tests.ledger.answer import Answers, Case, of_error, of_report
 from tests.op_db.check import DTYPES, check_sample
 from tests.op_db.entries import name_of, operators
 
-__all__ = ["cases"]
-
 EVERY = 12
 QUICK = 6
 SAMPLES = 2

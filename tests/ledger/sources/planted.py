@@ -21,8 +21,6 @@ from tests.support import faults
 from tests.support.faults import Compiler, How
 from tests.support.region_tools import checked
 
-__all__ = ["cases", "compilers", "trained"]
-
 _ROOT = Path(__file__).resolve().parents[3]
 _WEIGHT, _BIAS, _MEAN = "layers.4.weight", "layers.4.bias", "layers.1.running_mean"
 

@@ -19,8 +19,6 @@ from tests.support import faults
 from tests.support.lying_operators import define, library_of_lies
 from tests.support.region_tools import checked
 
-__all__ = ["cases"]
-
 Options = Mapping[str, Any]
 Row = tuple[Callable[[], faults.Compiler], Options]
 

@@ -12,8 +12,6 @@ from typing import Any
 from tests.ledger.answer import Answer, Answers, Case, line_of
 from tests.support.ranks import run_ranks, values_of
 
-__all__ = ["cases"]
-
 Programs = Mapping[str, tuple[str, dict[str, Any]]]
 """By name: a function of ``tests.support.rank_programs``, or of another module of ``tests.support``; its arguments."""
 

@@ -12,8 +12,6 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
 from checked_backend.diagnose.reduce.problem import Problem
 
-__all__ = ["common_dtypes", "drop_optional_tensors", "in_float64", "round_arguments"]
-
 _WIDE: Mapping[torch.dtype, torch.dtype] = {
     torch.bfloat16: torch.float64,
     torch.float16: torch.float64,

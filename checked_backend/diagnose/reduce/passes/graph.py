@@ -11,16 +11,6 @@ from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, cal
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import is_getitem, outputs_of
 
-__all__ = [
-    "bypass_calls",
-    "drop_outputs",
-    "each_alone",
-    "earlier_output",
-    "merge_inputs",
-    "near_output",
-    "recorded_calls",
-]
-
 _MANY = 60
 """A graph with more calls than this is not compiled with each call on its own."""
 

@@ -19,8 +19,6 @@ from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import is_getitem
 from checked_backend.scripts.values import each_element_once
 
-__all__ = ["drop_dimensions", "make_static", "resized", "shrink_sizes"]
-
 _STEPS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 _AT_ONCE = (2, 17, 33, 65)
 """Sizes tried for all dimensions together: tiny; just beyond the width of the vectors that compilers use."""

@@ -13,8 +13,6 @@ from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.scripts.values import LITERAL_ELEMENTS, form_of, ramp, seeded
 
-__all__ = ["simplify_values"]
-
 
 def simplify_values(problem: Problem) -> None:
     """Give inputs simpler values: all of them in one way, then one after the other.
