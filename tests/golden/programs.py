@@ -21,6 +21,8 @@ from torch.nn import functional as F
 
 import checked_backend as cb
 
+__all__ = ["PROGRAMS"]
+
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Edit = Callable[[list[Any], tuple[Any, ...]], Any]
 

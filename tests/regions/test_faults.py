@@ -70,7 +70,7 @@ def test_clean_compilers_pass(compiler: Any, training: bool, dropout: bool) -> N
 ANSWERS = read(Path(ledger.__file__).with_name("answers.json"))
 
 
-@pytest.mark.parametrize(("name", "make"), [*planted.compilers()], ids=str)
+@pytest.mark.parametrize(("name", "make"), [pytest.param(*one, id=one[0]) for one in planted.compilers()])
 def test_each_fault_has_the_answer_of_the_ledger(name: str, make: Callable[[], Compiler]) -> None:
     asked = f"faults/{name}/float32::numcheck"
     assert not [*differences({asked: ANSWERS[asked]}, {asked: planted.trained(make())})]

@@ -112,7 +112,9 @@ def check_training(make: Make, steps: int, compiler: str = "inductor") -> cb.Rep
 
 @pytest.mark.inductor
 @pytest.mark.parametrize(
-    ("make", "steps"), [(partial(bert_masked_lm, layers=1), 2), (resnet, 5), (dropout_mlp, 5)], ids=str
+    ("make", "steps"),
+    [(partial(bert_masked_lm, layers=1), 2), (resnet, 5), (dropout_mlp, 5)],
+    ids=["bert", "resnet", "dropout"],
 )
 def test_models_train_under_inductor(make: Make, steps: int) -> None:
     report = check_training(make, steps)
