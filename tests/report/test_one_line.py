@@ -15,7 +15,7 @@ from tests.support import report_tools
 RELU = replace(
     report_tools.RELU,
     repro="reports/repro.py",
-    workaround='# costs nothing\ntorch.compile(model, options={"a": 1})',
+    workaround="# costs nothing\nconfig.fma = False",
 )
 
 
@@ -25,8 +25,13 @@ def line(*findings: Finding) -> str:
 
 def test_the_operator_comes_first_with_the_line_the_repro_and_the_workaround() -> None:
     assert line(RELU) == (
-        "model.py:52: relu is wrong (compiled code): repro reports/repro.py, "
-        'workaround torch.compile(model, options={"a": 1})'
+        "model.py:52: relu is wrong (compiled code): repro reports/repro.py, workaround config.fma = False"
+    )
+    assert line(replace(RELU, repro=f"reports/{'repro' * 20}.py")) == (
+        "model.py:52: relu is wrong (compiled code): repro and workaround in the report"
+    )
+    assert line(replace(RELU, repro_confirmed=False, workaround="x" * 70)) == (
+        f"model.py:52: relu is wrong (compiled code): no confirmed repro, workaround {'x' * 70}"
     )
     assert line(replace(RELU, graph="backward", repro=None, workaround="a = 1\nb = 2")) == (
         "model.py:52: relu is wrong (compiled code, backward): workaround in the report"
