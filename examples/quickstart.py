@@ -98,9 +98,7 @@ def main() -> int:
         with cb.collect() as session:
             train_checked(make, inputs, on_divergence="record")
         report = session.report
-        print(f"\n   {name}: {report.verdict.value.upper()} ({time.perf_counter() - began:.0f} s with compiling)")
-        counts = ", ".join(f"{count} {what}" for what, count in report.coverage.checked.items() if count)
-        print(f"     compared with eager: {counts}")
+        print(f"\n   {name} ({time.perf_counter() - began:.0f} s with compiling):\n     {report.headline}")
         for skip in report.coverage.skipped:
             print(f"     not checked: {skip.subject}: {skip.reason}")
         if report.verdict is not cb.Verdict.PASS or not report.coverage.checked.get("gradients"):
