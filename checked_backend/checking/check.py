@@ -10,6 +10,14 @@ from typing import Any
 import torch
 
 from checked_backend.checking.dynamo_level import with_dynamo_cause
+from checked_backend.checking.handwritten import (
+    MakeArguments,
+    SizedArguments,
+    candidate_calls,
+    refuse_misuse,
+    sized_arguments,
+    told_of_candidate,
+)
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
 from checked_backend.checking.levels import with_levels
@@ -23,7 +31,15 @@ from checked_backend.checking.merge import (
     with_baked_values,
 )
 from checked_backend.checking.own_random import compare_own_random
-from checked_backend.checking.program import Program, ProgramCall, eager_function, function_name, refuse_misfits
+from checked_backend.checking.program import (
+    Program,
+    ProgramCall,
+    Transform,
+    as_it_is,
+    eager_function,
+    function_name,
+    refuse_misfits,
+)
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes, other_sizes, tile_sizes
@@ -37,6 +53,7 @@ from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
+from checked_backend.report.advice import CANDIDATE
 from checked_backend.report.environment import environment
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.write import KeptReport, files_of_one_report, keep_alone
@@ -74,9 +91,11 @@ THOROUGH = Effort()
 
 def check(
     fn_or_module: Callable[..., Any],
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | MakeArguments = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    candidate: Callable[..., Any] | None = None,
+    sizes: Sequence[int] | None = None,
     compiler: str | Callable[..., Any] = "inductor",
     gradients: bool | str = "auto",
     dynamic: bool | None = None,
@@ -102,8 +121,14 @@ def check(
 
     Args:
         fn_or_module: The program. If ``torch.compile`` returned it, the original is checked.
-        args: Positional arguments.
+        args: Positional arguments. With a ``candidate`` also a function ``make(size) -> args``.
         kwargs: Keyword arguments.
+        candidate: A callable of the same signature to hold against ``fn_or_module``, instead of what a compiler makes
+            of that: a kernel in Triton, a C++ operator, a function, a module. ``fn_or_module`` is plain PyTorch, and
+            its rounding is the measure. Both also run on other data, on the same tensors with other data, in other
+            layouts and with junk in memory that the candidate allocates.
+        sizes: The sizes to call a candidate with, if ``args`` makes arguments for a size. Without: 0, 1, and those at
+            and beside powers of two up to 1,024, as far as a minute allows.
         compiler: The candidate: a Dynamo backend's name or a callable ``(gm, example_inputs) -> callable``.
         gradients: ``True``, ``False`` (the program then runs under ``no_grad``), or ``"auto"``: if grad mode is on. If
             no output requires grad, both sides must refuse to differentiate.
@@ -142,9 +167,13 @@ def check(
             raise OptionError(f"check: {name} got {chosen!r}; valid: {', '.join(map(repr, valid))}.")
     if not callable(fn_or_module):
         raise OptionError(f"check: fn_or_module got {type(fn_or_module).__qualname__}, which cannot be called.")
-    given_args: object = args
-    if not isinstance(given_args, Sequence):
+    if candidate is None and sizes is not None:
+        raise OptionError("check: sizes are for a candidate. For a compiled program, dynamic=True tries other sizes.")
+    if candidate is not None:
+        refuse_misuse(fn_or_module, candidate, compiler=compiler, dynamic=dynamic, choices=choices, optimizer=optimizer)
+    if not (isinstance(args, Sequence) or (candidate is not None and callable(args))):
         raise OptionError(f"check: args got {type(args).__qualname__}; it is a tuple: check(fn, (x,)).")
+    arguments = sized_arguments(args, sizes)
     differentiated = torch.is_grad_enabled() if gradients == "auto" else bool(gradients)
     if optimizer is not None and not differentiated:
         raise OptionError("check: optimizer needs gradients, which are off.")
@@ -152,26 +181,29 @@ def check(
     options = parse_options(
         CheckOptions, "check", {**given, "on_divergence": "record", "layout": "raise", "localize": localize}
     ).unsampled()
-    candidate = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
+    compile_region = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
         eager_function(fn_or_module),
-        args,
+        arguments.first,
         dict(kwargs or {}),
         RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
         gradients=differentiated,
+        candidate=candidate,
+        calls=[arguments.first_call(dict(kwargs or {}))],
     )
-    plan = _Plan(program, options, dynamic, iterations, optimizer, vary_data, vary_layout, effort, ONLY_CHOICE)
+    varied = (dynamic, iterations, optimizer, vary_data, vary_layout)
+    plan = _Plan(program, options, *varied, effort, ONLY_CHOICE, arguments)
     with random_untouched(), files_of_one_report() as files:
 
         def checked(choice: KernelChoice, fails: bool) -> Report:
             chosen = replace(plan.hastened if fails else plan, choice=choice)
             if not isolate:
                 return chosen.report()
-            sides = (compiler, candidate)
+            sides = (compiler if candidate is None else None, compile_region)
             return run_isolated(chosen.report, chosen.alone, *sides, timeout=timeout, gradients=program.gradients)
 
         found = check_choices(choices, checked)
-        found = replace(found, title=plan.title, environment={**plan.candidate, **found.environment})
+        found = replace(found, title=plan.title, environment={**plan.facts, **found.environment})
         if found.verdict is Verdict.FAIL and found.path is None:
             found = KeptReport(options.report_dir).save(found)
         keep_alone(found, files)
@@ -191,15 +223,19 @@ class _Plan:
     vary_layout: bool
     effort: Effort
     choice: KernelChoice
+    arguments: SizedArguments
 
     @property
     def title(self) -> str:
         """What is checked, for the head of the report."""
-        return function_name(self.program.function)
+        reference, candidate = function_name(self.program.function), self.program.candidate
+        return reference if candidate is None else f"{function_name(candidate)} against {reference}"
 
     @property
-    def candidate(self) -> Mapping[str, str]:
+    def facts(self) -> Mapping[str, str]:
         """What is checked, for the facts of the report."""
+        if self.program.candidate is not None:
+            return {CANDIDATE: function_name(self.program.candidate)}
         return {"compiled by": self.options.compiled_by}
 
     def report(self, keep: Keep = lambda _findings: None) -> Report:
@@ -227,7 +263,7 @@ class _Plan:
                 found, parts = self._examined(run, keep_all, first=self.choice.number == 1 and not number)
                 findings += found
                 coverages += parts
-        facts = {**self.candidate, **environment()}
+        facts = {**self.facts, **environment()}
         coverage = joined([*coverages, self.choice.coverage])
         report = Report(tuple(findings), coverage, title=self.title, environment=facts)
         return file.save(report) if begun else report
@@ -240,7 +276,10 @@ class _Plan:
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""
-        transform = None if backend is None else partial(torch.compile, backend=backend, dynamic=self.dynamic)
+        transform: Transform | None = None
+        if backend is not None:
+            compiled = partial(torch.compile, backend=backend, dynamic=self.dynamic)
+            transform = compiled if self.program.candidate is None else as_it_is
         with self.choice.used():
             return self._repeated().run_all(transform)
 
@@ -255,7 +294,7 @@ class _Plan:
 
     def _runs(self, keep: Keep) -> Iterator[ProgramRun]:
         run = partial(run_program, options=self.options, dynamic=self.dynamic, keep=keep)
-        varies = self.vary_data or self.vary_layout or self.dynamic is True
+        varies = self.vary_data or self.vary_layout or self.dynamic is True or self.program.candidate is not None
         repeated = self._repeated()
         if len(repeated.calls) > 1 or self.optimizer is not None or not varies:
             yield run(repeated, vary_gradients=not varies)
@@ -263,6 +302,9 @@ class _Plan:
             yield run(replace(self.program, continued=False), variants=self._variants, vary_gradients=True)
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[ProgramCall]:
+        if program.candidate is not None:
+            yield from candidate_calls(program, self.arguments.others, ledger)
+            return
         if self.vary_data:
             yield from fresh_data(program, ledger)
         if self.dynamic is True:
@@ -278,13 +320,14 @@ class _Plan:
         if any(entry.finding.fails for entry in shown):
             keep([told(entry, run) for entry in shown])
         findings = self._explained(shown, run)
-        for skip in run.tracing.not_compiled(len(run.regions.regions)):
+        for skip in run.tracing.not_compiled(len(run.regions.regions)) if self.program.candidate is None else ():
             run.own.skip(skip)
         if run.regions.regions and (remark := run.tracing.between_regions()) is not None:
             run.own.note(remark)
         reference = run.references[0]
         if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
             run.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
+        first = first and self.program.candidate is None
         if first and reference.rng is not None and not reference.rng.same_as(self.program.rng):
             findings += self._with_own_random(run.own, fails=any(finding.kind.fails for finding in findings))
         run.own.add_findings(findings)
@@ -305,6 +348,9 @@ class _Plan:
 
     def _explained(self, shown: Sequence[Shown], run: ProgramRun) -> list[Finding]:
         """Explain failures: is a value baked in, and at which level does it arise? Regions localize by themselves."""
+        if self.program.candidate is not None:
+            own = [told_of_candidate(entry.finding, first=entry.calls[0] == 0) for entry in shown]
+            return [told(replace(entry, finding=one), run) for entry, one in zip(shown, own, strict=True)]
 
         def alone(call: ProgramCall) -> Sequence[Finding]:
             return self._again(replace(run.program, calls=[call], continued=True), self.options)

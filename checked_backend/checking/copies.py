@@ -91,6 +91,29 @@ class Copier:
         called: Callable[..., Any] = self.value(function, "the module") if is_module else self._owner(function)
         return called
 
+    def candidate(self, candidate: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+        """Copy what is held against a function. It shares tensors with the function's copy where these share them.
+
+        What it holds besides is its own: nothing of the program. A module gets the parameters and buffers of the
+        function's copy that have the same names.
+
+        Args:
+            function: The copy of the function.
+        """
+        captured = dict(self.captured)
+        try:
+            copied = self.function(candidate)
+        except CheckedBackendError:  # a handle of compiled code: it runs as it is
+            copied = candidate
+        self.captured = captured
+        if isinstance(copied, torch.nn.Module) and isinstance(function, torch.nn.Module):
+            for path, owner in copied.named_modules():
+                for name, tensor in (*function.named_parameters(), *function.named_buffers()):
+                    home, _, own = name.rpartition(".")
+                    if home == path and hasattr(owner, own):
+                        setattr(owner, own, tensor)
+        return copied
+
     def _owner(self, value: Any) -> Any:
         """Copy the object of a method, which may count its calls, whatever it holds."""
         if has_attributes(value) and not isinstance(value, type) and not _is_state(value, set()):

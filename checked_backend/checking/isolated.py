@@ -27,7 +27,7 @@ _DONE, _MISUSED, _IMPOSSIBLE = "done", "misused", "impossible"
 def run_isolated(
     make_report: Callable[[Keep], Report],
     run_alone: Callable[[str | Callable[..., Any] | None], object],
-    compiler: str | Callable[..., Any],
+    compiler: str | Callable[..., Any] | None,
     candidate: Callable[..., Any],
     *,
     timeout: float,
@@ -41,7 +41,7 @@ def run_isolated(
     Args:
         make_report: Runs the check. It gives its findings to the function that it gets, before it looks further.
         run_alone: Runs the program in eager (None), or compiled with this Dynamo backend.
-        compiler: The candidate, as the user named it.
+        compiler: The candidate, as the user named it; None if it compiles nothing, so that there are no levels.
         candidate: The candidate, with its options.
         timeout: Seconds after which a worker counts as hung.
 
@@ -82,7 +82,8 @@ def run_isolated(
             finding = _of_limits(timeout, lambda: death(candidate)) or finding
         if finding.kind.fails and made.kind == "hang" and death(candidate) is None:
             finding = _slow(made)
-        (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
+        if compiler is not None:
+            (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
     except NoWorkerError as error:
         short = no_process_here(error)
         if short is None:

@@ -157,7 +157,7 @@ def _listed(labels: Sequence[str]) -> str:
 def told(shown: Shown, run: ProgramRun) -> Finding:
     """A finding that says in words which calls show it."""
     finding, calls = shown.finding, run.program.calls
-    if len(calls) == 1:
+    if len(calls) == 1 and not calls[0].label:
         return finding
     training = run.program.continued and not any(call.label for call in calls if not call.varies_gradients)
     if training and not calls[shown.calls[0]].varies_gradients:

@@ -21,6 +21,7 @@ from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
+from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_unharmed
 
@@ -32,6 +33,7 @@ __all__ = [
     "ProgramCopy",
     "Stopwatch",
     "Transform",
+    "as_it_is",
     "eager_function",
     "function_name",
     "no_warning_is_an_error",
@@ -55,6 +57,7 @@ class ProgramCall:
             gradients alone, and no optimizer takes a step.
         dtypes: The dtypes of eager's outputs, by name, once it has run.
         refills: An earlier call whose tensors this one is given, with its own values in them (`refill`).
+        junk: Fills the memory that the candidate allocates and has not written to, other junk for another number.
     """
 
     args: Sequence[Any]
@@ -63,6 +66,7 @@ class ProgramCall:
     incoming: Incoming = Incoming.CONTIGUOUS
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     refills: ProgramCall | None = None
+    junk: int | None = None
 
     @property
     def varies_gradients(self) -> bool:
@@ -90,6 +94,7 @@ class Program:
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
         entering: The gradients that enter, by the tensor of the call's that they enter at, instead of random ones at
             outputs; an empty mapping: no backward pass.
+        candidate: A handwritten callable that is held against the function: it runs where a transform is given.
         calls: The calls of a whole run.
     """
 
@@ -105,6 +110,7 @@ class Program:
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     entering: Mapping[str, torch.Tensor] | None = None
+    candidate: Callable[..., Any] | None = None
     calls: list[ProgramCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -156,8 +162,12 @@ class ProgramCopy:
         self._copier = Copier(wide, program.own_code, program.keep_grad)
         with program.undone():
             self._function = self._copier.function(program.function)
-            self._globals = self._copier.patched_globals([self._function, *program.args, *program.kwargs.values()])
-        self._called = self._function if transform is None else transform(_called_inside(self._function))
+            called = self._function
+            if program.candidate is not None and transform is not None:
+                called = self._copier.candidate(program.candidate, self._function)
+            roots = (self._function, called, *program.args, *program.kwargs.values())
+            self._globals = self._copier.patched_globals(roots)
+        self._called = self._function if transform is None else transform(_called_inside(called))
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[ProgramCall, tuple[list[Any], dict[str, Any]]] = {}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -210,7 +220,9 @@ class ProgramCopy:
         settings = ProcessState.capture()
         try:
             self._rng.restore()
-            with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome):
+            is_poisoned = call.junk is not None and self._called is not self._function
+            junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
+            with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
                 self._train(args, kwargs, state, objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
@@ -407,6 +419,11 @@ def no_warning_is_an_error() -> None:
     shown: list[Any] = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
     vars(warnings)["filters"][:] = shown
     warnings.simplefilter("default", append=True)  # so that it is noticed
+
+
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The transform that runs a program's candidate."""
+    return function
 
 
 def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,7 +29,15 @@ from checked_backend.checking.gradient_variants import (
     without_rounding,
 )
 from checked_backend.checking.late_writes import late_writes
-from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch
+from checked_backend.checking.program import (
+    Outcome,
+    Program,
+    ProgramCall,
+    ProgramCopy,
+    Stopwatch,
+    Transform,
+    as_it_is,
+)
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.results import RegionResults
 from checked_backend.checking.sizes import Shapes
@@ -105,6 +113,11 @@ class ProgramRun:
     results: RegionResults = field(default_factory=RegionResults)
 
     @property
+    def fails_but_for_layout(self) -> bool:
+        """Whether anything found so far fails that is more than another layout of the same values."""
+        return any(finding.kind.fails and not finding.is_layout for _, finding in (*self.found, *self.in_regions))
+
+    @property
     def fails(self) -> bool:
         """Whether anything found so far fails."""
         return any(finding.kind.fails for _, finding in (*self.found, *self.in_regions))
@@ -141,6 +154,9 @@ def run_program(
             if variants is not None and pair.going_on:
                 pair.shapes.locate(pair.candidate.leaves(program.calls[0]))
                 for call in variants(program, pair.shapes, run.own):
+                    if program.candidate is not None and run.fails_but_for_layout:
+                        run.own.skip(Skip("further calls", "left out: an earlier call shows a fault"))
+                        break
                     pair.vary(call)
             if pair.differentiated and not run.fails:
                 pair.vary_gradients(others, session, max(LEAST_SECONDS, SHARE * watch.seconds()))
@@ -174,7 +190,8 @@ class _Pair:
             return self._checked_region(gm, example_inputs)
 
         backend.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
-        self.candidate = ProgramCopy(program, partial(torch.compile, backend=backend, dynamic=dynamic))
+        compiled: Transform = partial(torch.compile, backend=backend, dynamic=dynamic)
+        self.candidate = ProgramCopy(program, compiled if program.candidate is None else as_it_is)
         self.reference = ProgramCopy(program)
 
     def _checked_region(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -12,17 +12,21 @@ import torch
 from torch import fx
 
 from checked_backend.checking.compare_runs import in_step
-from checked_backend.checking.program import Outcome, Program, Transform
+from checked_backend.checking.program import Outcome, Program, Transform, as_it_is
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.runner import EagerTape, learn, noise_of
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.runner import FLOAT64, REPEAT, Build, Control, Facts, MadeElsewhereError, Recipe, Values
 
+_OF_REGIONS = (Control.RESEEDED, Control.ONE_ZERO)
+
 
 @dataclass(slots=True)
 class ProgramRunner:
-    """Runs a program in eager once more. Each region runs what is compiled, since Dynamo does nothing under a mode.
+    """Runs a program in eager once more, or a handwritten candidate in its place.
+
+    Each region runs what is compiled, since Dynamo does nothing under a mode.
 
     The modes are on while the program runs and is differentiated. An optimizer's own arithmetic is the same on both
     sides of a check, so it is not perturbed: the control runs show what it makes of the noise of gradients.
@@ -45,7 +49,10 @@ class ProgramRunner:
         Raises:
             MadeElsewhereError: Each region makes this run.
         """
-        if recipe.build is not Build.EAGER or recipe.control in (Control.RESEEDED, Control.ONE_ZERO):
+        candidate = self.program.candidate if recipe.build is not Build.EAGER else None
+        if candidate is not None and recipe.build is not Build.COMPILED:
+            return None  # it is what it is, and may know no float64
+        if (candidate is None and recipe.build is not Build.EAGER) or recipe.control in _OF_REGIONS:
             raise MadeElsewhereError("made for each region instead")
         noise, facts = noise_of(recipe), self.facts
         if recipe.control is Control.MONTE_CARLO and self.numpy:
@@ -61,7 +68,8 @@ class ProgramRunner:
             ran.append((tape, tape.modes(recipe, noise)))
             return ran[-1][1]
 
-        values = self._values(self.program.run_all(modes=modes, wide=recipe.float64))
+        transform = None if candidate is None else as_it_is
+        values = self._values(self.program.run_all(transform, modes=modes, wide=recipe.float64))
         if recipe.records_choices:
             self._tapes = [*(tape for tape, _ in ran), *self._tapes[len(ran) :]]
             draws = [tape.draws for tape in self._tapes if tape.draws is not None]

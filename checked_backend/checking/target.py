@@ -14,24 +14,45 @@ from typing import Any
 
 import torch
 
+from checked_backend.checking.handwritten import TILES, takes_size
 from checked_backend.errors import CheckedBackendError
 
-Loaded = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+Loaded = tuple[Callable[..., Any], Any, Mapping[str, Any]]
 
 
-def load_factory(target: str) -> Loaded:
+def load_factory(target: str, sizes: Sequence[int] | None = None, *, sized: bool = False) -> Loaded:
     """Run a Python file and call its function that makes the program. The file's code runs: trust it.
 
     Args:
         target: ``FILE.py:FACTORY``; ``FACTORY()`` returns ``(fn_or_module, args, kwargs)``, without the last or the
             last two if they are empty.
+        sizes: Sizes with which it can be called.
+        sized: Whether a factory whose first parameter is ``size`` makes arguments of each size.
+
+    Returns:
+        The program. Of a factory of sizes, a function from sizes to arguments stands in the place of these.
 
     Raises:
         CheckedBackendError: There is no such file or factory, it raised, or it returned something else.
     """
     if not _names_function(target):
         raise CheckedBackendError(f"got {target!r}; give FILE.py:FACTORY, for example model.py:make")
-    return make_program(_function_of(target, run_file), target)
+    factory = _function_of(target, run_file)
+    if not (sized and takes_size(factory)):
+        return make_program(factory, target)
+    function, _, kwargs = make_program(factory, target, size=sizes[0] if sizes else TILES[0])
+    return function, lambda size: make_program(factory, target, size=size)[1], kwargs
+
+
+def load_function(text: str) -> Callable[..., Any]:
+    """The function ``FILE.py:NAME``. The file's code runs, unless it ran already in this process: trust it.
+
+    Raises:
+        CheckedBackendError: There is no such file or function, or the file raised.
+    """
+    if not _names_function(text):
+        raise CheckedBackendError(f"got {text!r}; give FILE.py:NAME, for example kernel.py:fast_softmax")
+    return _function_of(text, _run_file_once)
 
 
 def load_compiler(text: str) -> str | Callable[..., Any]:
@@ -42,7 +63,7 @@ def load_compiler(text: str) -> str | Callable[..., Any]:
     Raises:
         CheckedBackendError: There is no such file or function, or the file raised.
     """
-    return _function_of(text, _run_file_once) if _names_function(text) else text
+    return load_function(text) if _names_function(text) else text
 
 
 def _names_function(text: str) -> bool:

@@ -39,6 +39,14 @@ def compiler_options(words: Words) -> dict[str, Any]:
     return dict(target.parse_value(word, "--compiler-option") for word in words)
 
 
+def parse_sizes(text: str) -> list[int]:
+    """The numbers of ``--sizes 1,64,65``."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise CheckedBackendError(f"--sizes got {text!r}; expected natural numbers, for example 1,63,64,65")
+    return [int(word) for word in words]
+
+
 def memory_in_bytes(gib: float | None, jobs: int = 1) -> int | None:
     """The bytes that each of several jobs at a time may hold, of ``--memory`` or of four fifths of all."""
     if gib is not None:

@@ -15,7 +15,16 @@ import typer
 
 from checked_backend.autostart import stop
 from checked_backend.cli.fuzzing import fuzz, selftest
-from checked_backend.cli.options import AsJson, Certificate, Compiler, CompilerOptions, Html, Verbose, compiler_options
+from checked_backend.cli.options import (
+    AsJson,
+    Certificate,
+    Compiler,
+    CompilerOptions,
+    Html,
+    Verbose,
+    compiler_options,
+    parse_sizes,
+)
 from checked_backend.cli.printing import STDOUT, ChildEnded, exit_code, print_report, print_text, users_code
 from checked_backend.cli.replaying import localize, needs_fresh_interpreter, replay, show
 from checked_backend.cli.reporting import report
@@ -67,6 +76,13 @@ def check(
     target: Annotated[
         str, typer.Argument(metavar="FILE.py:FACTORY", help="FACTORY() returns (fn_or_module, args, kwargs).")
     ],
+    candidate: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:NAME", help="Hold this kernel against it; compile nothing."),
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Sizes for a candidate; FACTORY(size) makes each.")
+    ] = None,
     compiler: Compiler = "inductor",
     compiler_option: CompilerOptions = None,
     gradients: Annotated[bool | None, typer.Option("--gradients/--no-gradients", help="Default: if needed.")] = None,
@@ -88,11 +104,16 @@ def check(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> Verdict:
-    """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it."""
+    """Check a function or a module of yours, compiled against eager. FILE.py is run: trust it.
+
+    With --candidate, a kernel of yours is checked against plain PyTorch; FACTORY(size) has it called with many sizes.
+    """
     factory = import_module("checked_backend.checking.target")
+    chosen = None if sizes is None else parse_sizes(sizes)
     with users_code(as_json):
-        function, args, kwargs = factory.load_factory(target)
-        candidate = factory.load_compiler(compiler)
+        function, args, kwargs = factory.load_factory(target, chosen, sized=candidate is not None)
+        kernel = None if candidate is None else factory.load_function(candidate)
+        compile_with = factory.load_compiler(compiler)
     options = compiler_options(compiler_option)
     stepped = factory.parse_optimizer(optimizer) if optimizer else None
     with users_code(as_json):
@@ -100,7 +121,9 @@ def check(
             function,
             args,
             kwargs,
-            compiler=candidate,
+            candidate=kernel,
+            sizes=chosen,
+            compiler=compile_with,
             compiler_options=options,
             gradients="auto" if gradients is None else gradients,
             dynamic=dynamic,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterator
@@ -49,38 +50,14 @@ class NoiseSource:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._offsets = random.Random(seed)
-        self._generators: dict[torch.device, torch.Generator] = {}
         self._pools: dict[tuple[torch.device, torch.dtype, int | str], torch.Tensor] = {}
-
-    def _uniform(self, device: torch.device) -> torch.Tensor:
-        generator = self._generators.get(device)
-        if generator is None:
-            generator = self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        size = _POOL_CPU if device.type == "cpu" else _POOL_ACCELERATOR
-        return torch.rand(size, dtype=torch.float32, device=device, generator=generator)
 
     def _pool(self, device: torch.device, dtype: torch.dtype, key: int | str) -> torch.Tensor:
         pool = self._pools.get((device, dtype, key))
-        if pool is not None:
-            return pool
-        values = self._uniform(device)
-        if key == "uniform":
-            values = values * 2 - 1
-        elif key == "junk":
-            # Any representable value would do; moderate ones keep indexing and overflow out of the program's way.
-            if dtype == torch.bool:
-                values = values < 0.5
-            elif dtype.is_floating_point:
-                values = values * 200 - 100
-            else:
-                values = values * min(torch.iinfo(dtype).max, 32767)
-        else:
-            chance = _step_chance(int(key)) / 2
-            step = _STEP * unit_roundoff(dtype)
-            values = ((values > 1 - chance).double() - (values < chance).double()) * step
-        values = values.to(dtype)
-        # The values stand there twice, so that a whole pool follows every offset.
-        pool = self._pools[device, dtype, key] = torch.cat((values, values))
+        if pool is None:
+            number = sum(known == device for known, *_ in self._pools)
+            make = _cpu_pool if device.type == "cpu" else _make_pool
+            pool = self._pools[device, dtype, key] = make(self._seed, device, number, dtype, key)
         return pool
 
     def perturb_(self, tensor: torch.Tensor, amplitude: float) -> bool:
@@ -141,6 +118,41 @@ class NoiseSource:
         if count <= size:
             return pool[offset : offset + count]
         return pool[offset : offset + size].repeat(-(-count // size))[:count]
+
+
+def _make_pool(seed: int, device: torch.device, number: int, dtype: torch.dtype, key: int | str) -> torch.Tensor:
+    """Fill a pool.
+
+    Args:
+        number: How many pools of this device come before it, from the same generator.
+        key: ``uniform``, ``junk``, or the size of the steps (`_step_chance`).
+    """
+    size = _POOL_CPU if device.type == "cpu" else _POOL_ACCELERATOR
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.inference_mode(False):
+        for _ in range(number + 1):
+            values = torch.rand(size, dtype=torch.float32, device=device, generator=generator)
+        if key == "uniform":
+            values = values * 2 - 1
+        elif key == "junk":
+            # Any representable value would do; moderate ones keep indexing and overflow out of the program's way.
+            if dtype == torch.bool:
+                values = values < 0.5
+            elif dtype.is_floating_point:
+                values = values * 200 - 100
+            else:
+                values = values * min(torch.iinfo(dtype).max, 32767)
+        else:
+            chance = _step_chance(int(key)) / 2
+            step = _STEP * unit_roundoff(dtype)
+            values = ((values > 1 - chance).double() - (values < chance).double()) * step
+        values = values.to(dtype)
+        # The values stand there twice, so that a whole pool follows every offset.
+        return torch.cat((values, values))
+
+
+_cpu_pool = functools.lru_cache(maxsize=32)(_make_pool)
+"""Each control run has a source of its own, and the runs of all tensors have the same few seeds."""
 
 
 def _scale(part: torch.Tensor, noise: torch.Tensor, scale: float, limit: float) -> None:

@@ -137,6 +137,9 @@ TENSORS_OF_BOTH_RUNS = "tensors of both runs"
 PROGRAM_RUNS = "program runs"
 """The name of the count of whole programs that were compared, beyond their compiled regions."""
 
+CANDIDATE = "candidate"
+"""The fact of a report that names a handwritten candidate. Without it, the candidate is the compiled program."""
+
 NOTHING_CHECKED = (
     "Nothing was checked. Call the compiled function at least once inside the check, see that compilation is not "
     "turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, torch.compiler.disable), and that the check is not "
@@ -147,6 +150,24 @@ NOTHING_COMPILED = (
     "program: remove that reason (a torch.compiler.disable, a graph break, a switch or a stance), or check a function "
     "inside of it that does compute with tensors."
 )
+_CANDIDATES: Mapping[Kind, str] = MappingProxyType(
+    {
+        Kind.LOGIC: (
+            "Look at what the candidate does in the call that is named: masks and the last tile, where sums begin, "
+            "indices, what it keeps of an earlier call."
+        ),
+        Kind.PRECISION: (
+            "The candidate rounds more than the reference has to. Add up in float32, and round once, at the end."
+        ),
+        Kind.NONFINITE: (
+            "Look for memory that is read before anything is written to it (the end of a tile, torch.empty), for exp "
+            "that overflows, and for a division by zero."
+        ),
+        Kind.CRASH: "If the candidate need not take this call, leave its size out with sizes=...",
+    }
+)
+"""What to do about a handwritten candidate. There is no compiler to report it to."""
+
 _LOCALIZE = (
     "To find the operator, a repro and a workaround: cb.check(..., localize=True), checked-backend check --localize, "
     'or numcheck with options={"localize": True}. It takes a minute or two.'
@@ -155,6 +176,11 @@ _SKIPPED = (
     "Something that matters was not checked, so this is not a pass. Each entry under 'Not checked' says why; remove "
     "the reason and check again."
 )
+
+
+def advise_on_candidate(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """What to do next about a handwritten candidate, each piece of advice once."""
+    return tuple(dict.fromkeys(_CANDIDATES[one.kind] for one in findings if one.kind in _CANDIDATES and one.fails))
 
 
 def advise(

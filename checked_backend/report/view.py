@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
 from checked_backend.findings.paths import shown_path
-from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise, layout_sentence
+from checked_backend.report.advice import (
+    CANDIDATE,
+    PROGRAM_RUNS,
+    TENSORS_OF_BOTH_RUNS,
+    advise,
+    advise_on_candidate,
+    layout_sentence,
+)
 from checked_backend.report.causes import Cause, causes_of, place_of, worst_first
 from checked_backend.report.clean import clean, first_line, listed, plural
 from checked_backend.report.coverage_view import (
@@ -25,7 +32,7 @@ from checked_backend.report.coverage_view import (
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.one_line import is_line_blamed, line_label, one_line, operator_words, user_line
-from checked_backend.report.words import named, plain_sentence, stage_words
+from checked_backend.report.words import named, of_candidate, plain_sentence, stage_words
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -110,10 +117,12 @@ class ReportView:
 def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
-    nothing_checked, nothing_compiled = _nothing(coverage)
+    nothing_checked, nothing_compiled = _nothing(report)
     causes = causes_of(report.findings)
-    advice = advise(
-        tuple(cause.main for cause in causes),
+    main = tuple(cause.main for cause in causes)
+    advice = advise_on_candidate(main) if CANDIDATE in report.environment else ()
+    advice = advice or advise(
+        main,
         verdict=report.verdict,
         nothing_checked=nothing_checked,
         nothing_compiled=nothing_compiled,
@@ -122,7 +131,7 @@ def view(report: Report) -> ReportView:
         localized=any(finding.op is not None or finding.searched for finding in report.findings)
         or any("localized" in note for note in coverage.notes),
     )
-    return ReportView(
+    parts = ReportView(
         verdict=report.verdict,
         sentence=headline(report),
         heading=headline(report, remedies=False),
@@ -139,6 +148,8 @@ def view(report: Report) -> ReportView:
         notes=_cut([clean(note) for note in coverage.notes]),
         environment=tuple(f"{clean(key)} {clean(value)}" for key, value in report.environment.items()),
     )
+    laid_out: ReportView = of_candidate(parts) if CANDIDATE in report.environment else parts
+    return laid_out
 
 
 def sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -173,9 +184,11 @@ def _cut(lines: list[str]) -> tuple[str, ...]:
     return tuple(lines) if rest <= 0 else (*lines[:_SHOWN_LINES], f"and {rest} more; the JSON report lists them all")
 
 
-def _nothing(coverage: Coverage) -> tuple[bool, bool]:
-    """Whether nothing was checked, and whether nothing was compiled."""
+def _nothing(report: Report) -> tuple[bool, bool]:
+    """Whether nothing was checked, and whether nothing was compiled that should have been."""
+    coverage = report.coverage
     nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
+    nothing_compiled = nothing_compiled and CANDIDATE not in report.environment
     return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
 
 
@@ -188,6 +201,11 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     Args:
         remedies: Whether to name the repro and the workaround.
     """
+    said = _headline(report, remedies=remedies)
+    return str(of_candidate(said)) if CANDIDATE in report.environment else said
+
+
+def _headline(report: Report, *, remedies: bool) -> str:
     verdict = report.verdict
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
@@ -205,7 +223,7 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     reasons = []
     if len(report.findings) > len(warnings):
         reasons.append(f"{plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
-    nothing_checked, nothing_compiled = _nothing(report.coverage)
+    nothing_checked, nothing_compiled = _nothing(report)
     parts = missed(report.coverage) - nothing_compiled  # that is one of them
     if parts:
         reasons.append(f"{plural(parts, 'part')} that could hide an error {'was' if parts == 1 else 'were'} skipped")

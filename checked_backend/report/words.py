@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from checked_backend.findings import Finding, Kind
 from checked_backend.report.clean import first_line
@@ -130,6 +133,17 @@ _NAMED: Mapping[str, str] = MappingProxyType(
 )
 """Subjects without brackets that need other words. In JSON and under ``ignore`` they keep their own."""
 
+_OF_CANDIDATE = (
+    (re.compile(r"(?<=[Tt]he )compiled (program|function)"), "candidate"),
+    (re.compile(r"\bwhen compiled\b"), "in the candidate"),
+    (re.compile(r"compiling or running the candidate"), "the candidate"),
+    (re.compile(r"that compiled and ran the program"), "that ran the candidate"),
+    (re.compile(r" \(no float64 twin could run\)"), ""),
+    (re.compile(r"\byour model\b"), "the reference"),
+    (re.compile(r"\bYour model\b"), "The reference"),
+    (re.compile(r"(?<=, )(\S+) compiled$"), r"\1 in the candidate"),
+)
+
 _STAGES: Mapping[str, str] = MappingProxyType(
     {
         "eager": "as Dynamo traced it",
@@ -182,3 +196,20 @@ def stage_words(finding: Finding) -> str:
     """The stage of compilation that goes wrong; empty if it is not known."""
     stage = _STAGES.get(finding.stage or "", finding.stage or "")
     return f"{stage}, backward" if stage and finding.graph == "backward" else stage
+
+
+def of_candidate(said: Any) -> Any:
+    """Words about a handwritten candidate: the same as about a compiled program, which it stands in for.
+
+    Args:
+        said: A text; or a tuple or an object with attributes, whose texts are changed.
+    """
+    if type(said) is str:  # an enumeration of texts keeps its members
+        for compiled, candidate in _OF_CANDIDATE:
+            said = compiled.sub(candidate, said)
+        return said
+    if isinstance(said, tuple):
+        return tuple(map(of_candidate, said))
+    if is_dataclass(said) and not isinstance(said, type):
+        return replace(said, **{name.name: of_candidate(getattr(said, name.name)) for name in fields(said)})
+    return said

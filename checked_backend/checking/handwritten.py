@@ -1,0 +1,184 @@
+"""Hold a handwritten callable, such as a kernel, against plain PyTorch: the calls in which it has to prove itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+
+from checked_backend.checking.program import Program, ProgramCall, Stopwatch
+from checked_backend.checking.tree import argument_leaves
+from checked_backend.checking.variants import fresh_data, other_layouts, substituted
+from checked_backend.errors import OptionError
+from checked_backend.findings import EvidenceKey, Finding, Kind, Severity, Skip
+from checked_backend.report.ledger import Ledger
+from checked_backend.verdict.classify import NOT_REPRODUCED
+
+TILES = (16, 32, 64, 128, 256, 512, 1024)
+"""Usual sizes of the pieces that kernels work on. Off by one from these, boundaries are wrong if they are wrong."""
+
+SIZES = (1, *(size + step for size in TILES for step in (-1, 0, 1)), 97, 0)
+"""The sizes that are tried if none are given.
+
+Sizes at boundaries alone showed 78 % of the faults of one corpus of kernels, without a false alarm (arXiv 2606.27396).
+"""
+
+MOST_SECONDS = 60.0
+"""Seconds of processor time after which no further size of `SIZES` is begun."""
+
+_KEEPS = "without the calls before it the candidate is right in this call: it uses what it kept of an earlier one"
+_OF_HARDWARE = (EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME)
+
+_UNUSED = MappingProxyType({"compiler": "inductor", "dynamic": None, "choices": 1, "optimizer": None})
+
+MakeArguments: TypeAlias = Callable[[int], Sequence[Any]]
+"""Makes the positional arguments of one size."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedArguments:
+    """The arguments of a candidate's calls.
+
+    Attributes:
+        first: Those of the first call.
+        size: The size of these; None if there is none.
+        others: Further sizes, each with what makes its arguments.
+    """
+
+    first: Sequence[Any]
+    size: int | None = None
+    others: Sequence[tuple[int, Callable[[], Sequence[Any]]]] = ()
+
+    def first_call(self, kwargs: Mapping[str, Any]) -> ProgramCall:
+        """The first call."""
+        return ProgramCall(self.first, kwargs, "" if self.size is None else f"with size {self.size}")
+
+
+def sized_arguments(args: Sequence[Any] | MakeArguments, sizes: Sequence[int] | None) -> SizedArguments:
+    """The arguments of the first call, and those of calls with other sizes.
+
+    The smallest size that is not 0 comes first, the others in order: the first size that shows a fault is the smallest.
+
+    Args:
+        args: Positional arguments, or what makes them for a size.
+        sizes: The sizes; None: `SIZES`.
+
+    Raises:
+        OptionError: There are sizes and nothing that makes arguments for them, or a size is no natural number.
+    """
+    if not callable(args):
+        if sizes is not None:
+            raise OptionError("check: sizes need a function in the place of args: check(fn, make, sizes=...).")
+        return SizedArguments(args)
+    known = SIZES if sizes is None else sizes
+    if not known or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in known):
+        raise OptionError(f"check: sizes got {sizes!r}; valid: natural numbers, at least one.")
+    first, *others = sorted(set(known), key=lambda size: (size == 0, size))
+    make = args
+    watch = Stopwatch()
+
+    def made(size: int) -> Sequence[Any]:
+        if sizes is None and watch.seconds() > MOST_SECONDS:
+            raise _LeftOutError(f"left out: those before it took more than {MOST_SECONDS:.0f} s")
+        return _arguments(make, size)
+
+    return SizedArguments(_arguments(make, first), first, [(size, partial(made, size)) for size in others])
+
+
+class _LeftOutError(Exception):
+    """Says why there is no call of a size."""
+
+
+def _arguments(make: MakeArguments, size: int) -> Sequence[Any]:
+    made: object = make(size)
+    if not isinstance(made, Sequence):
+        raise OptionError(f"check: args({size}) returned {type(made).__qualname__}; it returns a tuple of arguments.")
+    return made
+
+
+def refuse_misuse(function: Callable[..., Any], candidate: object, **of_compilers: Any) -> None:
+    """See that a candidate can be held against a function.
+
+    Args:
+        of_compilers: Arguments of `check` that only a compiled program has a use for.
+
+    Raises:
+        OptionError: It cannot be called, it is a module with other parameters, or a compiler's argument is given.
+    """
+    if not callable(candidate):
+        raise OptionError(f"check: candidate got {type(candidate).__qualname__}, which cannot be called.")
+    for name, value in of_compilers.items():
+        if value != _UNUSED[name]:
+            raise OptionError(f"check: {name} is for a compiled program, and candidate is run as it is; drop {name}.")
+    if not (isinstance(function, torch.nn.Module) and isinstance(candidate, torch.nn.Module)):
+        return
+    mine = dict(function.named_parameters())
+    shared = {id(tensor) for tensor in mine.values()}
+    for name, tensor in candidate.named_parameters():
+        if id(tensor) not in shared and (name not in mine or mine[name].shape != tensor.shape):
+            raise OptionError(
+                f"check: the candidate has the parameter {name!r}, and the reference none of this name and shape. "
+                "Give both modules the same names, or the same parameters."
+            )
+
+
+def candidate_calls(
+    program: Program, others: Sequence[tuple[int, Callable[[], Sequence[Any]]]], ledger: Ledger
+) -> Iterator[ProgramCall]:
+    """The calls beside the first one: other sizes, junk in memory that is allocated, other data, other layouts.
+
+    After calls of other sizes the first size comes again, on other data: what was kept of an earlier call by its shape
+    shows. Then other data are put into the first call's tensors: what was kept by their address shows.
+    """
+    call = program.calls[0]
+    for size, make in others:
+        try:
+            args = make()
+        except OptionError:
+            raise
+        except Exception as error:  # the user's own function may know no size 0
+            raised = "" if isinstance(error, _LeftOutError) else f"args({size}) raises {type(error).__name__}: "
+            ledger.skip(Skip(f"size {size}", f"{raised}{error}".partition("\n")[0]))
+            continue
+        yield ProgramCall(args, call.kwargs, f"with size {size}")
+    yield ProgramCall(call.args, call.kwargs, "with junk in the memory that it allocates", junk=2)
+    fresh = list(fresh_data(program, ledger))
+    yield from fresh
+    own = {
+        name: leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        for name, leaf in argument_leaves(program.function, call.args, call.kwargs)
+        if isinstance(leaf, torch.Tensor)
+    }
+    # the first call's own data come back, because later calls share its tensors
+    refilled = ((fresh[0] if fresh else None, "other data"), (substituted(program, own, ""), "its own data again"))
+    for other, words in refilled:
+        if other is not None:
+            yield replace(other, label=f"on {words} in the tensors of the first call", refills=call)
+    yield from other_layouts(program, ledger)
+
+
+def told_of_candidate(finding: Finding, *, first: bool) -> Finding:
+    """A finding in the words of a candidate's author. Another layout of the same values is a warning.
+
+    Args:
+        first: Whether the first call shows it.
+    """
+    if finding.is_layout:
+        return replace(finding, severity=Severity.WARNING)
+    if finding.detail != NOT_REPRODUCED.detail or first:
+        return finding
+    evidence = {key: value for key, value in finding.evidence.items() if key not in _OF_HARDWARE}
+    return replace(finding, detail=str(Kind.LOGIC), message=_KEEPS, evidence=evidence)
+
+
+def takes_size(factory: Callable[..., Any]) -> bool:
+    """Whether a factory asks for a size: its first parameter has this name."""
+    try:
+        return next(iter(inspect.signature(factory).parameters), "") == "size"
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
