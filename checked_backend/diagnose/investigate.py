@@ -300,6 +300,7 @@ class _Investigation:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"
             return
         found.repro, found.output, found.repro_confirmed = str(repro.path), repro.output, repro.confirmed
+        found.script = repro.path.read_text("utf-8")
         if repro.doubt:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 

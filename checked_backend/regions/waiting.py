@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from checked_backend.report.causes import short_region
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.progress import Progress
 from checked_backend.verdict.runner import Control
@@ -51,7 +52,7 @@ class Waiting:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._region = region
+        self._region = short_region(region)
         tells = tells and not process_rank()  # one rank tells it for all
         self._progress = Progress(stream, clock, on_interrupt="", patient=True) if tells else None
 
