@@ -316,7 +316,7 @@ class _Investigation:
     def _find_kernel(self, location: Location) -> str:
         """Find the generated code of the operator. Returns why there is none."""
         if self.failure.options.compiler != "inductor":
-            return "only Inductor hands out the code that it generates"
+            return "only Inductor shows the code that it generates"
         if location.stage != "compiled":
             return f"the error is made before code is generated, at the stage {location.stage}"
         if location.graph is None or location.node is None:

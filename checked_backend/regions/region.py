@@ -158,7 +158,7 @@ class CheckedRegion:
             raise RuntimeError("eager's results are gone before they were compared")
         if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
             self._reporter.respond([wrong_outputs(len(reference.outputs), returned), *left])
-            self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
+            self._reporter.note("the program got eager's outputs: it cannot go on with the candidate's")
             return False
         skip = self._reporter.skip
         suspicions = [

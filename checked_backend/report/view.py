@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
 from checked_backend.findings.paths import shown_path
 from checked_backend.report.advice import PROGRAM_RUNS, TENSORS_OF_BOTH_RUNS, advise, layout_sentence
-from checked_backend.report.causes import Cause, causes_of, place_of, worst_first
+from checked_backend.report.causes import Cause, causes_of, place_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, listed, plural
 from checked_backend.report.coverage_view import (
     but_for_ignored,
@@ -228,7 +228,7 @@ def _agreement(coverage: Coverage) -> str:
 
 
 def _title(report: Report, causes: Sequence[Cause]) -> str:
-    title = clean(report.title)
+    title = short_region(clean(report.title))
     if not report.findings:
         return title
     regions = {finding.region for finding in report.findings if finding.region}
