@@ -28,6 +28,7 @@ IMPORT_BY_NAME = {
     "cli/fuzzing.py": "--help is quick without torch",
     "cli/options.py": "--help is quick without torch",
     "cli/replaying.py": "the process is forked before it loads torch, and users name modules of their own",
+    "cli/running.py": "--help and run of Inductor need no torch",
     "cli/sweeping.py": "--help is quick without torch",
     "cli/verbs.py": "--help is quick without torch",
     "fuzz/examine.py": "planted faults are loaded where they are asked for",

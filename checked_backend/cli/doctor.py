@@ -89,7 +89,7 @@ def diagnose() -> Diagnosis:
     backends = tuple(sorted(torch.compiler.list_backends(exclude_tags=())))
     capabilities = (
         *(_torch_version(), _registered(backends), _cpp(), _gpu(), _mps(), _isolation(), _pytest(), _graphviz()),
-        *(_transformers(), _autostart()),
+        *(_transformers(), _autostart(), _dumps()),
     )
     candidates = tuple(name for name in backends if name not in _OURS and _is_candidate(name))
     return Diagnosis(MappingProxyType(environment()), candidates, capabilities)
@@ -228,6 +228,14 @@ def _autostart() -> Capability:
         "checked-backend run needs none"
     )
     return Capability("CHECKED_BACKEND=1", False, False, note)
+
+
+def _dumps() -> Capability:
+    note = (
+        "writes the graphs of a program that names one of these backends; one that names none writes nothing, and "
+        "nobody says so (checked-backend run --dump DIR writes those of any program)"
+    )
+    return Capability("CHECKED_BACKEND_DUMP=DIR", True, False, note)
 
 
 def _transformers() -> Capability:

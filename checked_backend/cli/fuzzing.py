@@ -22,10 +22,12 @@ from checked_backend.cli.options import (
     cores,
     memory_in_bytes,
 )
-from checked_backend.cli.printing import Pages, print_text, users_code
+from checked_backend.cli.printing import Pages, complain, print_text, users_code
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
+from checked_backend.report.clean import plural
+from checked_backend.report.progress import Progress
 from checked_backend.report.write import write_whole
 from checked_backend.sweep.plan import resolved_compiler
 
@@ -141,7 +143,9 @@ def report_fuzz(path: Path, pages: Pages) -> Verdict:
 def selftest(as_json: AsJson = False) -> Verdict:
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
     module = import_module("checked_backend.fuzz.selftest")
-    results = module.run_selftest(import_module("checked_backend.process.job").JobResources(memory_in_bytes(None)))
+    place = import_module("checked_backend.process.job").JobResources(memory_in_bytes(None))
+    with Progress(on_interrupt="", limit=module.SECONDS).doing("planting faults in a compiler, and checking it"):
+        results = module.run_selftest(place)
     print_text(module.render_json(results) if as_json else module.render_text(results))
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 
@@ -158,6 +162,7 @@ def _shown(corpus: Corpus, known: set[str], pages: Pages, repros: Path | None = 
         print_text(report.render_text(summary))
     if repros is not None:
         _write_repros(summary, repros)
+        complain(f"wrote the scripts and issue texts of {plural(len(summary.groups), 'group')} to {repros}")
     return summary.verdict
 
 

@@ -42,7 +42,7 @@ class Pages:
         files = ((self.html, html), (self.junit, junit), (None if printed else self.json_file, as_json))
         for path, render in files:
             if path is not None:
-                write_whole(render().rstrip("\n") + "\n", Path(path))
+                write_file(render(), Path(path))
         if printed:
             print_text(as_json())
         return printed
@@ -81,6 +81,12 @@ def users_code(as_json: bool) -> Iterator[None]:
     except SystemExit as stop:
         code = "" if stop.code is None else repr(stop.code)
         raise CheckedBackendError(f"the program called sys.exit({code}); it was not checked") from stop
+
+
+def write_file(text: str, path: Path) -> None:
+    """Write a file that was asked for, and say so on stderr."""
+    write_whole(text.rstrip("\n") + "\n", path)
+    complain(f"wrote {path}")
 
 
 def print_text(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from checked_backend.cli.options import AsJson, Compiler, Memory, Words, memory_in_bytes
-from checked_backend.cli.printing import ChildEnded, complain, exit_code, print_report, print_text, users_code
+from checked_backend.cli.printing import ChildEnded, exit_code, print_report, print_text, users_code
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
@@ -79,11 +79,10 @@ def localize(
 
     def how() -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
-        investigator = partial(import_module("checked_backend.diagnose.investigate").investigate, tell=complain)
         return {
             "compiler": _loaded_compiler(compiler),
             "seed": seed,
-            "investigator": investigator,
+            "investigator": import_module("checked_backend.diagnose.investigate").investigate,
             "report_dir": folder,
         }
 

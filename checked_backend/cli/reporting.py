@@ -10,7 +10,7 @@ import typer
 
 from checked_backend.cli.fuzzing import report_fuzz
 from checked_backend.cli.options import Certificate, Html, Junit, Verbose
-from checked_backend.cli.printing import STDOUT, Pages, complain, print_reports, print_text
+from checked_backend.cli.printing import STDOUT, Pages, complain, print_reports, print_text, write_file
 from checked_backend.cli.sweeping import report_sweep
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
@@ -20,7 +20,7 @@ from checked_backend.report.html import render_html
 from checked_backend.report.junit import render_junit
 from checked_backend.report.merged import merged_report
 from checked_backend.report.model_explorer import encode_graphs, encode_node_data
-from checked_backend.report.write import ReadReports, read_reports, write_whole
+from checked_backend.report.write import ReadReports, read_reports
 from checked_backend.runs.folder import RunFolder
 
 
@@ -76,9 +76,9 @@ def report(
         junit=lambda: render_junit(found.reports, found.broken),
     )
     if model_explorer is not None:
-        write_whole(dumps(encode_graphs(found.reports)) + "\n", model_explorer)
+        write_file(dumps(encode_graphs(found.reports)), model_explorer)
         data = model_explorer.with_name(f"{model_explorer.stem}_node_data.json")
-        write_whole(dumps(encode_node_data(found.reports)) + "\n", data)
+        write_file(dumps(encode_node_data(found.reports)), data)
     if certificate:
         print_text(render_certificate(found.reports))
     elif not printed:

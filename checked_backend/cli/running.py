@@ -7,6 +7,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +16,7 @@ import typer
 
 from checked_backend.autostart import HOOKED, ON, RUN
 from checked_backend.cli.options import AsJson, Html, Verbose
-from checked_backend.cli.printing import print_report, print_text, say
+from checked_backend.cli.printing import print_report, print_text, say, write_file
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
 from checked_backend.options import RunOptions, environment_variable, parse_options
@@ -24,14 +26,14 @@ from checked_backend.program.folder import tidy
 from checked_backend.program.hook import FILES, install_hook, missing_files, remove_hook, site_packages
 from checked_backend.program.records import PLAIN, written_by
 from checked_backend.program.summary import exit_code, github_annotations, read_run
+from checked_backend.report.clean import plural
 from checked_backend.report.codec import dumps
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.html import render_html
-from checked_backend.report.write import write_whole
 
 _OPTIONS = (
     *("on_divergence", "every", "budget", "compiler", "layout", "ignore", "gradients", "localize", "shadow"),
-    "report_dir",
+    *("report_dir", "dump", "dump_values"),
 )
 """Those of the verb that are options of a program's checks."""
 
@@ -63,6 +65,10 @@ def run(
         bool | None, typer.Option("--shadow", help="Also compare whole calls with eager, at calls 1, 2, 4, ...")
     ] = None,
     report_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where reports and repros go.")] = None,
+    dump: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write each graph to a folder there.")] = None,
+    dump_values: Annotated[
+        bool | None, typer.Option("--dump-values", help="With the real values of their inputs.")
+    ] = None,
     github: Annotated[bool, typer.Option("--github", help="Also print annotations for GitHub.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of the summary.")] = False,
     json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON to a file.")] = None,
@@ -75,7 +81,13 @@ def run(
         os.environ.pop(environment_variable("every"), None)
         os.environ.pop(environment_variable("budget"), None)
     given = {name: context.params[name] for name in _OPTIONS if context.params[name] is not None}
-    parse_options(RunOptions, "numcheck", given)  # so that a message names the option, and not the variable below
+    if dump is not None:
+        given["dump"] = dump.absolute()  # the program may change its directory
+    asked = parse_options(RunOptions, "numcheck", given)  # a message names the option, and not the variable below
+    if compiler is not None and not _needs_no_torch(compiler):
+        import_module("checked_backend.regions.compile").resolve_compiler(asked)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise CheckedBackendError(f"--json-file: there is no folder {json_file.parent}")
     for name, value in given.items():
         os.environ[environment_variable(name)] = str(value)
     os.environ.pop(RUN, None)
@@ -98,7 +110,7 @@ def run(
     else:
         say(f"\n{result}")
     if json_file is not None:
-        write_whole(dumps(result.to_dict()) + "\n", json_file)
+        write_file(dumps(result.to_dict()), json_file)
     if github:
         tell = say if as_json else print_text  # stdout has JSON alone
         tell("\n".join(["", *github_annotations(result.findings)]))
@@ -106,6 +118,11 @@ def run(
     if status < 0:
         die_by(-status)
     sys.exit(exit_code(result))
+
+
+def _needs_no_torch(compiler: str) -> bool:
+    """Whether a backend is known without asking torch, whose import takes seconds."""
+    return compiler == "inductor" or bool(entry_points(group="torch_dynamo_backends", name=compiler))
 
 
 def autostart(
@@ -173,7 +190,8 @@ def record(
             die_by(-status)
         if status:
             sys.exit(status)
-    say(f"checked-backend: recorded in {folder}")
+    noise = f", and {plural(noise_runs, 'noise run')}" if noise_runs else ""
+    say(f"checked-backend: recorded the program{noise} in {folder} (checked-backend compare {folder} DIR)")
 
 
 def _run(words: list[str], place: Path, *, noise: int) -> int:
@@ -200,6 +218,6 @@ def compare(
     """Say where recording B first leaves the noise of recording A: another machine, another torch, GPU against CPU."""
     found = compare_recordings(first, second)
     if html is not None:
-        write_whole(render_html([found]), html)
+        write_file(render_html([found]), html)
     print_report(found, as_json, verbose=verbose)
     return found.verdict

@@ -25,7 +25,7 @@ from checked_backend.cli.options import (
     compiler_options,
     parse_sizes,
 )
-from checked_backend.cli.printing import STDOUT, ChildEnded, exit_code, print_report, print_text, users_code
+from checked_backend.cli.printing import STDOUT, ChildEnded, exit_code, print_report, print_text, users_code, write_file
 from checked_backend.cli.replaying import localize, needs_fresh_interpreter, replay, show
 from checked_backend.cli.reporting import report
 from checked_backend.cli.running import autostart, compare, record, run
@@ -37,7 +37,7 @@ from checked_backend.process.job import run as run_job
 from checked_backend.report.certificate import render_certificate
 from checked_backend.report.codec import dumps
 from checked_backend.report.html import render_html
-from checked_backend.report.write import write_whole
+from checked_backend.report.progress import Progress
 
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
@@ -137,7 +137,7 @@ def check(
             localize=localize,
         )
     if html is not None:
-        write_whole(render_html((found,)), html)
+        write_file(render_html((found,)), html)
     if certificate and not as_json:
         print_text(render_certificate((found,)))
     else:
@@ -147,7 +147,8 @@ def check(
 
 def doctor(as_json: AsJson = False) -> Verdict:
     """Say which versions, compilers and devices are here, and what can and cannot be checked with them."""
-    diagnosis: Diagnosis = import_module("checked_backend.cli.doctor").diagnose()
+    with Progress(on_interrupt="", patient=True).doing("looking at this machine"):
+        diagnosis: Diagnosis = import_module("checked_backend.cli.doctor").diagnose()
     print_text(dumps(diagnosis.to_dict()) if as_json else str(diagnosis))
     return diagnosis.verdict
 

@@ -21,7 +21,7 @@ class Diagnosis:
     """The origin of a failure, as plain data, because it crosses a process boundary.
 
     Attributes:
-        stage: As in `Finding`; the same holds for the attributes up to ``repro``.
+        stage: As in `Finding`; the same holds for the attributes up to ``script``.
         repro_confirmed: Whether a fresh process that ran the script showed the finding.
         workaround_confirmed: As in `Finding`, and so is ``at_fault``.
         evidence: The steps that were tried, for people.
@@ -36,6 +36,7 @@ class Diagnosis:
     module: str | None = None
     workaround: str | None = None
     repro: str | None = None
+    script: str | None = None
     output: str = ""
     repro_confirmed: bool = True
     workaround_confirmed: bool = True

@@ -64,16 +64,10 @@ INTERRUPTED_SCRIPT_LIMIT = 15.0
 """Seconds that a script may take after Ctrl-C."""
 
 
-def investigate(
-    failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None] | None = None
-) -> Sequence[Finding]:
+def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
     """Find out where findings come from, and add that to them.
 
     Ctrl-C ends the investigation with the best result so far.
-
-    Args:
-        tell: Called with each step as it begins, in the worker process. If not given, the user did not ask for it now:
-            the log says what is done, and a line in the terminal how far it is.
 
     Returns:
         The findings. Those that fail have as much of ``stage``, ``graph``, ``node``, ``op``, ``source``,
@@ -82,8 +76,6 @@ def investigate(
     Raises:
         CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
     """
-    if tell is not None:
-        return _investigate_apart(failure, findings, tell)
     log.log(
         logging.WARNING if failure.options.progress else logging.INFO,
         "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
@@ -91,7 +83,7 @@ def investigate(
     )
     if not failure.options.progress:
         return _investigate_apart(failure, findings, log.info)
-    progress = Progress()
+    progress = Progress(limit=_limits(failure)[0])
     try:
         return _investigate_apart(failure, findings, progress)
     finally:
@@ -153,7 +145,6 @@ class _Investigation:
         keep: Puts the diagnosis so far on disk.
         suspects: Operators that were found in other regions, each with the stage.
         deadline: A `time.monotonic` moment after which nothing more is begun.
-        end: The moment at which it is stopped.
         too_slow: How many cases could not be judged in time.
     """
 
@@ -164,7 +155,6 @@ class _Investigation:
     suspects: Collection[tuple[str, str]]
     stop: Interruption = field(default_factory=Interruption)
     deadline: float = 0.0
-    end: float = 0.0
     too_slow: int = 0
     found: Diagnosis = field(default_factory=Diagnosis)
 
@@ -172,7 +162,7 @@ class _Investigation:
         """Investigate. Returns the diagnosis as text."""
         limit, patience = _limits(self.failure)
         seconds = limit - min(TELLING, patience / 2)
-        self.deadline, self.end = time.monotonic() + limit - patience, time.monotonic() + seconds
+        self.deadline = time.monotonic() + limit - patience
         # if no process can be forked, this is the user's state
         before = RngState.capture(tuple(self.failure.call.rng.cuda))
         try:
@@ -194,7 +184,7 @@ class _Investigation:
                 self.failure,
                 self.findings,
                 self._failing,
-                self._tell,
+                self._say,
                 gross=self._grossly_wrong,
                 known=self._locate,
             )
@@ -220,9 +210,6 @@ class _Investigation:
         """Tell of a step as it begins, and raise a Ctrl-C that was lost."""
         self.stop.check()
         self.told(text)
-
-    def _tell(self, text: str) -> None:
-        self._say(f"{text}, at most {max(0.0, self.end - time.monotonic()):.0f} s left")
 
     def _locate(self, location: Location) -> None:
         self.found = Diagnosis.of(location)
@@ -295,7 +282,7 @@ class _Investigation:
         if small.case.cotangents is not None:
             found.evidence[EvidenceKey.REPRO] = "none: a script of a part with its gradients is not written"
             return
-        self._tell("writing a script and running it in a fresh process")
+        self._say("writing a script and running it in a fresh process")
         limit = max(LEAST_SCRIPT_LIMIT, (self.deadline - time.monotonic()) / 2)  # it may take two runs
         try:
             repro = write_repro(
@@ -313,12 +300,13 @@ class _Investigation:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"
             return
         found.repro, found.output, found.repro_confirmed = str(repro.path), repro.output, repro.confirmed
+        found.script = repro.path.read_text("utf-8")
         if repro.doubt:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 
     def _find_workaround(self, location: Location, small: Cut | None) -> None:
         oracle, evidence = _oracle_of(location), self.found.evidence
-        search = WorkaroundSearch(self.failure, self.findings, oracle, self.deadline, self._tell, evidence)
+        search = WorkaroundSearch(self.failure, self.findings, oracle, self.deadline, self._say, evidence)
         op = None if location.node is None else self.found.op
         # if eager raises, there are no results to compare the small program with
         case = None if small is None or small.finding.kind is Kind.EXCEPTION else small.case
@@ -328,7 +316,7 @@ class _Investigation:
     def _find_kernel(self, location: Location) -> str:
         """Find the generated code of the operator. Returns why there is none."""
         if self.failure.options.compiler != "inductor":
-            return "only Inductor hands out the code that it generates"
+            return "only Inductor shows the code that it generates"
         if location.stage != "compiled":
             return f"the error is made before code is generated, at the stage {location.stage}"
         if location.graph is None or location.node is None:

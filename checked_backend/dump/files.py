@@ -72,7 +72,7 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
         raise DumpError(f"{path}: {error}") from None
 
 
-def check_text(path: Path, expected: str) -> None:
+def check_text(path: Path, expected: str, advice: str) -> None:
     """Check a text file whose checksum is known, without keeping its text.
 
     Raises:
@@ -83,7 +83,7 @@ def check_text(path: Path, expected: str) -> None:
         while block := stream.read(_BLOCK):
             digest.update(block)
     if digest.hexdigest() != expected:
-        raise DumpError(f"{path}: not the file that was dumped: edited, truncated or damaged. Dump the graph again.")
+        raise DumpError(f"{path}: not the file that was dumped: edited, truncated or damaged. {advice}")
 
 
 def check_memory(path: Path, needed: int) -> None:

@@ -130,6 +130,9 @@ class Dump:
         return dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
 
 
+_PROGRAMS = "graph.json is run here, and no program: run repro.py to try an edit, or dump the graph again."
+
+
 def load_dump(path: str | Path, *, imported: Collection[str] = (), registered: Collection[str] | None = None) -> Dump:
     """Read a dump's folder. No code of the dump runs.
 
@@ -154,7 +157,7 @@ def load_dump(path: str | Path, *, imported: Collection[str] = (), registered: C
         raise DumpError(f"{folder / _GRAPH}: missing, so {folder} is not the dump of a graph.{listed}")
     graph = read_json(folder / _GRAPH, GraphFile)
     for name, checksum in graph.files.items():
-        check_text(folder / name, checksum)
+        check_text(folder / name, checksum, _PROGRAMS if name.endswith(".py") else "Dump the graph again.")
     try:
         check_graph(graph.graph, runs=not graph.unsupported)
     except (BadGraph, RecursionError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import logging
 import os
 import platform
 import re
@@ -38,10 +39,15 @@ from checked_backend.dump.encode import (
 from checked_backend.dump.files import sha256, with_checksum
 from checked_backend.dump.module import module_source, repro_source
 from checked_backend.errors import DumpError, DumpWarning
+from checked_backend.findings.paths import shown_path
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.source_line import source_line
 from checked_backend.random_state import random_untouched
+from checked_backend.report.clean import listed
 from checked_backend.report.dot import graph_to_dot, render_svg
+from checked_backend.report.progress import say
+
+log = logging.getLogger(__name__)
 
 _SVG_NODES, _SVG_SECONDS = 2000, 10.0
 _CLAIMS = ".claims"
@@ -173,6 +179,11 @@ class RegionDump:
         except dynamo_restarts():
             self._slot.discard()
             raise
+        written = [kind for kind in self._written if self._slot.path(kind).exists()]
+        if written:
+            first, others = shown_path(str(self._slot.path(written[0]))), listed(written[1:])
+            more = f", and beside it {others}" if others else ""
+            say(log, f"checked-backend: wrote the graph {first}{more} (checked-backend show {first})")
 
     def write(self, kind: str, gm: fx.GraphModule) -> None:
         """Write a graph, with the facts known about its inputs so far. A failure is a warning."""

@@ -28,7 +28,7 @@ _SEED = 20
 _MOST_PROGRAMS = 200
 _CONTROL_PROGRAMS = 25
 _HANG_SECONDS = 20.0
-_SECONDS = 300.0
+SECONDS = 300.0
 _LETHAL = MappingProxyType({"dies": "crash.signal", "hangs": "crash.hang"})
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
 
@@ -194,7 +194,7 @@ def run_selftest(place: JobResources) -> list[Tried]:
 
 def _in_one_process(names: Sequence[str], place: JobResources) -> list[Tried]:
     question = {"names": names, "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
-    end = run(Job(f"{__name__}:answer", question, _SECONDS), place)
+    end = run(Job(f"{__name__}:answer", question, SECONDS), place)
     if not end.answer:
         raise FuzzError(f"selftest: the process {end.words} while {end.stage}\n{end.log}")
     found = [Tried(**raw) for raw in json.loads(end.answer)]

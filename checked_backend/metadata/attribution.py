@@ -15,6 +15,7 @@ from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_ten
 from checked_backend._torch.modes import TorchDispatchMode, disable_current_modes
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fake_kernel, higher_order_kernel
 from checked_backend._torch.pytree import tree_leaves, tree_map
+from checked_backend.findings.paths import shown_path
 from checked_backend.graphs.schema import effectful, is_custom, operator_name, wrapped_operator
 from checked_backend.metadata.expected import Mismatch, Size, compare, expected_leaves
 from checked_backend.options import MetadataCheck
@@ -69,7 +70,7 @@ def _where(function: Callable[..., Any] | None) -> str:
     if function is None:
         return ""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+    return "" if code is None else f" ({shown_path(code.co_filename)}:{code.co_firstlineno})"
 
 
 def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -161,8 +161,10 @@ class BackwardCheck(BackwardObserver):
         self._reporter.hear()
         self._reporter.call = self._call.number
         skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
-        over, earlier = self._reporter.skip_until(skip), self._checks.earlier
-        return earlier.look(), earlier.held_gradients(), over
+        running, earlier = ExitStack(), self._checks.earlier
+        running.callback(self._reporter.skip_until(skip))
+        running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
+        return earlier.look(), earlier.held_gradients(), running.close
 
     def ends(self, begun: Any) -> None:
         """Take back that it has not ended."""
@@ -201,7 +203,8 @@ class BackwardCheck(BackwardObserver):
         results, held, _over = passed.begun
         left += results.overwritten(earlier.calls, earlier.region, counted=False)
         try:
-            with random_untouched(), profiled("checked_backend::comparison of gradients"):
+            comparing = self._checks.variants.waiting.at("comparing the gradients")
+            with random_untouched(), comparing, profiled("checked_backend::comparison of gradients"):
                 findings, gradients = self._comparison.backward(call, passed) or ([], None)
         except Exception as error:
             self._memory.not_compared("comparing the gradients", error, backward=True)

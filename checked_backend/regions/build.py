@@ -105,12 +105,12 @@ def build_region(
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
     with ExitStack() as stack:
+        stack.enter_context(waiting.at("compiling it"))
         if options.compiler == "inductor":
             modules = []
             stack.enter_context(generated_modules_noted(modules))
         candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
-    source.waiting.expect(compiling, info.nodes, inductor=options.compiler == "inductor")
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)

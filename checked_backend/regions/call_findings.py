@@ -133,8 +133,8 @@ def rng_state_differs() -> Finding:
         detail="rng.state",
         subject="rng state",
         message=(
-            "the compiled program leaves torch's random state other than eager does, so every random number after it "
-            "differs from eager's"
+            "the compiled program leaves torch's random number generator in a different state than eager, so every "
+            "random number after it differs from eager's"
         ),
         expected="the state eager leaves",
         actual="another state",

@@ -276,8 +276,8 @@ def settings_changed(
                 detail=f"mutation.{name.partition('.')[0]}",
                 subject=f"state[{name}]",
                 message=(
-                    f"the compiled program {does.format(name)}{where}, and {eagers}: what runs after it in this "
-                    "process runs otherwise. It was set to eager's"
+                    f"the compiled program {does.format(name)}{where}, and {eagers}: code that runs later in this "
+                    "process is affected; numcheck has restored the value that eager leaves"
                 ),
                 expected=_shown(expected.values[name]),
                 actual=_shown(actual.values[name]),

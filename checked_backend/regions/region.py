@@ -41,6 +41,7 @@ class CheckedRegion:
         self._checks = checks
         self._reporter, self._memory, self._earlier = checks.reporter, checks.memory, checks.earlier
         self._reference, self._candidate = checks.variants.reference, checks.candidate
+        self._waiting = checks.variants.waiting
         runner = checks.comparison.runner
         self._recorder = CallRecorder(checks.info, self._reference, self._reporter, self._earlier, runner)
         self._remark = remark
@@ -103,7 +104,8 @@ class CheckedRegion:
         call.rng.restore()
         try:
             exchanged = nullcontext() if call.exchanges is None else call.exchanges.recorded()
-            with meter.program(), exchanged, profiled("checked_backend::candidate"):
+            compiled = self._waiting.at("running the compiled program")
+            with meter.program(), exchanged, compiled, profiled("checked_backend::candidate"):
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
             self._reporter.not_checked()
@@ -135,7 +137,8 @@ class CheckedRegion:
     def _run_reference(self, record: CallRecord) -> None:
         call = record.call
         region = self._reference if call.exchanges is None else call.exchanges.paired_region(self._reference)
-        reference, record.eager_settings = run_eager(region, call, self._memory)
+        with self._waiting.at("running eager"):
+            reference, record.eager_settings = run_eager(region, call, self._memory)
         record.after_reference = record.rng_now()
         if isinstance(reference, Execution) and not self._keeps_graph(call):
             reference = reference.without_graph()
@@ -155,7 +158,7 @@ class CheckedRegion:
             raise RuntimeError("eager's results are gone before they were compared")
         if not isinstance(returned, (tuple, list)) or len(returned) != len(reference.outputs):
             self._reporter.respond([wrong_outputs(len(reference.outputs), returned), *left])
-            self._reporter.note("eager's outputs were handed out: the program cannot go on with the candidate's")
+            self._reporter.note("the program got eager's outputs: it cannot go on with the candidate's")
             return False
         skip = self._reporter.skip
         suspicions = [
@@ -164,7 +167,7 @@ class CheckedRegion:
             if not observer.of_exceptions
             for suspicion in observer.after(record, skip)
         ]
-        with profiled("checked_backend::comparison"):
+        with profiled("checked_backend::comparison"), self._waiting.at("comparing the results"):
             findings = self._checks.comparison.forward(call, reference, returned, args)
         findings += [*confirmed(suspicions, findings, skip), *left]
         record.after_candidate.restore()

@@ -42,7 +42,7 @@ Search = Callable[[Sequence[Finding], Keep], Sequence[Finding]]
 _NOT_ANEW = "not anew: an earlier finding in this region was"
 
 _OUT_OF_STEP = (
-    "eager's results were not handed out: the compiled program exchanges tensors in another order than eager, so other "
+    "the program did not get eager's results: compiled, it exchanges tensors in another order than in eager, so other "
     "ranks would wait for what this one does not send"
 )
 

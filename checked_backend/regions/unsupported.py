@@ -270,8 +270,8 @@ def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Findi
         detail=f"unsupported.{what}",
         subject="candidate",
         message=(
-            f"nothing can be said of the compiled program: {why or actual}. The program without a check would fail "
-            f"here too. {_LIMITS[what].advice.replace('PACKAGES', packages)}."
+            f"numcheck cannot judge this program: {why or actual}. Without a check it would fail here too. "
+            f"{_LIMITS[what].advice.replace('PACKAGES', packages)}."
         ),
         expected="no exception",
         actual=actual,

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from checked_backend.report.causes import short_region
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.progress import Progress
 from checked_backend.verdict.runner import Control
-
-PATIENCE = 3.0
-"""Seconds that a person waits at a terminal without asking why."""
-
-PATIENCE_OF_A_LOG = 20.0
-"""The same where output is piped: each line stays there, and most checks are followed by thousands of others."""
-
-SLOW_NODES = 50
-"""Inductor takes seconds to compile this many calls, though its cache may have given the candidate at once."""
-
-_PAUSE = 5.0
-"""Seconds after which a control run is one of another check."""
 
 CONTROL_RUNS: Mapping[Control, str] = MappingProxyType(
     {
@@ -53,9 +42,6 @@ class Waiting:
         tells: Whether to tell anything at all.
         stream: Where to; default stderr.
         clock: Gives seconds.
-
-    Attributes:
-        compiles_slowly: Whether compiling the region once more surely takes a while.
     """
 
     def __init__(
@@ -66,21 +52,17 @@ class Waiting:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.compiles_slowly = False
-        self._region = region
-        self._tells = tells
-        self._stream = stream
-        self._clock = clock
-        self._progress: Progress | None = None
-        self._begun = self._ended = 0.0
+        self._region = short_region(region)
+        tells = tells and not process_rank()  # one rank tells it for all
+        self._progress = Progress(stream, clock, on_interrupt="", patient=True) if tells else None
 
-    def expect(self, compiling: float, nodes: int, *, inductor: bool) -> None:
-        """Note how long the candidate took to compile, and how many calls it has."""
-        self.compiles_slowly = compiling >= PATIENCE or (inductor and nodes >= SLOW_NODES)
+    def at(self, words: str) -> AbstractContextManager[None]:
+        """A context manager around one step of a check: ``running eager``."""
+        return nullcontext() if self._progress is None else self._progress.doing(f"checking {self._region}: {words}")
 
-    def control_run(self, control: Control) -> Any:
+    def control_run(self, control: Control) -> AbstractContextManager[None]:
         """A context manager around a control run."""
-        return self._at(CONTROL_RUNS[control], slow=False)
+        return self.at(CONTROL_RUNS[control])
 
     def compiling(
         self, words: str, compile_for: Callable[[Sequence[Any]], Callable[..., Any]]
@@ -92,27 +74,7 @@ class Waiting:
         """
 
         def told(inputs: Sequence[Any]) -> Callable[..., Any]:
-            with self._at(f"compiling it {words}", slow=self.compiles_slowly):
+            with self.at(f"compiling it {words}"):
                 return compile_for(inputs)
 
         return told
-
-    @contextmanager
-    def _at(self, words: str, *, slow: bool) -> Iterator[None]:
-        if not self._tells:
-            yield
-            return
-        now = self._clock()
-        if self._progress is None or now - self._ended > _PAUSE:
-            self._progress, self._begun = Progress(self._stream, self._clock, on_interrupt=""), now
-        progress = self._progress
-        patience = PATIENCE if progress.is_terminal() else PATIENCE_OF_A_LOG
-        told = (slow or now - self._begun >= patience) and not process_rank()  # the others do the same
-        if told:
-            progress(f"checking {self._region}: {words}")
-        try:
-            yield
-        finally:
-            self._ended = self._clock()
-            if told:
-                progress.end()

@@ -76,7 +76,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         ),
         _STATE: (
             "state: the compiled program leaves a setting of this process (grad mode, default dtype, threads, ...) "
-            "other than eager does. Set it again after the compiled function, and report it."
+            "at another value than eager. Set it again after the compiled function, and report it."
         ),
         "logic": (
             "logic: the compiled program computes something else; rounding does not explain it. Report it, with the "

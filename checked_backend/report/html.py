@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def _render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
+    environment.filters["printable"] = clean
     return environment.get_template(template).render(sections=sections, **values)
 
 
@@ -75,7 +77,7 @@ def _part(report: Report) -> dict[str, Any]:
     limits = sorted(report.coverage.detection_limit.items(), key=lambda item: -item[1])
     own = report.coverage.own_precision_limit
     return {
-        "view": parts,
+        "view": replace(parts, bluntest=()),  # the table has them all
         "causes": [_drawn(said, cause.findings) for said, cause in causes],
         "limits": [
             (clean(subject), f"{limit:.2g}", f"{own[subject]:.2g}" if subject in own else "")
@@ -97,8 +99,14 @@ def _drawn(said: CauseView, findings: Sequence[Finding]) -> dict[str, Any]:
         "flow": None if flowing is None else flow_chart(flowing.flow, flowing.node),
         "flow_words": "" if flowing is None else flow_sentence(flowing.flow, flowing.node),
         "code": _code(findings),
+        "script": next((_script(one) for one in findings if one.repro and one.script), None),
         "tensors": list(_tensors(worst, where)),
     }
+
+
+def _script(finding: Finding) -> tuple[str, str]:
+    """The name of the repro's file, and what is in it."""
+    return clean(Path(finding.repro or "").name), finding.script or ""
 
 
 def _code(findings: Sequence[Finding]) -> dict[str, str] | None:

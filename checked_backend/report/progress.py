@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event
 from typing import TextIO
 
 from checked_backend.report.clean import first_line
@@ -21,6 +25,31 @@ _ROOM = 48
 _OFTEN = 5.0
 """Seconds between two lines where each of them stays."""
 
+_SAME_AGAIN = 15.0
+"""Seconds after which such a line is said once more, if there is no news: what is silent for longer looks hung."""
+
+_TICK = 1.0
+"""Seconds after which the time on a terminal goes on."""
+
+_PATIENCE, _PATIENCE_OF_A_LOG = 3.0, 15.0
+"""Seconds that a person waits without asking why: at a terminal, and where each line stays."""
+
+_PAUSE = 5.0
+"""Seconds after which what is done is something else, whose time begins anew."""
+
+_NEVER = float("-inf")
+
+_QUICK = 0.5
+"""What took fewer seconds is expected to do so again: no thread is started for it."""
+
+
+def say(log: logging.Logger, line: str) -> None:
+    """Tell the logger at INFO, and stderr where there is no such logger."""
+    log.info(line)
+    if not log.isEnabledFor(logging.INFO):
+        with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or it is closed
+            sys.stderr.write(f"{line}\n")
+
 
 class Progress:
     """Tells a person what is being done and how long it has taken.
@@ -31,6 +60,8 @@ class Progress:
         stream: Where to; default stderr.
         clock: Gives seconds.
         on_interrupt: What Ctrl-C does, in brackets behind a space; "" where it just ends the program.
+        limit: Seconds that the work may take.
+        patient: Say nothing of work that is done soon.
     """
 
     def __init__(
@@ -38,31 +69,90 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_interrupt: str = " (Ctrl-C keeps what is known)",
+        limit: float | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
         self._on_interrupt = on_interrupt
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._begun = clock()
-        self._latest = float("-inf")
+        self._limit = "" if limit is None else f" of at most {limit:.0f} s"
+        self._patience = 0.0
+        if patient:
+            self._patience = _PATIENCE if self.is_terminal() else _PATIENCE_OF_A_LOG
+        self._begun = self._ended = clock()
+        self._latest = _NEVER
+        self._text = ""
+        self._doing: list[str] = []
+        self._quick: set[str] = set()
+        self._over: Event | None = None
 
     def __call__(self, text: str) -> None:
-        """Tell what is being done now."""
-        now = self._clock()
-        line = f"numcheck: {now - self._begun:4.0f} s: {first_line(text)}"
+        """Tell what is being done from now on."""
+        self._text = text
+        self._tell(_OFTEN)
+        self._keep_telling()
+
+    @contextmanager
+    def doing(self, text: str) -> Iterator[None]:
+        """Tell what is done inside of the block. Blocks nest."""
+        begun = self._clock()
+        if not self._doing and begun - self._ended > _PAUSE:
+            self._begun = begun
+        self._doing.append(text)
+        self._text = text
+        self._tell(_OFTEN)
+        if text not in self._quick:
+            self._keep_telling()
+        try:
+            yield
+        finally:
+            self._doing.remove(text)
+            self._text = self._doing[-1] if self._doing else ""
+            self._ended = self._clock()
+            (self._quick.add if self._ended - begun < _QUICK else self._quick.discard)(text)
+            if not self._doing:
+                self.end()
+
+    def end(self) -> None:
+        """Leave the terminal with an empty line, for what is printed next. A forked process may have written on it."""
+        self._text = ""
+        if self._over is not None:
+            self._over.set()
+            self._over = None
+        if self.is_terminal() and not (self._patience and self._latest == _NEVER):
+            self._write(f"\r{'':<{self._width()}}\r")
+            self._latest = _NEVER
+
+    def _tell(self, often: float) -> None:
+        now, text = self._clock(), self._text
+        if not text or now - self._begun < self._patience:
+            return
+        line = f"numcheck: {now - self._begun:4.0f} s{self._limit}: {first_line(text)}"
         if self.is_terminal():
             width = self._width()
             remark = self._on_interrupt if width - len(self._on_interrupt) >= _ROOM else ""
             room = width - len(remark)
             shown = line if len(line) <= room else f"{line[: room - 3]}..."
             self._write(f"\r{f'{shown}{remark}':<{width}}")
-        elif now - self._latest >= _OFTEN:
+        elif now - self._latest >= often:
             self._write(f"{line}{self._on_interrupt}\n")
-            self._latest = now
+        else:
+            return
+        self._latest = now
 
-    def end(self) -> None:
-        """Leave the terminal with an empty line, for what is printed next. A forked process may have written on it."""
-        if self.is_terminal():
-            self._write(f"\r{'':<{self._width()}}\r")
+    def _keep_telling(self) -> None:
+        """Have a thread tell how the time goes on, until `end`.
+
+        `threading` does not know the thread: it is none of the program's, and who counts those must not see it.
+        """
+        if self._over is None:
+            self._over = Event()
+            _thread.start_new_thread(self._tick, (self._over,))
+
+    def _tick(self, over: Event) -> None:
+        while not over.wait(_TICK):
+            self._tell(_SAME_AGAIN)
 
     def _width(self) -> int:
         """How long a line may be: one that wraps could not be written over."""

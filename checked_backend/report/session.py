@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +24,7 @@ from checked_backend.report.coverage_view import but_for_ignored
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.ledger import Ledger
+from checked_backend.report.progress import say
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def collect(*, alone: bool = False, closing: bool = True) -> Iterator[Session]:
 
     Args:
         alone: Keep what happens from the sessions around this one: it is none of the user's program.
-        closing: At the end of a clean block tell the logger at INFO, or else a terminal, how much agreed.
+        closing: At the end of a clean block tell how much agreed: the logger at INFO, or else stderr.
 
     Yields:
         The session; its ``report`` may be read during the block and after it.
@@ -221,13 +221,10 @@ def closing_line(coverage: Coverage) -> str:
 
 
 def say_closing_line(ledger: Ledger) -> None:
-    """Tell the logger at INFO, and a person who sits at a terminal and has no such logger."""
+    """Say the line of a clean run."""
     line = "" if ledger.findings() else closing_line(ledger.coverage())
-    if not line:
-        return
-    log.info(line)
-    if not log.isEnabledFor(logging.INFO) and sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write(f"{line}\n")
+    if line:
+        say(log, line)
 
 
 class ProcessEnd:

@@ -18,7 +18,7 @@ from checked_backend.report.advice import (
     advise_on_candidate,
     layout_sentence,
 )
-from checked_backend.report.causes import Cause, causes_of, place_of, worst_first
+from checked_backend.report.causes import Cause, causes_of, place_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, listed, plural
 from checked_backend.report.coverage_view import (
     but_for_ignored,
@@ -102,6 +102,7 @@ class ReportView:
     advice: tuple[str, ...]
     coverage: str
     checked: tuple[str, ...]
+    bluntest: tuple[str, ...]
     missed: tuple[str, ...]
     skipped: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -141,7 +142,8 @@ def view(report: Report) -> ReportView:
         more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
         advice=advice,
         coverage=coverage_line(coverage),
-        checked=_cut([*counts(coverage), *map(region_line, coverage.regions), *limits(coverage)]),
+        checked=_cut([*counts(coverage), *map(region_line, coverage.regions)]),
+        bluntest=tuple(limits(coverage)),
         missed=_cut(skips(coverage, all_of_them=False)),
         skipped=_cut(skips(coverage)),
         ignored=_cut([f"{what(finding)}: {first_line(finding.message)}" for finding in coverage.ignored]),
@@ -158,6 +160,7 @@ def sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
     for heading, entries in (
         ("What to do next", parts.advice),
         ("Checked", parts.checked),
+        ("Where an error could be greatest and unseen", parts.bluntest),
         ("Not checked", parts.skipped),
         ("Ignored, as you asked", parts.ignored),
         ("Notes", parts.notes),
@@ -243,7 +246,7 @@ def _agreement(coverage: Coverage) -> str:
 
 
 def _title(report: Report, causes: Sequence[Cause]) -> str:
-    title = clean(report.title)
+    title = short_region(clean(report.title))
     if not report.findings:
         return title
     regions = {finding.region for finding in report.findings if finding.region}
@@ -334,7 +337,10 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
         row(line_label(main), None if quoted else main.source),
         row("your line", main.caller),
     ]
-    rows += [row(label, _listed(main.evidence[key])) for key, label in _TOLD.items() if key in main.evidence]
+    evidence = {key: _listed(main.evidence[key]) for key in _TOLD if key in main.evidence}
+    if EvidenceKey.BUG_REPORT in evidence:
+        evidence[EvidenceKey.BUG_REPORT] = shown_path(evidence[EvidenceKey.BUG_REPORT])
+    rows += [row(_TOLD[key], said) for key, said in evidence.items()]
     rows.append(row("workaround", main.workaround, code=True))
     script = "repro" if main.repro_confirmed else "script"  # the evidence says that it does not show it
     rows.append(row(script, main.repro and f"python {shown_path(main.repro)}", code=True))

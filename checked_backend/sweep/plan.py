@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ FIXED = "as dumped"
 LISTING_SECONDS = 600.0
 """Seconds after which listing a suite's models is given up."""
 
+_MOST_NEAR = 8
 _LISTING = "checked_backend.sweep.suites:list_models"
 _PLAIN = ("huggingface", "timm")
 _WITH_PLACE = {"python": "FILE.py", "dumps": "DIR", "torchbench": "DIR"}
@@ -59,7 +61,18 @@ class Selection:
         """Raise if a pattern of ``only`` selects no model of any suite: it is misspelt."""
         for name in self.only:
             if not any(matches(name, model) for model in models):
-                raise SuiteError(f"--only got {name!r}, which no model matches; there are {', '.join(models[:8])}, ...")
+                raise SuiteError(f"--only got {name!r}, which no model matches. {_near(name, models)}")
+
+
+def _near(pattern: str, models: Sequence[str]) -> str:
+    """The models that a misspelt pattern may mean: those that have its text, or one like it; else the first of all."""
+    lower = {model.lower(): model for model in models}
+    text = pattern.strip("*").lower()
+    near = [model for low, model in lower.items() if text in low] or [
+        lower[low] for low in get_close_matches(text, lower, n=_MOST_NEAR)
+    ]
+    shown = ", ".join((near or list(models))[:_MOST_NEAR])
+    return f"Near it: {shown}. * stands for any text." if near else f"There are {shown}, ..."
 
 
 @dataclass(frozen=True, slots=True)

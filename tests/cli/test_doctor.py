@@ -25,6 +25,7 @@ def test_doctor(run: Run) -> None:
     code, out, _ = run("doctor")
     assert out.startswith("Versions\n  python ")
     assert "\nWhat can be checked here\n" in out
+    assert "one that names none writes nothing, and nobody says so (checked-backend run --dump DIR" in out
 
 
 def test_doctor_without_a_compiler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,14 +87,18 @@ def test_a_clean_program_passes_and_runs_as_it_does_alone(tmp_path: Path) -> Non
     assert plain[2] in err
     assert "checked-backend: PASS: the compiled program agrees with eager" in err
     assert "3 regions, 9 of 9 calls, 9 backward passes" in err
+    assert err.endswith("checked-backend: wrote run.json\n")
     found = json.loads((tmp_path / "run.json").read_text())
     assert (found["verdict"], found["exit_code"], len(found["reports"])) == ("pass", 0, 1)
 
 
 def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
-    code, out, err = finished((*VERB, "--github", "-m", "wrong"), tmp_path)
+    words = ("--github", "--dump", "graphs", "-m", "wrong")
+    code, out, err = finished((*VERB, *words), tmp_path)
     assert code == 1
+    assert "wrote the graph graphs/f/f_dynamo_0 (checked-backend show graphs/f/f_dynamo_0)" in err
+    assert (tmp_path / "graphs" / "f" / "f_dynamo_0" / "repro.py").exists()
     assert "checked-backend: FAIL: f: output[0] is wrong" in err
     assert "wrong.py:13 in f" in err
     assert err.count("differs from eager, which is said once") == 1
@@ -386,6 +390,10 @@ MISUSE = {
     ),
     "option 'ignore' got 'structur.stride'": ("--ignore", "structur.stride", "p.py"),
     "Did you mean 'alias'?": ("--ignore", "alais", "p.py"),
+    "option 'compiler' got 'indctor', which is no Dynamo backend here. Did you mean 'inductor'?": (
+        *("--compiler", "indctor", "p.py"),
+    ),
+    "--json-file: there is no folder nowhere": ("--json-file", "nowhere/x.json", "p.py"),
 }
 
 

@@ -92,7 +92,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert next(node.name for node in first.flow if node.error) == first.node  # what is before it is right
     assert all(not finding.flow for finding in report.findings[1:])  # told once
     assert first.kernel is None
-    assert first.evidence["generated_code"] == "none: only Inductor hands out the code that it generates"
+    assert first.evidence["generated_code"] == "none: only Inductor shows the code that it generates"
     assert all(finding.distribution is not None for finding in report.findings)
     later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
     assert later
@@ -344,7 +344,7 @@ def test_an_operator_of_which_no_part_could_be_cut_out_has_a_workaround_a_flow_a
     [finding] = report.findings
     assert (finding.op, finding.repro) == ("aten.relu.default", None)
     assert finding.evidence["repro"] == "none: no part of the region was found to be wrong by itself"
-    assert finding.evidence["generated_code"] == "none: only Inductor hands out the code that it generates"
+    assert finding.evidence["generated_code"] == "none: only Inductor shows the code that it generates"
     assert finding.workaround is not None
     assert "torch.compiler.disable(torch.relu)" in finding.workaround
     assert any(node.own for node in finding.flow)

@@ -111,6 +111,12 @@ def test_an_edit_is_said_to_be_one(dump: Path) -> None:
     refused(dump, "graph.json", "edited or damaged")
 
 
+def test_an_edit_of_a_program_is_said_to_do_nothing(dump: Path) -> None:
+    with (dump / "module.py").open("a") as file:
+        file.write("# tried\n")
+    refused(dump, "module.py", "graph.json is run here, and no program: run repro.py to try an edit")
+
+
 @pytest.mark.parametrize("name", GRAPH_EDITS)
 def test_a_hostile_graph_is_refused(dump: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(dump.parent)

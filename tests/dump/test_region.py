@@ -44,11 +44,16 @@ ALL_KINDS = ["Net_backward_0", "Net_dynamo_0", "Net_forward_0", "Net_joint_0"]
 
 
 @pytest.mark.parametrize("backend", ["nop", "debug_interpreter", "graph_dumper"])
-def test_the_variable_dumps_every_kind(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_dumps_every_kind(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHECKED_BACKEND_DUMP", str(tmp_path))
     monkeypatch.setenv("CHECKED_BACKEND_DUMP_VALUES", "1")
     gradient = step(backend)
     assert sorted(dumps(tmp_path)) == ALL_KINDS
+    told = "wrote the graph Net/Net_dynamo_0, and beside it joint and forward (checked-backend show Net/Net_dynamo_0)"
+    assert capsys.readouterr().err == f"checked-backend: {told}\n"  # the backward pass is compiled later
     (backward,) = (cb.load_dump(path) for name, path in dumps(tmp_path).items() if "backward" in name)
     assert any(same_leaf(gradient, leaf) for leaf in run(backward))
 

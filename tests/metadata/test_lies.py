@@ -12,6 +12,7 @@ import torch
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Kind, Verdict
+from checked_backend.findings.paths import shown_path
 from tests.support.lying_operators import NAME, define, run_alone
 from tests.support.region_tools import as_the_engine
 
@@ -286,7 +287,7 @@ def test_the_users_own_fake_kernel_is_named(library: Any) -> None:
     for operator, function in ((own, own_fake), (defined, fake)):
         torch._dynamo.reset()
         ((finding, *_), _) = found(operator, dynamic=False)
-        assert f"({__file__}:{function.__code__.co_firstlineno})" in finding.evidence["at_fault"]
+        assert f"({shown_path(__file__)}:{function.__code__.co_firstlineno})" in finding.evidence["at_fault"]
 
 
 def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | None]]:

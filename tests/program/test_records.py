@@ -61,6 +61,7 @@ def program(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -
     (folder / "train.py").write_text(PROGRAM)
     code, out, err = finished((*VERB, "record", "--out", "first", "--", "train.py"), folder)
     assert code == 0, err
+    assert err.endswith("recorded the program, and 2 noise runs in first (checked-backend compare first DIR)\n")
     plain = warm_python.run(folder / "train.py", env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
     assert out.splitlines()[0] == plain.strip()  # a recorded run is as it is alone
     assert len(set(out.splitlines())) > 1  # and the noise runs are not

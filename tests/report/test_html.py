@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from checked_backend.findings import (
@@ -96,7 +97,7 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
     element = WorstElement((2**64,) * 60, complex(math.nan, math.inf), math.nan, True)
     spread = Distribution((2**64,), (0, 0), ((math.inf,) * 64, (math.nan,)), (2**64,) * 80, (element,) * 64)
     kernel = Kernel(EVIL, EVIL, "</pre>" + EVIL * 200, 2**64, (EVIL,) * MOST_NODES, (EVIL,) * MOST_NODES)
-    wrong = replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes, kernel=kernel)
+    wrong = replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes, kernel=kernel, script=EVIL)
     many = tuple(wrong for _ in range(30))
     report = Report.from_json(Report(many, CHECKED, EVIL).to_json())
     page = report.to_html()
@@ -105,7 +106,8 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
     assert not {"img", "script", "link", "iframe", "b"} & {tag for tag, _ in tags.seen}
     attributes = {name for _, given in tags.seen for name in given}
     assert not {name for name in attributes if name.startswith("on")} | ({"src", "xlink:href"} & attributes)
-    assert all(str(given["href"]).startswith("#") for _, given in tags.seen if "href" in given)
+    links = [given for _, given in tags.seen if "href" in given]
+    assert all(str(link["href"]).startswith(("#", "data:text/x-python;")) for link in links)
     assert "{{ 7 * 7 }}" in page  # a template in a name is not one
 
 
@@ -114,6 +116,15 @@ def test_every_part_that_scrolls_can_be_reached_by_keyboard() -> None:
     parts = [given for tag, given in parse(page).seen if given.get("class") in ("wide", "tall")]
     assert parts
     assert all("tabindex" in given for given in parts)
+
+
+def test_the_page_has_the_repro_to_copy_and_to_save() -> None:
+    script = "import torch\nprint('100 %', torch.ones(3) < 2)\n"
+    page = parse(Report((replace(FINDING, repro="/there/repro_relu.py", script=script),), CHECKED).to_html())
+    [link] = [given for tag, given in page.seen if tag == "a"]
+    assert link["download"] == "repro_relu.py"
+    assert unquote(str(link["href"]).partition(",")[2]) == script
+    assert script in page.texts
 
 
 def test_the_page_says_why_it_has_no_generated_code() -> None:
@@ -127,4 +138,5 @@ def test_a_long_name_may_break_between_its_parts_and_a_number_may_not() -> None:
     page = Report((), Coverage(checked={"outputs": 1}, detection_limit=limits)).to_html()
     assert "<td>grad[bert.<wbr>layer.0.<wbr>attention_<wbr>output.<wbr>weight]</td>" in page
     assert '<td class="number">0.12</td>' in page
+    assert page.count("0.12") == 1
     assert "<wbr>" not in Report((), Coverage(checked={"outputs": 1}, detection_limit={"f(1.5, a<b)": 0.1})).to_html()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Skip
 from checked_backend.options import CheckOptions
+from checked_backend.report import progress as module
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.progress import Progress
 from checked_backend.report.reporter import Reporter
@@ -32,6 +35,51 @@ def test_a_pipe_gets_few_plain_lines() -> None:
     assert stream.getvalue() == (
         "numcheck:    1 s: one (Ctrl-C keeps what is known)\nnumcheck:    7 s: three (Ctrl-C keeps what is known)\n"
     )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_has_no_news_is_told_as_time_goes_on_and_no_longer_than_it_takes(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TICK", 0.001)
+    stream, now, threads = Terminal() if terminal else io.StringIO(), [0.0], threading.active_count()
+
+    def told(words: str) -> bool:
+        return eventually(lambda: words in stream.getvalue())
+
+    progress = Progress(stream, lambda: now[0], on_interrupt="", limit=300, patient=True)
+    with progress.doing("running"):
+        now[0] = 2.0
+        assert not stream.getvalue()
+        now[0] = 20.0
+        assert told("numcheck:   20 s of at most 300 s: running")
+        with progress.doing("compiling"):
+            now[0] = 41.0
+            assert told("41 s of at most 300 s: compiling")
+        now[0] = 63.0
+        assert told("63 s of at most 300 s: running")
+        assert threading.active_count() == threads  # what counts a program's threads does not see it
+    now[0] = 90.0
+    text = stream.getvalue()
+    time.sleep(0.05)
+    assert stream.getvalue() == text
+    with progress.doing("another check"):  # its time begins anew
+        now[0] = 110.0
+        assert told("20 s of at most 300 s: another check")
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    return any(holds() or time.sleep(0.01) for _ in range(300))
+
+
+def test_no_thread_is_started_for_what_was_quick_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("_thread.start_new_thread", lambda *_given: started.append(None))
+    progress = Progress(io.StringIO(), patient=True)
+    for _ in range(9):
+        with progress.doing("running"):
+            pass
+    assert len(started) == 1
 
 
 def test_a_terminal_has_one_line_that_is_wiped_at_the_end() -> None:
@@ -164,7 +212,7 @@ def test_a_region_outside_of_sessions_writes_to_the_end_of_the_process(
 
 @pytest.mark.parametrize("closing", [True, False])
 def test_the_option_turns_off_the_line_of_a_session_too(closing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
+    stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     with collect() as session:
         Reporter(RegionInfo("f [0/0]"), CheckOptions(closing=closing)).count({"tensors": 2})
@@ -172,10 +220,13 @@ def test_the_option_turns_off_the_line_of_a_session_too(closing: bool, monkeypat
     assert ("agree with eager" in stream.getvalue()) is closing
 
 
-def test_on_a_terminal_it_is_printed_unless_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for closing in (True, False):
-        stream = Terminal()
-        monkeypatch.setattr("sys.stderr", stream)
-        with collect(closing=closing) as session:
-            session.ledger.add_coverage(CLEAN)
-        assert ("agree with eager" in stream.getvalue()) is closing
+@pytest.mark.parametrize("closing", [True, False])
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO, None])
+def test_it_is_printed_where_no_logger_has_it_unless_that_was_not_asked_for(
+    stream: type[io.StringIO] | None, closing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr = None if stream is None else stream()
+    monkeypatch.setattr("sys.stderr", stderr)
+    with collect(closing=closing) as session:
+        session.ledger.add_coverage(CLEAN)
+    assert stderr is None or ("agree with eager" in stderr.getvalue()) is closing

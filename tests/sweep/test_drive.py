@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -313,6 +314,10 @@ def test_a_part_that_is_missing_is_no_pass(tmp_path: Path) -> None:
 
 def test_a_misspelt_model_is_told(tmp_path: Path) -> None:
     chosen = Selection(only=("a*", "typo"))
-    with pytest.raises(SuiteError, match="--only got 'typo', which no model matches; there are a1, b"):
+    with pytest.raises(SuiteError, match=re.escape("--only got 'typo', which no model matches. There are a1, b, ...")):
         chosen.refuse_unknown(["a1", "b"])
+    models = ["AlbertForMaskedLM", "BertForMaskedLM", "T5"]
+    for typo, near in (("bert*", "AlbertForMaskedLM, BertForMaskedLM"), ("BertForMaskLM", "BertForMaskedLM, Albert")):
+        with pytest.raises(SuiteError, match=f"Near it: {near}"):
+            Selection(only=(typo,)).refuse_unknown(models)
     Selection(only=("a*",)).refuse_unknown(["a1", "b"])

@@ -44,8 +44,8 @@ SUBJECT = "operators by themselves"
 GRADIENTS = "gradients of operators by themselves"
 
 _OTHER = (
-    "with the tensors inside handed out the compiler makes another program, which is wrong where the region as it was "
-    "compiled is not: {}"
+    "returning inner tensors makes the compiler produce a different program; that one is wrong here, the original is "
+    "not: {}"
 )
 
 
@@ -228,7 +228,7 @@ class OperatorCheck:
                 if exposed.size > room:
                     raise ProbeError(
                         f"the tensors inside of the region take {exposed.size / 2**30:.2g} GiB; with the memory there "
-                        f"is, at most {room / 2**30:.2g} GiB are handed out"
+                        f"is, at most {room / 2**30:.2g} GiB are returned"
                     )
                 taps = exposed.make_taps(self._example_inputs, given)
                 examples = [*self._example_inputs, *exposed.taps.values()]

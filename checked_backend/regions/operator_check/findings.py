@@ -50,7 +50,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     evidence: dict[str, object] = {
         EvidenceKey.CHECKED: "by itself, on the compiled program's own inputs"
         + (" and gradients" if first.gradient else "")
-        + (", with its intermediate tensors handed out" if first.operator is None else ", by the kernel that ran"),
+        + (", with its intermediate tensors returned" if first.operator is None else ", by the kernel that ran"),
         EvidenceKey.OPERATOR_ERROR: error.relative,
         EvidenceKey.OPERATOR_BIAS: 1 + error.bias,
         EvidenceKey.OPERATOR_LIMIT: error.limit,

@@ -44,7 +44,7 @@ def test_operators_that_were_not_checked_are_in_the_coverage(monkeypatch: pytest
     assert report.verdict is cb.Verdict.PASS
     [skip] = report.coverage.skipped
     assert (skip.subject, skip.matters) == ("operators by themselves", False)
-    assert "at most 9.3e-08 GiB are handed out" in skip.reason
+    assert "at most 9.3e-08 GiB are returned" in skip.reason
 
 
 def test_compiler_that_cannot_compile_the_probe_is_checked_without() -> None:
