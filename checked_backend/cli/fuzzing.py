@@ -100,6 +100,8 @@ def fuzz(
         candidate = import_module("checked_backend.fuzz.examine").compiler_of(compiler)
         import_module("checked_backend.sweep.examine").refuse_unknown(candidate)
     _refuse_unknown_dtypes(dtype or ())
+    if ops and not import_module("checked_backend.fuzz.generate.make").rules_for(ops):
+        raise FuzzError("--ops names no operation that is known")
     checkout = _checkout(generator, dtype or ())
     known = _known(against or ())
     choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
@@ -121,14 +123,10 @@ def fuzz(
     with import_module("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with import_module("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
-            ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
+            drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
             console.print(progress.line(), soft_wrap=True)
-        if ended.waiting:
-            console.print(
-                f"{ended.waiting} failures wait to be confirmed: run again with the same --out", soft_wrap=True
-            )
-        if ended.left_out:
-            console.print(tasks.left_out_words(ended.left_out), soft_wrap=True)
+        if left_out := corpus.left_out():
+            console.print(import_module("checked_backend.fuzz.corpus").left_out_words(left_out), soft_wrap=True)
         return _shown(corpus, known, Pages(html, "-" if as_json else None, junit), repros)
 
 

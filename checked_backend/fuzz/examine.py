@@ -96,13 +96,13 @@ def examine(
     programs: Sequence[FuzzProgram],
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
-    note: Callable[[str], None] = lambda _: None,
+    note: Callable[[Sequence[int]], None] = lambda _: None,
 ) -> Iterator[tuple[int, ProgramResult]]:
     """Check programs, as one compile if that passes.
 
     Args:
         programs: All are differentiated or none, all are dynamic or none.
-        note: Called with what begins now: ``batch``, or ``program 3``.
+        note: Called with the places of the programs that are checked now.
 
     Yields:
         The place of a program, and what came out. Each program comes once.
@@ -111,7 +111,7 @@ def examine(
     accused: Mapping[int, Finding] = {}
     together = ProgramResult(Status.PASS)
     if len(programs) > 1:
-        note("batch")
+        note(range(len(programs)))
         together, report = _checked(programs, compiler, options, _SHARED)
         if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
             middle = len(programs) // 2
@@ -131,7 +131,7 @@ def examine(
     for place, program in enumerate(programs):
         if place in shared:
             continue
-        note(f"program {place}")
+        note([place])
         alone, _ = _checked([program], compiler, options, _ALONE)
         if alone.status is not Status.PASS:
             wrong |= {place} if alone.status is Status.FAIL else set()
@@ -159,14 +159,11 @@ def _some_of(
     places: Sequence[int],
     compiler: Compiler,
     options: Mapping[str, Any] | None,
-    note: Callable[[str], None],
+    note: Callable[[Sequence[int]], None],
 ) -> Iterator[tuple[int, ProgramResult]]:
     """Check some of the programs, as one compile if that passes."""
-
-    def note_here(what: str) -> None:
-        note(what if what == "batch" else f"program {places[int(what.split()[1])]}")
-
-    for place, result in examine([programs[place] for place in places], compiler, options, note_here):
+    some = [programs[place] for place in places]
+    for place, result in examine(some, compiler, options, lambda now: note([places[one] for one in now])):
         yield places[place], result
 
 
