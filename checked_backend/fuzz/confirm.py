@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +21,7 @@ from checked_backend.fuzz.results import DEATHS, ProgramResult
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
 from checked_backend.fuzz.worker import CONFIRMING, begin
-from checked_backend.process.job import AnswerFolder, JobEnd
+from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, run
 from checked_backend.process.worker import run_in_worker
 
 _CALLS = 3
@@ -225,23 +222,16 @@ def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
         detail: The finer kind of the failure. A script of a bug that ends its process is ended by it.
         says: What it prints in other cases; an error of its own would end it, too.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # else it would end alike for ever
-        ended = subprocess.run(
-            [sys.executable, str(path)],
-            cwd=path.parent,
-            env=environment,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return detail == _HANG
+        job = Job("checked_backend.process.job:run_script", {"path": str(path)}, timeout)
+        ended = run(job, JobResources(folder=str(path.parent)))
     except (OSError, SyntaxError, ValueError):
         return False
+    if detail == _HANG or ended.overdue is not None:
+        return detail == _HANG and ended.overdue is not None
     if detail == _SIGNAL:
-        return ended.returncode < 0
+        return ended.exit < 0
     if detail == _EXIT:
-        return ended.returncode not in (0, 1)
-    return ended.returncode == 1 and says.encode() in ended.stdout
+        return ended.exit not in (0, 1)
+    return ended.exit == 1 and says in ended.log

@@ -11,6 +11,7 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
+from checked_backend.fuzz.confirm import death_of
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
@@ -171,9 +172,8 @@ def _in_one_compile(fault: Fault) -> Tried:
 def _lethal(name: str, fault: Fault) -> Tried:
     """Whether a fault that ends or stops its process is found by the process's end."""
     detail, seconds = _LETHAL[name]
-    result = examining.check_program(_SMALLEST, fault.compiler, isolate=seconds)
-    caught = result.detail == detail
-    return Tried(name, fault.words, caught, 1, finding=f"{detail}: {result.message}" if caught else "")
+    caught = death_of(_SMALLEST, fault.compiler, {}, seconds) == detail
+    return Tried(name, fault.words, caught, 1, finding=detail if caught else "")
 
 
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:
