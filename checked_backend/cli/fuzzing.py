@@ -22,7 +22,7 @@ from checked_backend.cli.options import (
     cores,
     memory_in_bytes,
 )
-from checked_backend.cli.printing import Pages, print_text, users_code
+from checked_backend.cli.printing import Pages, print_text, show_run, users_code
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
@@ -31,7 +31,7 @@ from checked_backend.sweep.plan import resolved_compiler
 
 if TYPE_CHECKING:
     from checked_backend.fuzz.corpus import Corpus
-    from checked_backend.fuzz.report import Summary
+    from checked_backend.runs.summary import Summary
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
@@ -147,29 +147,20 @@ def selftest(as_json: AsJson = False) -> Verdict:
 def _shown(corpus: Corpus, known: set[str], pages: Pages, repros: Path | None = None) -> Verdict:
     report = import_module("checked_backend.fuzz.report")
     summary: Summary = report.summarize(corpus, known)
-    printed = pages.write(
-        html=lambda: str(report.render_html(summary)),
-        as_json=lambda: str(report.render_json(summary)),
-        junit=lambda: str(report.render_junit(summary)),
-    )
-    if not printed:
-        print_text(report.render_text(summary))
+    show_run(summary, None, pages)
     if repros is not None:
-        _write_repros(summary, repros)
+        _write_repros(corpus, repros)
     return summary.verdict
 
 
-def _write_repros(summary: Summary, folder: Path) -> None:
+def _write_repros(corpus: Corpus, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for shown in summary.groups:
-        group = shown.group
+    for group in corpus.groups():
         name = _UNSAFE.sub("_", f"{group.number}_{group.detail}_{group.op}")[:80]
         if group.script:
             write_whole(group.script, folder / f"repro_{name}.py")
-        write_whole(
-            import_module("checked_backend.fuzz.report").render_issue(group, summary.settings),
-            folder / f"issue_{name}.md",
-        )
+        issue = import_module("checked_backend.fuzz.report").render_issue(group, corpus.settings)
+        write_whole(issue, folder / f"issue_{name}.md")
 
 
 def _known(paths: list[Path] | tuple[()]) -> set[str]:
