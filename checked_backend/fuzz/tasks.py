@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 from collections.abc import Mapping, Sequence
@@ -168,30 +167,19 @@ class ConfirmTask:
         }
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        answer = _run("checked_backend.fuzz.confirm:answer", question, seconds, asked, running)
-        raw = _parsed(answer)
+        end = _run("checked_backend.fuzz.confirm:answer", question, seconds, asked, running)
         if running.stopped:
             raise Stopped
-        if not raw:  # it took its process with it
-            if answer.stage != CONFIRMING:
-                raise _not_begun(answer, asked)
-            gone = _died(answer)
-            return None if not gone.kind else self._made(self.text, gone, {})
-        result = ProgramResult.from_json(raw["result"])
-        return self._made(raw["program"], result, raw) if result.kind else None
-
-    def _made(self, text: str, result: ProgramResult, raw: Mapping[str, Any]) -> Group:
-        made = replace(
-            signature_of(decode_program(text), result),
-            confirmed=True,
-            script=str(raw.get("script", "")),
-            script_shows=bool(raw.get("script_shows")),
-        )
-        if self.group is None:
-            return made
+        made = Record.from_json(end.answer).group if end.answer else None
+        if made is None:  # it took its process with it
+            if end.stage != CONFIRMING:
+                raise _not_begun(end, asked)
+            made = replace(signature_of(self.program, _died(end)), confirmed=True)
+        if not made.kind or self.group is None:
+            return made if made.kind else None
         if self.group.script_shows and not made.script_shows:
             made = replace(made, script=self.group.script, script_shows=True)
-        op = made.op if result.op else self.group.op
+        op = made.op if made.result.op else self.group.op
         return replace(made, localized=True, op=op)
 
 
@@ -203,11 +191,3 @@ def _run(
 ) -> JobEnd:
     with running.one() as started:
         return run(Job(work, question, seconds), asked.place, "fresh", started)
-
-
-def _parsed(answer: JobEnd) -> dict[str, Any]:
-    try:
-        raw = json.loads(answer.answer) if answer.answer else {}
-    except ValueError:
-        return {}
-    return raw if isinstance(raw, dict) else {}

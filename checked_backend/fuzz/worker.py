@@ -52,7 +52,7 @@ def check(question: _Question, answers: AnswerFolder) -> None:
     Each answer is a `checked_backend.fuzz.corpus.Record`. It has what is being checked as *lost*.
     """
     begin(answers.path / "reports")
-    answers.note("loading the compiler")
+    answers.note("loading the compiler", _GENERATE_SECONDS)
     work = _Work(question, compiler_of(question["compiler"]), answers)
     make, begun = _generator(question), time.monotonic()
     waiting: dict[str, list[Entry]] = defaultdict(list)

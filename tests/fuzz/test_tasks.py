@@ -11,8 +11,8 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import tasks
 from checked_backend.fuzz.corpus import Entry, Record
-from checked_backend.fuzz.program import decode_program, encode_program
-from checked_backend.fuzz.results import Group, ProgramResult
+from checked_backend.fuzz.program import decode_program
+from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, Stopped
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources, RunningProcesses
 from checked_backend.runs.status import Status
@@ -83,16 +83,15 @@ def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = encode_program(program_of("torch.exp"))
-    told = answer({"program": small, "result": failing().to_json(), "script": "x", "script_shows": True})
+    told = answer(Record(group=group_of("torch.exp")))
     group, asked = _confirm(monkeypatch, told, entry_of(0, program_of("torch.neg", "torch.exp"), failing()))
     assert group is not None
-    assert (group.confirmed, group.op, group.script, group.script_shows) == (True, "exp", "x", True)
+    assert (group.confirmed, group.op) == (True, "exp")
     assert not asked["isolate"]
 
 
 def test_a_failure_that_does_not_show_again_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, _ = _confirm(monkeypatch, answer({"program": FAILED.text, "result": PASS.to_json()}))
+    group, _ = _confirm(monkeypatch, answer(Record(group=signature_of(program_of("torch.neg"), PASS))))
     assert group is None
 
 
@@ -106,12 +105,13 @@ def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.Monkey
 
 
 def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = group_of("torch.exp", "torch.neg")
-    told = answer({"program": encode_program(known.program), "result": failing(op="aten.exp.default").to_json()})
+    known = replace(group_of("torch.exp", "torch.neg"), script="x", script_shows=True)
+    found = signature_of(known.program, failing(op="aten.exp.default"))
+    told = answer(Record(group=found))
     monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
-    found = ConfirmTask.of_group(known).run(FuzzOptions(), RunningProcesses())
-    assert found is not None
-    assert (found.op, found.localized) == ("exp", True)
+    made = ConfirmTask.of_group(known).run(FuzzOptions(), RunningProcesses())
+    assert made is not None
+    assert (made.op, made.localized, made.script, made.script_shows) == ("exp", True, "x", True)
 
 
 def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
