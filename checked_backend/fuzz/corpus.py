@@ -16,7 +16,8 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.results import Group, ProgramResult
+from checked_backend.fuzz.program import FuzzProgram
+from checked_backend.fuzz.results import Group, ProgramResult, callable_program
 from checked_backend.runs.case import decode, encode
 from checked_backend.runs.folder import StoredRun, case_name
 from checked_backend.runs.status import Status
@@ -52,9 +53,9 @@ class Entry:
         return f"seed {self.seed}, program {self.number}"
 
     @property
-    def failing(self) -> str:
-        """The program that fails: this one, or several as one."""
-        return self.result.program or self.text
+    def program(self) -> FuzzProgram:
+        """The program; if it fails with others as one, those."""
+        return callable_program(self.result.program or self.text)
 
     @property
     def failed(self) -> bool:

@@ -59,7 +59,7 @@ class _Run:
     progress: Progress | None
     begun: float = field(default_factory=time.monotonic)
     checked: int = 0
-    to_confirm: list[ConfirmTask] = field(default_factory=list)
+    to_confirm: list[Entry] = field(default_factory=list)
     to_check: list[CheckTask] = field(default_factory=list)
     _to_localize: list[Group] = field(default_factory=list)
     _running: dict[Future[Any], Task] = field(default_factory=dict)
@@ -98,13 +98,15 @@ class _Run:
         if self._over():
             return None
         while self.to_confirm:
-            task = self.to_confirm.pop(0)
-            if not self._known(task):
-                return task
-        localizing = any(isinstance(task, ConfirmTask) and task.group for task in self._running.values())
+            entry = self.to_confirm.pop(0)
+            if not self._known(entry):
+                return ConfirmTask(entry)
+        localizing = any(
+            isinstance(task, ConfirmTask) and isinstance(task.of, Group) for task in self._running.values()
+        )
         enough = self.programs is not None and self._begun_to_check() >= self.programs
         if self._to_localize and (not localizing or enough):
-            return ConfirmTask.of_group(self._to_localize.pop(0))
+            return ConfirmTask(self._to_localize.pop(0))
         return None if enough else self._next_check()
 
     def _next_check(self) -> Task | None:
@@ -128,7 +130,7 @@ class _Run:
 
     def _take(self, task: Task, result: Any) -> None:
         if isinstance(task, ConfirmTask):
-            self._take_confirmed(task, result)
+            self._take_confirmed(task.of, result)
             return
         found, one_by_one = result
         self.to_check += [one_by_one] * (one_by_one is not None)
@@ -143,34 +145,31 @@ class _Run:
 
     def _sort(self, entry: Entry) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""
-        task = ConfirmTask.of_entry(entry)
         if documented(entry.result) is not None:
-            self.corpus.put(signature_of(task.program, entry.result), entry)
-        elif not self._known(task):
-            self.to_confirm.append(task)
+            self.corpus.put(signature_of(entry.program, entry.result), entry)
+        elif not self._known(entry):
+            self.to_confirm.append(entry)
             self.to_confirm.sort(key=lambda one: one.program.size)
 
-    def _known(self, task: ConfirmTask) -> bool:
-        if task.entry is None:
-            return False
-        program = task.program
+    def _known(self, entry: Entry) -> bool:
+        program = entry.program
         known = (g for g in self.corpus.groups() if g.confirmed and not _is_looked_into(g))
-        group = next((g for g in known if may_be(g, program, task.result)), None)
+        group = next((g for g in known if may_be(g, program, entry.result)), None)
         if group is None:
             return False
-        self.corpus.assign(task.entry, group.signature)
+        self.corpus.assign(entry, group.signature)
         return True
 
-    def _take_confirmed(self, task: ConfirmTask, group: Group | None) -> None:
-        if group is None:
-            if task.entry is not None:
-                self.corpus.assign(task.entry, "")
-            elif task.group is not None:
-                self.corpus.put(replace(task.group, localized=True), was=task.group.signature)  # it did not fail now
-            return
-        known = {one.signature for one in self.corpus.groups()}
-        kept = self.corpus.put(group, task.entry, "" if task.group is None else task.group.signature)
-        if kept.signature not in known and task.group is None:
+    def _take_confirmed(self, of: Entry | Group, group: Group | None) -> None:
+        if isinstance(of, Group):  # if it did not fail now, it is as it was
+            self.corpus.put(group or replace(of, localized=True), was=of.signature)
+        elif group is None:
+            self.corpus.assign(of, "")
+        else:
+            known = {one.signature for one in self.corpus.groups()}
+            kept = self.corpus.put(group, of)
+            if kept.signature in known:
+                return
             if self.asked.localize and _has_an_operator_to_find(kept):
                 self._to_localize.append(kept)
             if self.progress is not None:

@@ -12,8 +12,8 @@ from typing import Any
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.corpus import Entry, Record
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
-from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, callable_program, signature_of
+from checked_backend.fuzz.program import decode_program, encode_program, merge
+from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, signature_of
 from checked_backend.fuzz.worker import CONFIRMING, GENERATING
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, RunningProcesses, run
 from checked_backend.runs.status import Status
@@ -123,39 +123,17 @@ def _died(answer: JobEnd) -> ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmTask:
-    """Confirm a failure in a fresh process and make it smaller; or look for the operator of a group.
+    """Confirm the failure of a program in a fresh process and make it smaller; or look for the operator of a group."""
 
-    Attributes:
-        entry: The program in the corpus; None of a group.
-        group: The group whose operator is looked for; None of a program.
-    """
-
-    text: str
-    result: ProgramResult
-    entry: Entry | None = None
-    group: Group | None = None
-
-    @classmethod
-    def of_entry(cls, entry: Entry) -> ConfirmTask:
-        """Confirm what came out for a program of the corpus."""
-        return cls(entry.failing, entry.result, entry)
-
-    @classmethod
-    def of_group(cls, group: Group) -> ConfirmTask:
-        """Look for the operator of a group."""
-        return cls(group.text, group.result, group=group)
-
-    @property
-    def program(self) -> FuzzProgram:
-        """The program."""
-        return callable_program(self.text)
+    of: Entry | Group
 
     def run(self, asked: FuzzOptions, running: RunningProcesses) -> Group | None:
         """The group that the failure makes; None if it did not show again."""
-        died = self.result.status in (Status.CRASH, Status.HANG) or self.result.detail in DEATHS
-        localize = self.group is not None
+        result, group = self.of.result, self.of if isinstance(self.of, Group) else None
+        died = result.status in (Status.CRASH, Status.HANG) or result.detail in DEATHS
+        localize = group is not None
         question = {
-            "program": self.text,
+            "program": encode_program(self.of.program),
             "compiler": asked.compiler,
             "options": dict(asked.options),
             "seconds": 0.0 if localize else asked.reduce_seconds,
@@ -174,12 +152,12 @@ class ConfirmTask:
         if made is None:  # it took its process with it
             if end.stage != CONFIRMING:
                 raise _not_begun(end, asked)
-            made = replace(signature_of(self.program, _died(end)), confirmed=True)
-        if not made.kind or self.group is None:
+            made = replace(signature_of(self.of.program, _died(end)), confirmed=True)
+        if not made.kind or group is None:
             return made if made.kind else None
-        if self.group.script_shows and not made.script_shows:
-            made = replace(made, script=self.group.script, script_shows=True)
-        op = made.op if made.result.op else self.group.op
+        if group.script_shows and not made.script_shows:
+            made = replace(made, script=group.script, script_shows=True)
+        op = made.op if made.result.op else group.op
         return replace(made, localized=True, op=op)
 
 

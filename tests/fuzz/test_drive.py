@@ -50,9 +50,9 @@ class World:
         return found, None
 
     def confirm(self, task: ConfirmTask) -> Group | None:
-        self.asked.append("confirm" if task.group is None else "localize")
-        if task.group is not None:
-            return replace(task.group, localized=True, op="neg")
+        self.asked.append("localize" if isinstance(task.of, Group) else "confirm")
+        if isinstance(task.of, Group):
+            return replace(task.of, localized=True, op="neg")
         return group_of(WRONG) if self.shows_again else None
 
 
@@ -93,7 +93,7 @@ def test_a_bug_that_hides_behind_a_known_one_is_found(
 
     def confirm(task: ConfirmTask) -> Group | None:
         world.asked.append("confirm")
-        both = len(task.program.ops) == 2
+        both = len(task.of.program.ops) == 2
         return group_of("torch.abs" if both else WRONG)
 
     monkeypatch.setattr(world, "confirm", confirm)
@@ -179,7 +179,7 @@ def test_what_ends_a_process_together_is_confirmed_as_one_program_and_checked_on
         return [entry_of(first, MADE[0], died)], CheckTask(others, 1)
 
     def confirm(task: ConfirmTask) -> Group | None:
-        confirmed.append(task.text)
+        confirmed.append(encode_program(task.of.program))
         return group_of(WRONG) if shows_again else None
 
     monkeypatch.setattr(world, "check", check)

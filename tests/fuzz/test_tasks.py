@@ -34,7 +34,7 @@ def _confirm(monkeypatch: pytest.MonkeyPatch, given: JobEnd, entry: Entry = FAIL
     """The group, and what was asked."""
     asked: list[Any] = []
     monkeypatch.setattr(tasks, "_run", answering(given, asked=asked))
-    return ConfirmTask.of_entry(entry).run(FuzzOptions(), RunningProcesses()), asked[0]
+    return ConfirmTask(entry).run(FuzzOptions(), RunningProcesses()), asked[0]
 
 
 def test_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch)
     assert CheckTask(range(4), 2).run(FuzzOptions(), running) == ([ENTRIES[0]], None)
     monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -9), asked=[]))
     with pytest.raises(Stopped):
-        ConfirmTask.of_entry(FAILED).run(FuzzOptions(), running)
+        ConfirmTask(FAILED).run(FuzzOptions(), running)
 
 
 def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
     found = signature_of(known.program, failing(op="aten.exp.default"))
     told = answer(Record(group=found))
     monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
-    made = ConfirmTask.of_group(known).run(FuzzOptions(), RunningProcesses())
+    made = ConfirmTask(known).run(FuzzOptions(), RunningProcesses())
     assert made is not None
     assert (made.op, made.localized, made.script, made.script_shows) == ("exp", True, "x", True)
 
