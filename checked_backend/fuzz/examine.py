@@ -120,13 +120,13 @@ def examine(
             yield from _some_of(programs, half, compiler, options, note)
         return
     blamed, known = _blamed(together, report, count)
-    share = replace(together, seconds=together.seconds / count, alone=False, report="")
+    share = replace(together, seconds=together.seconds / count, report="")
     yield from ((place, replace(share, **_words(_alone(finding, place)))) for place, finding in known.items())
     right = [place for place in range(count) if place not in blamed and place not in known]
     if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
         yield from _some_of(programs, right, compiler, options, note)
     else:
-        passed = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled, alone=False)
+        passed = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled)
         yield from ((place, passed) for place in right)
     accused: list[tuple[int, ProgramResult, Finding]] = []
     clear, wrong = len(blamed) < count, set[int]()
@@ -263,7 +263,7 @@ def _checked(
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
         words = f"crash: candidate: compiling or running it called sys.exit({stop.code!r}), eager does not"
-        made = ProgramResult(Status.FAIL, words[:_LONGEST], time.monotonic() - began, alone=len(programs) == 1)
+        made = ProgramResult(Status.FAIL, words[:_LONGEST], time.monotonic() - began)
         return replace(made, kind="crash", detail="crash.exit", subject="candidate", actual="SystemExit"), None
     except Exception as error:  # that is no verdict, and must be seen
         words = f"{CHECK_FAILED}: {type(error).__name__}: {error}"
@@ -271,11 +271,10 @@ def _checked(
             Status.INCONCLUSIVE,
             words[:_LONGEST],
             time.monotonic() - began,
-            alone=len(programs) == 1,
             report=json.dumps({"traceback": traceback.format_exc()}),
         )
         return failed, None
-    return _examined(report, time.monotonic() - began, alone=len(programs) == 1), report
+    return _examined(report, time.monotonic() - began), report
 
 
 def _called_again(effort: Effort, programs: Sequence[FuzzProgram]) -> Effort:
@@ -293,17 +292,17 @@ def worst_finding(report: Report) -> Finding | None:
     return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
 
 
-def _examined(report: Report, seconds: float, *, alone: bool) -> ProgramResult:
+def _examined(report: Report, seconds: float) -> ProgramResult:
     status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
     if status is Status.PASS:
-        return ProgramResult(status, seconds=seconds, compiled=compiled, alone=alone)
+        return ProgramResult(status, seconds=seconds, compiled=compiled)
     finding = worst_finding(report)
     if finding is None:
         skips = [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
         reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
         why = reasons[0] if reasons else "nothing of it was checked"
-        return ProgramResult(status, why[:_LONGEST], seconds, compiled, alone, report=report.to_json())
-    made = ProgramResult(status, "", seconds, compiled, alone, report=report.to_json())
+        return ProgramResult(status, why[:_LONGEST], seconds, compiled, report=report.to_json())
+    made = ProgramResult(status, "", seconds, compiled, report=report.to_json())
     return replace(made, **_words(finding))
 
 
