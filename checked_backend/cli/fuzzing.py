@@ -22,7 +22,7 @@ from checked_backend.cli.options import (
     cores,
     memory_in_bytes,
 )
-from checked_backend.cli.printing import Pages, complain, print_text, users_code
+from checked_backend.cli.printing import Pages, complain, print_text, show_run, users_code
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
@@ -33,7 +33,7 @@ from checked_backend.sweep.plan import resolved_compiler
 
 if TYPE_CHECKING:
     from checked_backend.fuzz.corpus import Corpus
-    from checked_backend.fuzz.report import Summary
+    from checked_backend.runs.summary import Summary
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
@@ -102,6 +102,8 @@ def fuzz(
         candidate = import_module("checked_backend.fuzz.examine").compiler_of(compiler)
         import_module("checked_backend.sweep.examine").refuse_unknown(candidate)
     _refuse_unknown_dtypes(dtype or ())
+    if ops and not import_module("checked_backend.fuzz.generate.make").rules_for(ops):
+        raise FuzzError("--ops names no operation that is known")
     checkout = _checkout(generator, dtype or ())
     known = _known(against or ())
     choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
@@ -123,14 +125,10 @@ def fuzz(
     with import_module("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with import_module("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
-            ended = drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
+            drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
             console.print(progress.line(), soft_wrap=True)
-        if ended.waiting:
-            console.print(
-                f"{ended.waiting} failures wait to be confirmed: run again with the same --out", soft_wrap=True
-            )
-        if ended.left_out:
-            console.print(tasks.left_out_words(ended.left_out), soft_wrap=True)
+        if left_out := corpus.left_out():
+            console.print(import_module("checked_backend.fuzz.corpus").left_out_words(left_out), soft_wrap=True)
         return _shown(corpus, known, Pages(html, "-" if as_json else None, junit), repros)
 
 
@@ -153,30 +151,21 @@ def selftest(as_json: AsJson = False) -> Verdict:
 def _shown(corpus: Corpus, known: set[str], pages: Pages, repros: Path | None = None) -> Verdict:
     report = import_module("checked_backend.fuzz.report")
     summary: Summary = report.summarize(corpus, known)
-    printed = pages.write(
-        html=lambda: str(report.render_html(summary)),
-        as_json=lambda: str(report.render_json(summary)),
-        junit=lambda: str(report.render_junit(summary)),
-    )
-    if not printed:
-        print_text(report.render_text(summary))
+    show_run(summary, None, pages)
     if repros is not None:
-        _write_repros(summary, repros)
-        complain(f"wrote the scripts and issue texts of {plural(len(summary.groups), 'group')} to {repros}")
+        _write_repros(corpus, repros)
+        complain(f"wrote the scripts and issue texts of {plural(len(corpus.groups()), 'group')} to {repros}")
     return summary.verdict
 
 
-def _write_repros(summary: Summary, folder: Path) -> None:
+def _write_repros(corpus: Corpus, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for shown in summary.groups:
-        group = shown.group
+    for group in corpus.groups():
         name = _UNSAFE.sub("_", f"{group.number}_{group.detail}_{group.op}")[:80]
         if group.script:
             write_whole(group.script, folder / f"repro_{name}.py")
-        write_whole(
-            import_module("checked_backend.fuzz.report").render_issue(group, summary.settings),
-            folder / f"issue_{name}.md",
-        )
+        issue = import_module("checked_backend.fuzz.report").render_issue(group, corpus.settings)
+        write_whole(issue, folder / f"issue_{name}.md")
 
 
 def _known(paths: list[Path] | tuple[()]) -> set[str]:

@@ -21,6 +21,10 @@ from checked_backend.report import Report
 from checked_backend.report.clean import clean
 from checked_backend.report.text import render_rich
 from checked_backend.report.write import write_whole
+from checked_backend.runs.data import render_json, render_junit
+from checked_backend.runs.page import render_html
+from checked_backend.runs.summary import Comparison, Summary
+from checked_backend.runs.text import render_text
 
 STDOUT = "-"
 """The value of ``--json`` without a file."""
@@ -46,6 +50,17 @@ class Pages:
         if printed:
             print_text(as_json())
         return printed
+
+
+def show_run(summary: Summary, comparison: Comparison | None, pages: Pages) -> None:
+    """Write the pages of a run, and print it as text unless its JSON is printed."""
+    printed = pages.write(
+        html=lambda: render_html(summary, comparison),
+        as_json=lambda: render_json(summary, comparison),
+        junit=lambda: render_junit(summary),
+    )
+    if not printed:
+        print_text(render_text(summary, comparison))
 
 
 def print_report(report: Report, as_json: bool, *, verbose: bool = False) -> None:

@@ -12,13 +12,12 @@ import typer
 from rich.console import Console
 
 from checked_backend.cli.options import AsJson, CompilerOptions, Memory, Words, compiler_options, cores, memory_in_bytes
-from checked_backend.cli.printing import Pages, print_text
+from checked_backend.cli.printing import Pages, print_text, show_run
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
 from checked_backend.process.job import JobResources
-from checked_backend.runs.data import render_json, render_junit
-from checked_backend.runs.page import render_html
+from checked_backend.runs.data import render_json
 from checked_backend.runs.results import Results
 from checked_backend.runs.summary import Summary, compare, summarize
 from checked_backend.runs.text import render_text
@@ -154,13 +153,7 @@ def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
     """
     summary = _summary_of(path)
     comparison = None if since is None else compare(_summary_of(since), summary)
-    printed = pages.write(
-        html=lambda: render_html(summary, comparison),
-        as_json=lambda: render_json(summary, comparison),
-        junit=lambda: render_junit(summary),
-    )
-    if not printed:
-        print_text(render_text(summary, comparison))
+    show_run(summary, comparison, pages)
     return summary.verdict
 
 

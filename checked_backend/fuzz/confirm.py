@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,14 +15,16 @@ import torch
 
 from checked_backend.checking.program_run import fresh_dynamo
 from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.examine import HUNG_SECONDS, ISOLATED_SECONDS, Compiler, check_program, compiler_of
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.results import DEATHS, ProgramResult
+from checked_backend.fuzz.program import FuzzProgram, decode_program
+from checked_backend.fuzz.results import DEATHS, ProgramResult, signature_of
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
 from checked_backend.fuzz.worker import CONFIRMING, begin
-from checked_backend.process.job import AnswerFolder, JobEnd
+from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, run
 from checked_backend.process.worker import run_in_worker
+from checked_backend.runs.case import encode
 
 _CALLS = 3
 
@@ -90,7 +89,7 @@ def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
 
 
 def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
-    """Answer with the smallest program that fails as the given one does, and what came out for it.
+    """Answer with a record of the group of the smallest program found that fails as the given one does.
 
     Args:
         question: The program, the candidate, the time for making it smaller, and what else to do.
@@ -104,9 +103,9 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     isolate = asked.patience if question["isolate"] else None
     first = check_program(program, asked.compiler, asked.options, isolate=isolate)
 
-    def tell(smallest: FuzzProgram, came: ProgramResult, **script: Any) -> None:
-        text = encode_program(smallest)
-        answers.answer(json.dumps({"program": text, "result": came.to_json(), **script}))
+    def tell(smallest: FuzzProgram, came: ProgramResult, script: str = "", shown: bool = False) -> None:
+        group = replace(signature_of(smallest, came), confirmed=True, script=script, script_shows=shown)
+        answers.answer(encode(Record(group=group)))
 
     tell(program, first)
     if not first.kind:
@@ -126,7 +125,7 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
             tell(smallest, last)
     if question["scripts"]:
         answers.note("running the script")
-        tell(smallest, last, **_script(smallest, last, asked))
+        tell(smallest, last, *_script(smallest, last, asked))
 
 
 def _smaller(
@@ -193,14 +192,14 @@ def _smaller_that_dies(program: FuzzProgram, first: ProgramResult, asked: _Candi
     return program if slow else smallest
 
 
-def _script(program: FuzzProgram, result: ProgramResult, asked: _Candidate) -> dict[str, Any]:
-    """A script that shows the failure in a fresh process: localizing's own, one of torch alone, or one that checks."""
+def _script(program: FuzzProgram, result: ProgramResult, asked: _Candidate) -> tuple[str, bool]:
+    """A script, and whether it shows the failure: localizing's own, one of torch alone, or one that checks."""
     report = json.loads(result.report or "{}")
     timeout = asked.patience if result.detail == _HANG else asked.timeout
     repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
     for path in map(Path, repros):
         if path.is_file() and shows(path, timeout, result.detail):
-            return {"script": path.read_text(encoding="utf-8"), "script_shows": True}
+            return path.read_text(encoding="utf-8"), True
     about = [result.message]
     plain = render_script(program, asked.name, about)
     scripts = [
@@ -214,8 +213,8 @@ def _script(program: FuzzProgram, result: ProgramResult, asked: _Candidate) -> d
         for script, says in scripts:
             path.write_text(script, encoding="utf-8")
             if shows(path, timeout, result.detail, says):
-                return {"script": script, "script_shows": True}
-    return {"script": plain, "script_shows": False}
+                return script, True
+    return plain, False
 
 
 def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
@@ -225,23 +224,16 @@ def shows(path: Path, timeout: float, detail: str, says: str = "") -> bool:
         detail: The finer kind of the failure. A script of a bug that ends its process is ended by it.
         says: What it prints in other cases; an error of its own would end it, too.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "CHECKED_BACKEND"}
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # else it would end alike for ever
-        ended = subprocess.run(
-            [sys.executable, str(path)],
-            cwd=path.parent,
-            env=environment,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return detail == _HANG
+        job = Job("checked_backend.process.job:run_script", {"path": str(path)}, timeout)
+        ended = run(job, JobResources(folder=str(path.parent)))
     except (OSError, SyntaxError, ValueError):
         return False
+    if detail == _HANG or ended.overdue is not None:
+        return detail == _HANG and ended.overdue is not None
     if detail == _SIGNAL:
-        return ended.returncode < 0
+        return ended.exit < 0
     if detail == _EXIT:
-        return ended.returncode not in (0, 1)
-    return ended.returncode == 1 and says.encode() in ended.stdout
+        return ended.exit not in (0, 1)
+    return ended.exit == 1 and says in ended.log

@@ -259,13 +259,6 @@ def _with_numbers(call: Statement, known: Sequence[Any]) -> Statement:
     return Statement(call.op, map_leaves(call.args, number), map_leaves(dict(call.kwargs), number))
 
 
-def dependencies(program: FuzzProgram, head: Statement) -> list[str]:
-    """What a loop or a branch depends on: ``size``, ``flag``, ``turn``; nothing for a loop of a fixed length."""
-    words = {"flag": "flag", "for": "turn"}
-    calls, first = program.calls, len(program.inputs)
-    return sorted({"size" if isinstance(ref, Size) else words[calls[ref.value - first].op] for ref in refs_of(head)})
-
-
 def writes(call: Statement) -> bool:
     """Whether a statement may change an earlier value: a tensor's memory, or the tensor of a name."""
     in_place = call.op.endswith(("_", "=")) and call.op not in _COMPARISONS

@@ -6,8 +6,9 @@ stranger may have written it: every field is checked, and a program from it can 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -17,26 +18,25 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import Group, ProgramResult, callable_program
-from checked_backend.runs.case import encode
+from checked_backend.runs.case import decode, encode
 from checked_backend.runs.folder import StoredRun, case_name
 from checked_backend.runs.status import Status
-
-UNSETTLED = "the process that checked it together with others ended, and alone it was not checked"
-"""How the message of such a program begins."""
 
 _DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
 _UNCONFIRMED = ""
+_REASONS = 6
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A program of the corpus.
+    """A generated program and what came out for it.
 
     Attributes:
-        alike: Programs with the same text here may share a compile.
-        covers: Its operations with their dtypes.
+        text: The program as JSON; empty if its number gives none.
+        result: Of a number that gives no program, *skipped* and why. *Lost* while a process is at it.
+        ops: Its operations.
     """
 
     __pydantic_config__ = ConfigDict(strict=True)
@@ -44,8 +44,8 @@ class Entry:
     seed: _Whole
     number: _Whole
     text: str
-    alike: str
-    covers: tuple[str, ...] = ()
+    result: ProgramResult
+    ops: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -54,8 +54,13 @@ class Entry:
 
     @property
     def program(self) -> FuzzProgram:
-        """The program."""
-        return callable_program(self.text)
+        """The program; if it fails with others as one, those."""
+        return callable_program(self.result.program or self.text)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong with the compiler."""
+        return self.result.status in _FAILED and bool(self.result.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,7 @@ class Record:
 
     Attributes:
         step: Steps are applied in this order.
-        programs: Programs that were generated.
-        results: What came out for programs.
+        programs: Programs that were checked.
         of: The program whose failure was put into a group.
         signature: That group; empty if the failure did not show again.
         group: The group as it is now; None if it is known.
@@ -74,13 +78,17 @@ class Record:
 
     __pydantic_config__ = ConfigDict(strict=True)
 
-    step: _Whole
+    step: _Whole = 0
     programs: list[Entry] = field(default_factory=list)
-    results: dict[str, ProgramResult] = field(default_factory=dict)
     of: str = ""
     signature: str = ""
     group: Group | None = None
     was: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> Record:
+        """Read what a worker answered."""
+        return decode(_RECORD, text, "a worker's answer")
 
 
 _RECORD, _SETTINGS = TypeAdapter(Record), TypeAdapter(dict[str, str])
@@ -91,16 +99,14 @@ class Totals:
     """Counts over a corpus.
 
     Attributes:
-        statuses: Programs by status; those that were not checked yet are not among them.
-        compiled: How many of those checked were compiled, at least in part.
-        ops: Distinct operations of programs that were checked.
-        pairs: Distinct pairs of an operation and a dtype.
+        statuses: Programs by status.
+        compiled: How many of them were compiled, at least in part.
+        ops: Distinct operations of them.
     """
 
     statuses: Mapping[str, int]
     compiled: int
     ops: int
-    pairs: int
 
     @property
     def checked(self) -> int:
@@ -111,6 +117,13 @@ class Totals:
     def decided(self) -> int:
         """How many of them have a verdict, or took their process with them."""
         return sum(self.statuses.get(status.value, 0) for status in _DECIDED)
+
+
+def left_out_words(left_out: Counter[str]) -> str:
+    """``31 of the generator's programs were left out: sort, which no program may call (20), ...``."""
+    most = ", ".join(f"{reason} ({count})" for reason, count in left_out.most_common(_REASONS))
+    more = "" if len(left_out) <= _REASONS else ", ..."
+    return f"{left_out.total()} of the generator's programs were left out: {most}{more}"
 
 
 class Corpus(StoredRun[dict[str, str], Record]):
@@ -131,7 +144,6 @@ class Corpus(StoredRun[dict[str, str], Record]):
         self.settings = self._stored or {}
         self._step = 0
         self._programs: dict[str, Entry] = {}
-        self._results: dict[str, ProgramResult] = {}
         self._groups: dict[str, Group] = {}
         self._group_of: dict[str, str] = {}
         for record in sorted(self._records, key=lambda record: record.step):
@@ -144,9 +156,7 @@ class Corpus(StoredRun[dict[str, str], Record]):
 
     def _apply(self, record: Record) -> None:
         self._step = record.step
-        for entry in record.programs:
-            self._programs.setdefault(entry.name, entry)
-        self._results |= record.results
+        self._programs |= {entry.name: entry for entry in record.programs}
         if record.group is not None:
             self._put(record.group, record.was)
         if record.of:
@@ -168,64 +178,46 @@ class Corpus(StoredRun[dict[str, str], Record]):
 
     # programs
 
-    def add_programs(self, programs: Sequence[Entry]) -> None:
-        """Add generated programs."""
-        self._keep("programs", Record(0, programs=list(programs)))
+    def add(self, programs: Sequence[Entry]) -> None:
+        """Keep programs and what came out for them."""
+        if programs:
+            self._keep("programs", Record(programs=list(programs)))
 
-    def next_number(self, seed: int) -> int:
-        """The number after the last generated program of a seed."""
-        return max((entry.number + 1 for entry in self._programs.values() if entry.seed == seed), default=0)
+    def missing(self, seed: int, busy: Container[int]) -> Iterator[int]:
+        """The numbers of a seed's programs that nothing came out for, and that nobody is busy with."""
+        done = {entry.number for entry in self._programs.values() if entry.seed == seed}
+        return (number for number in itertools.count() if number not in done and number not in busy)
 
-    def waiting(self) -> list[Entry]:
-        """The programs that were not checked yet."""
-        return [entry for name, entry in self._programs.items() if name not in self._results]
-
-    def check_unsettled_again(self) -> None:
-        """Let the programs wait again whose process ended while others shared it, and that were not checked alone."""
-        self._results = {
-            name: result for name, result in self._results.items() if not result.message.startswith(UNSETTLED)
-        }
-
-    def failures(self) -> list[tuple[Entry, ProgramResult]]:
+    def failures(self) -> list[Entry]:
         """The programs that failed, and belong to no group yet."""
         known = {*self._groups, _UNCONFIRMED}
-        return [
-            (self._programs[name], result)
-            for name, result in self._of_status(*_FAILED)
-            if self._group_of.get(name) not in known
-        ]
-
-    def add_results(self, results: Mapping[str, ProgramResult]) -> None:
-        """Keep what came out for programs, by their names."""
-        self._keep("results", Record(0, results=dict(results)))
+        return [one for one in self._checked if one.failed and self._group_of.get(one.name) not in known]
 
     def unconfirmed(self) -> list[tuple[str, str]]:
         """The programs whose failures did not show again, each with what failed."""
-        gone = [name for name in self._checked if self._group_of.get(name) == _UNCONFIRMED]
-        return [(name, self._results[name].message) for name in gone]
+        return [(one.name, one.result.message) for one in self._checked if self._group_of.get(one.name) == _UNCONFIRMED]
 
     def inconclusive(self) -> list[tuple[str, str]]:
         """The programs without a verdict, each with the reason."""
-        undecided = self._of_status(Status.INCONCLUSIVE, Status.OUT_OF_MEMORY)
-        return [(name, result.message) for name, result in undecided]
-
-    def _of_status(self, *statuses: Status) -> list[tuple[str, ProgramResult]]:
-        return [(name, self._results[name]) for name in self._checked if self._results[name].status in statuses]
+        undecided = (Status.INCONCLUSIVE, Status.OUT_OF_MEMORY)
+        return [(one.name, one.result.message) for one in self._checked if one.result.status in undecided]
 
     @property
-    def _checked(self) -> list[str]:
-        return [name for name in self._programs if name in self._results]
+    def _checked(self) -> list[Entry]:
+        return [entry for entry in self._programs.values() if entry.text]
 
     def totals(self) -> Totals:
         """Counts over the programs that were checked."""
         checked = self._checked
-        pairs = {pair for name in checked for pair in self._programs[name].covers}
         return Totals(
-            Counter(self._results[name].status.value for name in checked),
-            sum(self._results[name].compiled for name in checked),
-            len({pair.split(" ")[0] for pair in pairs}),
-            len(pairs),
+            Counter(one.result.status.value for one in checked),
+            sum(one.result.compiled for one in checked),
+            len({op for one in checked for op in one.ops}),
         )
+
+    def left_out(self) -> Counter[str]:
+        """Why how many numbers give no program."""
+        return Counter(one.result.message for one in self._programs.values() if not one.text)
 
     # groups
 
@@ -243,7 +235,7 @@ class Corpus(StoredRun[dict[str, str], Record]):
 
     def assign(self, entry: Entry, signature: str) -> None:
         """Count a failure in a known group; the empty signature says that it did not show again."""
-        self._keep("group", Record(0, of=entry.name, signature=signature))
+        self._keep("group", Record(of=entry.name, signature=signature))
 
     def put(self, group: Group, of: Entry | None = None, was: str = "") -> Group:
         """Add a group, or join it with the one of its signature.
@@ -258,7 +250,7 @@ class Corpus(StoredRun[dict[str, str], Record]):
         there = self._groups.get(group.signature)
         changes = bool(was) or there is None or there.joined(group) != there
         of_name = "" if of is None else of.name
-        self._keep("group", Record(0, [], {}, of_name, group.signature, group if changes else None, was))
+        self._keep("group", Record(0, [], of_name, group.signature, group if changes else None, was))
         return self._groups[group.signature]
 
     def _put(self, group: Group, was: str) -> None:

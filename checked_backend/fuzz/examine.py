@@ -96,56 +96,53 @@ def examine(
     programs: Sequence[FuzzProgram],
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
-    note: Callable[[str], None] = lambda _: None,
+    note: Callable[[Sequence[int]], None] = lambda _: None,
 ) -> Iterator[tuple[int, ProgramResult]]:
     """Check programs, as one compile if that passes.
 
     Args:
         programs: All are differentiated or none, all are dynamic or none.
-        note: Called with what begins now: ``batch``, or ``program 3``.
+        note: Called with the places of the programs that are checked now.
 
     Yields:
         The place of a program, and what came out. Each program comes once.
     """
-    shared: Mapping[int, ProgramResult] = {}
-    accused: Mapping[int, Finding] = {}
-    together = ProgramResult(Status.PASS)
-    if len(programs) > 1:
-        note("batch")
-        together, report = _checked(programs, compiler, options, _SHARED)
-        if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
-            middle = len(programs) // 2
-            for half in (range(middle), range(middle, len(programs))):
-                yield from _some_of(programs, half, compiler, options, note)
-            return
-        shared = _blameless(together, report, len(programs))
-        accused = _accused(report, len(programs)) if report is not None else {}
-        if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
-            rest = [place for place, result in shared.items() if result.status is Status.PASS]
-            yield from _some_of(programs, rest, compiler, options, note)
-            yield from ((place, result) for place, result in shared.items() if place not in rest)
-        else:
-            yield from shared.items()
-    right: list[tuple[int, ProgramResult]] = []
-    wrong: set[int] = set()
-    for place, program in enumerate(programs):
-        if place in shared:
+    count = len(programs)
+    if count < 2:
+        for program in programs:
+            note([0])
+            yield 0, _checked([program], compiler, options, _ALONE)[0]
+        return
+    note(range(count))
+    together, report = _checked(programs, compiler, options, _SHARED)
+    if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
+        for half in (range(count // 2), range(count // 2, count)):
+            yield from _some_of(programs, half, compiler, options, note)
+        return
+    blamed, known = _blamed(together, report, count)
+    share = replace(together, seconds=together.seconds / count, report="")
+    yield from ((place, replace(share, **_words(_alone(finding, place)))) for place, finding in known.items())
+    right = [place for place in range(count) if place not in blamed and place not in known]
+    if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
+        yield from _some_of(programs, right, compiler, options, note)
+    else:
+        passed = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled)
+        yield from ((place, passed) for place in right)
+    accused: list[tuple[int, ProgramResult, Finding]] = []
+    clear, wrong = len(blamed) < count, set[int]()
+    for place, accuser in sorted(blamed.items()):
+        ((_, alone),) = _some_of(programs, [place], compiler, options, note)
+        if alone.status is Status.PASS and accuser is not None:
+            accused.append((place, alone, accuser))
             continue
-        note(f"program {place}")
-        alone, _ = _checked([program], compiler, options, _ALONE)
-        if alone.status is not Status.PASS:
-            wrong |= {place} if alone.status is Status.FAIL else set()
-            yield place, alone
-        elif place in accused:
-            right.append((place, alone))
-        else:
-            yield place, _unclear(alone, together) if shared else alone
-    if right and (shared or not wrong):  # a fault that needs them all
-        (place, _), *right = right
+        wrong |= {place} if alone.status is Status.FAIL else set()
+        yield place, _unclear(alone, together) if clear and alone.status is Status.PASS else alone
+    needs_all = bool(accused) and (clear or not wrong)
+    if needs_all:
+        (place, _, finding), *accused = accused
         merged = merge([program for other, program in enumerate(programs) if other not in wrong])
-        yield place, replace(together, **_words(accused[place]), program=encode_program(merged))
-        right = [(other, _unclear(alone, together) if shared else alone) for other, alone in right]
-    yield from right
+        yield place, replace(together, **_words(finding), program=encode_program(merged))
+    yield from ((place, _unclear(alone, together) if needs_all and clear else alone) for place, alone, _ in accused)
 
 
 def _unclear(alone: ProgramResult, together: ProgramResult) -> ProgramResult:
@@ -159,58 +156,42 @@ def _some_of(
     places: Sequence[int],
     compiler: Compiler,
     options: Mapping[str, Any] | None,
-    note: Callable[[str], None],
+    note: Callable[[Sequence[int]], None],
 ) -> Iterator[tuple[int, ProgramResult]]:
     """Check some of the programs, as one compile if that passes."""
-
-    def note_here(what: str) -> None:
-        note(what if what == "batch" else f"program {places[int(what.split()[1])]}")
-
-    for place, result in examine([programs[place] for place in places], compiler, options, note_here):
+    some = [programs[place] for place in places]
+    for place, result in examine(some, compiler, options, lambda now: note([places[one] for one in now])):
         yield places[place], result
 
 
-def _blameless(together: ProgramResult, report: Report | None, count: int) -> Mapping[int, ProgramResult]:
-    """The results of programs that need no compile of their own; none if it is not clear which program is wrong.
+def _blamed(
+    together: ProgramResult, report: Report | None, count: int
+) -> tuple[dict[int, Finding | None], dict[int, Finding]]:
+    """The programs of a shared compile that need one of their own, and those with a documented difference alone.
 
     Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
-    What is only documented needs no further look.
+    One that names none may be about each.
+
+    Returns:
+        Both by place, with the finding that accuses it; None if it only has no verdict.
     """
-    share = replace(together, seconds=together.seconds / count, alone=False, report="")
-    right = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled, alone=False)
+    blamed: dict[int, Finding | None] = {}
+    known: dict[int, Finding] = {}
     if together.status is Status.PASS:
-        return dict.fromkeys(range(count), right)
-    found: dict[int, list[Finding]] = {}
+        return blamed, known
     for finding in report.findings if report is not None else ():
-        places = _places_of_finding(finding)
-        if not places and finding.severity is Severity.ERROR:
-            return {}
-        for place in places:
-            found.setdefault(place, []).append(finding)
-    skipped = (
-        [places_of(skip.subject) for skip in report.coverage.skipped if skip.matters] if report is not None else []
-    )
-    unclear = set[int]().union(*skipped)
-    if not (found or unclear) or not all(skipped):
-        return {}
-    results: dict[int, ProgramResult] = {}
-    for place in set(range(count)) - unclear:
-        wrong = [finding for finding in found.get(place, ()) if finding.severity is Severity.ERROR]
-        if not wrong:
-            results[place] = right
-        elif all(finding.fails and documented(finding) is not None for finding in wrong):
-            results[place] = replace(share, **_words(_alone(wrong[0], place)))
-    return results
-
-
-def _accused(report: Report, count: int) -> Mapping[int, Finding]:
-    """The programs of a shared compile that findings blame: all of them where a finding names none."""
-    found: dict[int, Finding] = {}
-    for finding in report.findings:
-        if finding.fails and documented(finding) is None:
-            for place in _places_of_finding(finding) or range(count):
-                found.setdefault(place, finding)
-    return found
+        places, is_known = _places_of_finding(finding), documented(finding) is not None and finding.fails
+        if is_known and places:
+            known = {**dict.fromkeys(places, finding), **known}
+        elif finding.severity is Severity.ERROR:
+            for place in places or range(count):
+                blamed[place] = blamed.get(place) or (finding if finding.fails and not is_known else None)
+    for skip in report.coverage.skipped if report is not None else ():
+        for place in (places_of(skip.subject) or range(count)) if skip.matters else ():
+            blamed.setdefault(place, None)
+    if not blamed and not known:
+        blamed = dict.fromkeys(range(count))
+    return blamed, {place: finding for place, finding in known.items() if place not in blamed}
 
 
 def _places_of_finding(finding: Finding) -> set[int]:
@@ -282,7 +263,7 @@ def _checked(
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
         words = f"crash: candidate: compiling or running it called sys.exit({stop.code!r}), eager does not"
-        made = ProgramResult(Status.FAIL, words[:_LONGEST], time.monotonic() - began, alone=len(programs) == 1)
+        made = ProgramResult(Status.FAIL, words[:_LONGEST], time.monotonic() - began)
         return replace(made, kind="crash", detail="crash.exit", subject="candidate", actual="SystemExit"), None
     except Exception as error:  # that is no verdict, and must be seen
         words = f"{CHECK_FAILED}: {type(error).__name__}: {error}"
@@ -290,11 +271,10 @@ def _checked(
             Status.INCONCLUSIVE,
             words[:_LONGEST],
             time.monotonic() - began,
-            alone=len(programs) == 1,
             report=json.dumps({"traceback": traceback.format_exc()}),
         )
         return failed, None
-    return _examined(report, time.monotonic() - began, alone=len(programs) == 1), report
+    return _examined(report, time.monotonic() - began), report
 
 
 def _called_again(effort: Effort, programs: Sequence[FuzzProgram]) -> Effort:
@@ -312,17 +292,17 @@ def worst_finding(report: Report) -> Finding | None:
     return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
 
 
-def _examined(report: Report, seconds: float, *, alone: bool) -> ProgramResult:
+def _examined(report: Report, seconds: float) -> ProgramResult:
     status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
     if status is Status.PASS:
-        return ProgramResult(status, seconds=seconds, compiled=compiled, alone=alone)
+        return ProgramResult(status, seconds=seconds, compiled=compiled)
     finding = worst_finding(report)
     if finding is None:
         skips = [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
         reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
         why = reasons[0] if reasons else "nothing of it was checked"
-        return ProgramResult(status, why[:_LONGEST], seconds, compiled, alone, report=report.to_json())
-    made = ProgramResult(status, "", seconds, compiled, alone, report=report.to_json())
+        return ProgramResult(status, why[:_LONGEST], seconds, compiled, report=report.to_json())
+    made = ProgramResult(status, "", seconds, compiled, report=report.to_json())
     return replace(made, **_words(finding))
 
 

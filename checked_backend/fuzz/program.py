@@ -12,9 +12,12 @@ import keyword
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from checked_backend.errors import FuzzError
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from checked_backend.errors import FuzzError, SuiteError
+from checked_backend.runs.case import decode
 
 DTYPES = (
     *("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
@@ -34,8 +37,16 @@ CONTROL = _MARKS | {"for", "if"}
 
 _VERSION = 1
 _MOST_ELEMENTS = 2**22
-_MOST_VALUES = 1000
 _DEEPEST = 6
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_MANY = Field(max_length=1000)
+_Whole = Annotated[int, Field(ge=0, le=_MOST_ELEMENTS)]
+_Number = Annotated[int | float, Field(ge=-1.8e308, le=1.8e308)]
+
+
+def _one_of(names: Sequence[str]) -> Any:
+    return Field(pattern=f"^({'|'.join(names)})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +83,17 @@ class Input:
             ``distinct`` (no two elements are equal, from ``low`` on).
     """
 
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
-    shares: int | None = None
-    fill: str = "normal"
-    low: float = -3.0
-    high: float = 3.0
-    seed: int = 0
+    __pydantic_config__ = _STRICT
+
+    dtype: Annotated[str, _one_of(DTYPES)]
+    shape: Annotated[tuple[_Whole, ...], _MANY]
+    stride: Annotated[tuple[_Whole, ...], _MANY]
+    offset: _Whole = 0
+    shares: _Whole | None = None
+    fill: Annotated[str, _one_of(FILLS)] = "normal"
+    low: _Number = -3.0
+    high: _Number = 3.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     requires_grad: bool = False
 
     @property
@@ -233,6 +246,23 @@ def _encode(raw: Any) -> Any:
     raise FuzzError(f"an argument got {type(raw).__name__}; a program has numbers, strings, slices, dtypes and values")
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A program as it is stored, with the arguments of its calls as they are encoded."""
+
+    __pydantic_config__ = _STRICT
+
+    version: Literal[1]
+    inputs: Annotated[list[Input], _MANY]
+    calls: Annotated[list[tuple[str, list[Any], dict[Literal["dict"], dict[str, Any]]]], _MANY]
+    returns: Annotated[list[_Whole], _MANY]
+    gradients: bool = False
+    dynamic: bool = False
+
+
+_STORED = TypeAdapter(_Stored)
+
+
 def decode_program(text: str) -> FuzzProgram:
     """Read what `encode_program` wrote. Every field is checked; a stranger may have written it.
 
@@ -240,63 +270,34 @@ def decode_program(text: str) -> FuzzProgram:
         FuzzError: The text is no program; the message names the field.
     """
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FuzzError(f"a program: not JSON: {error}") from None
-    if not isinstance(raw, dict) or raw.get("version") != _VERSION:
-        raise FuzzError(f"a program: expected an object of version {_VERSION}")
-    inputs: list[Input] = []
-    for item in _list(raw.get("inputs"), "inputs"):
-        inputs.append(_decode_input(item, inputs))
-    calls: list[Statement] = []
-    for item in _list(raw.get("calls"), "calls"):
-        calls.append(_decode_call(item, len(inputs) + len(calls)))
-    there = len(inputs) + len(calls)
-    returns = tuple(_whole(item, "returns", there) for item in _list(raw.get("returns"), "returns"))
-    return FuzzProgram(tuple(inputs), tuple(calls), returns, _flag(raw, "gradients"), _flag(raw, "dynamic"))
+        raw = decode(_STORED, text, "a program")
+    except SuiteError as error:
+        raise FuzzError(str(error)) from None
+    for place, given in enumerate(raw.inputs):
+        _refuse(given, raw.inputs[:place])
+    first = len(raw.inputs)
+    calls = [_decode_call(name, args, kwargs, first + n) for n, (name, args, kwargs) in enumerate(raw.calls)]
+    returns = tuple(_whole(item, "returns", first + len(calls)) for item in raw.returns)
+    return FuzzProgram(tuple(raw.inputs), tuple(calls), returns, raw.gradients, raw.dynamic)
 
 
-def _decode_input(raw: Any, before: Sequence[Input]) -> Input:
-    if not isinstance(raw, dict):
-        raise FuzzError(f"a program: inputs: expected an object, got {raw!r:.80}")
+def _refuse(given: Input, before: Sequence[Input]) -> None:
     where = f"a program: inputs[{len(before)}]"
-    if raw.get("dtype") not in DTYPES:
-        raise FuzzError(f"{where}: dtype got {raw.get('dtype')!r:.80}; expected one of {', '.join(DTYPES)}")
-    if raw.get("fill", "normal") not in FILLS:
-        raise FuzzError(f"{where}: fill got {raw.get('fill')!r:.80}; expected one of {', '.join(FILLS)}")
-    shares = raw.get("shares")
-    given = Input(
-        raw["dtype"],
-        tuple(_whole(item, "shape") for item in _list(raw.get("shape"), "shape")),
-        tuple(_whole(item, "stride") for item in _list(raw.get("stride"), "stride")),
-        _whole(raw.get("offset", 0), "offset"),
-        None if shares is None else _whole(shares, "shares", len(before)),
-        raw.get("fill", "normal"),
-        _number(raw.get("low", -3.0), "low"),
-        _number(raw.get("high", 3.0), "high"),
-        _whole(raw.get("seed", 0), "seed", 2**63),
-        _flag(raw, "requires_grad"),
-    )
     if len(given.shape) != len(given.stride):
         raise FuzzError(f"{where}: shape and stride have {len(given.shape)} and {len(given.stride)} dimensions")
     if given.extent > _MOST_ELEMENTS or math.prod(given.shape) > _MOST_ELEMENTS:
         raise FuzzError(f"{where}: more than {_MOST_ELEMENTS} elements")
     if given.shares is not None:
-        other = before[given.shares]
+        other = before[_whole(given.shares, "shares", len(before))]
         if other.dtype != given.dtype or other.shares is not None:
             raise FuzzError(f"{where}: it shares memory with an input of another dtype, or one that shares itself")
-    return given
 
 
-def _decode_call(raw: Any, there: int) -> Statement:
-    if not (isinstance(raw, list) and len(raw) == 3 and isinstance(raw[0], str)):
-        raise FuzzError(f"a program: calls: expected [operation, arguments, named arguments], got {raw!r:.80}")
-    args, kwargs = _decode(raw[1], there), _decode(raw[2], there)
-    if not (isinstance(args, list) and isinstance(kwargs, dict)):
-        raise FuzzError(f"a program: calls: {raw[0]:.80}: expected a list and an object of arguments")
+def _decode_call(name: str, raw_args: Any, raw_kwargs: Any, there: int) -> Statement:
+    args, kwargs = _decode(raw_args, there), _decode(raw_kwargs, there)
     if not all(map(_is_name, kwargs)):  # it would be code in the graph that calls it
-        raise FuzzError(f"a program: calls: {raw[0]:.80}: expected names of arguments, got {list(kwargs)!r:.80}")
-    return Statement(raw[0], tuple(args), kwargs)
+        raise FuzzError(f"a program: calls: {name:.80}: expected names of arguments, got {list(kwargs)!r:.80}")
+    return Statement(name, tuple(args), kwargs)
 
 
 def _is_name(key: str) -> bool:
@@ -334,12 +335,6 @@ def _decode(raw: Any, there: int, depth: int = 0) -> Any:
     raise FuzzError(f"a program: an argument got {raw!r:.80}")
 
 
-def _list(raw: Any, what: str) -> list[Any]:
-    if not isinstance(raw, list) or len(raw) > _MOST_VALUES:
-        raise FuzzError(f"a program: {what}: expected a list of at most {_MOST_VALUES}, got {raw!r:.80}")
-    return raw
-
-
 def _whole(raw: Any, what: str, end: int = _MOST_ELEMENTS + 1) -> int:
     if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw < end:
         raise FuzzError(f"a program: {what} got {raw!r:.80}; expected a number from 0 to {end - 1}")
@@ -350,13 +345,6 @@ def _number(raw: Any, what: str) -> Any:
     if not isinstance(raw, int | float) or isinstance(raw, bool) or not abs(raw) <= 1.8e308:
         raise FuzzError(f"a program: {what} got {raw!r:.80}; expected a finite number")
     return raw
-
-
-def _flag(raw: Mapping[str, Any], what: str) -> bool:
-    value = raw.get(what, False)
-    if not isinstance(value, bool):
-        raise FuzzError(f"a program: {what} got {value!r:.80}; expected true or false")
-    return value
 
 
 def merge(programs: Sequence[FuzzProgram]) -> FuzzProgram:

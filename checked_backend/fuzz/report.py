@@ -1,32 +1,32 @@
-"""What a fuzz found, as text, JSON, JUnit XML, one HTML page and issues to paste; and how a run is going."""
+"""What a fuzz found, as the summary of a run whose cases are its groups; issues to paste; and how a run is going."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
-from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from checked_backend.findings import Verdict
-from checked_backend.fuzz.corpus import UNSETTLED, Corpus, Totals
+from checked_backend.fuzz.corpus import Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
 from checked_backend.fuzz.text import describe, describe_inputs, render_function
 from checked_backend.report.clean import clean
-from checked_backend.report.junit import junit_text, new_case, new_problem, xml_text
-from checked_backend.runs.page import page_environment, view_of
+from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.progress import duration
+from checked_backend.runs.results import Plan
+from checked_backend.runs.status import Status
+from checked_backend.runs.summary import CaseSummary, Summary
 
-MEANING: Mapping[str, str] = MappingProxyType(
+PROGRAMS = "all programs"
+"""The case that stands for the programs without a group."""
+
+_MEANING: Mapping[str, str] = MappingProxyType(
     {
         "new": "wrong, and not known before",
         "known": "wrong, and known before",
@@ -34,168 +34,115 @@ MEANING: Mapping[str, str] = MappingProxyType(
         "unconfirmed": "did not show again in a fresh process",
     }
 )
-"""How groups may stand, in the order in which they are counted, and what that means."""
+"""How groups may stand."""
 
-_COLOURS = {"new": "fail", "known": "inconclusive", "documented": "quiet", "unconfirmed": "quiet"}
 _DIFFERS = {"crash": "raises or crashes, eager does not", "structure": "returns other metadata than eager"}
+_DATA = ("kind", "detail", "stage", "op", "met", "script", "script_shows")
 _FENCES = re.compile(r"`+")
-_SHOWN_IN_TEXT, _SHOWN_ON_PAGE = 5, 50
+_EXAMPLES = 50
 _EVERY = 60.0
 """Seconds between lines where there is no terminal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A group as it is shown."""
-
-    group: Group
-    standing: str
-
-    @property
-    def why(self) -> str:
-        """Why it stands so, in words."""
-        difference = self.group.difference
-        return MEANING[self.standing] if difference is None else difference.reason
-
-    @property
-    def source(self) -> str:
-        """The page that documents the difference; empty of what may be a bug."""
-        return "" if self.group.difference is None else self.group.difference.source
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A fuzz.
-
-    Attributes:
-        groups: The groups, those met most first.
-        waiting: How many failures are not confirmed yet.
-        gone: The failures that did not show again in a fresh process, each with what it was.
-        undecided: The programs without a verdict, each with the reason.
-        damaged: Files in its folder that are no records, and why.
-    """
-
-    settings: Mapping[str, str]
-    totals: Totals
-    groups: Sequence[Shown]
-    waiting: int
-    gone: Sequence[tuple[str, str]]
-    undecided: Sequence[tuple[str, str]]
-    damaged: Sequence[str] = ()
-
-    @property
-    def verdict(self) -> Verdict:
-        """*Fail* if a group is new. *Inconclusive* if there are `doubts`."""
-        if any(shown.standing == "new" for shown in self.groups):
-            return Verdict.FAIL
-        return Verdict.INCONCLUSIVE if self.doubts else Verdict.PASS
-
-    @property
-    def doubts(self) -> list[str]:
-        """The reasons why the compiler cannot pass."""
-        doubts = list(self.damaged)
-        if not self.totals.checked:
-            doubts.append("no program was checked")
-        if self.waiting:
-            doubts.append(f"{self.waiting} failures are not confirmed yet: run again with the same --out")
-        gone = len(self.gone) + sum(shown.standing == "unconfirmed" for shown in self.groups)
-        if gone:
-            doubts.append(
-                f"{gone} failures did not show again in a fresh process: the compiler may depend on what ran before"
-            )
-        for words, why in (
-            (CHECK_FAILED, "checks failed themselves: that is a bug in checked_backend; please report it"),
-            (
-                UNSETTLED,
-                "programs were in a process that ended, and not checked alone: run again with more --time",
-            ),
-        ):
-            count = sum(reason.startswith(words) for _, reason in self.undecided)
-            if count:
-                doubts.append(f"{count} {why}")
-        if self.totals.checked and 2 * self.totals.decided <= self.totals.checked:
-            doubts.append(f"only {self.totals.decided} of {self.totals.checked} programs have a verdict")
-        return doubts
-
-    @property
-    def title(self) -> str:
-        """``FAIL: inductor on torch 2.13.0: groups: 1 new, 2 documented``."""
-        counts = Counter(shown.standing for shown in self.groups)
-        told = ", ".join(f"{counts[word]} {word}" for word in MEANING if counts[word]) or "none"
-        compiler, torch = (self.settings.get(name, "?") for name in ("compiler", "torch"))
-        return f"{self.verdict.value.upper()}: {compiler} on torch {torch}: groups: {told}"
-
-    @property
-    def counts(self) -> str:
-        """``90 programs (2 fail, 88 pass), 80 of them compiled; 40 operations, 90 with dtypes``."""
-        statuses = ", ".join(f"{number} {status}" for status, number in sorted(self.totals.statuses.items()))
-        return (
-            f"{self.totals.checked} programs ({statuses}), {self.totals.compiled} of them compiled; "
-            f"{self.totals.ops} operations, {self.totals.pairs} with dtypes"
-        )
-
-
 def summarize(corpus: Corpus, known: set[str]) -> Summary:
-    """Summarize a corpus."""
-    return Summary(
-        corpus.settings,
-        corpus.totals(),
-        tuple(Shown(group, standing(group, known)) for group in corpus.groups()),
-        len(corpus.failures()),
-        tuple(corpus.unconfirmed()),
-        tuple(corpus.inconclusive()),
-        tuple(corpus.damaged),
+    """Summarize a corpus: each group is a case, and so are the programs without one.
+
+    *Fail* if a group is new. *Inconclusive* if the compiler cannot pass.
+    """
+    settings, totals, groups = corpus.settings, corpus.totals(), corpus.groups()
+    statuses = ", ".join(f"{number} {status}" for status, number in sorted(totals.statuses.items()))
+    compiler = settings.get("compiler", "?")
+    title = (
+        f"{compiler} on torch {settings.get('torch', '?')}, {totals.checked} programs ({statuses}), "
+        f"{totals.compiled} of them compiled, {totals.ops} operations"
     )
+    gone, undecided = corpus.unconfirmed(), corpus.inconclusive()
+    unconfirmed = len(gone) + sum(standing(group, known) == "unconfirmed" for group in groups)
+    doubts = list(_doubts(totals, len(corpus.failures()), unconfirmed, [reason for _, reason in undecided]))
+    rest = CaseResult(Status.INCONCLUSIVE if doubts else Status.PASS, "; ".join(doubts))
+    examples = [
+        *(f"{name}: did not show again: {reason}" for name, reason in gone[:_EXAMPLES]),
+        *(f"{name}: no verdict: {reason}" for name, reason in undecided[:_EXAMPLES]),
+    ]
+    example = "\n".join(_line(line) for line in examples)
+    data = {"programs": dict(totals.statuses), "compiled": totals.compiled, "operations": totals.ops, "doubts": doubts}
+    everything = Case("fuzz", PROGRAMS, "random", "any dtype", compiler=compiler)
+    return Summary(
+        title,
+        Plan(dict(settings), ""),
+        [
+            *(_case_of(group, standing(group, known), settings) for group in groups),
+            CaseSummary(everything, rest, example=example, data=data),
+        ],
+        damaged=corpus.damaged,
+        kind="fuzz",
+    )
+
+
+def _doubts(totals: Totals, waiting: int, unconfirmed: int, undecided: list[str]) -> Iterator[str]:
+    """The reasons why the compiler cannot pass."""
+    if not totals.checked:
+        yield "no program was checked"
+    if waiting:
+        yield f"{waiting} failures are not confirmed yet: run again with the same --out"
+    if unconfirmed:
+        yield (
+            f"{unconfirmed} failures did not show again in a fresh process: the compiler may depend on what ran before"
+        )
+    failed = sum(reason.startswith(CHECK_FAILED) for reason in undecided)
+    if failed:
+        yield f"{failed} checks failed themselves: that is a bug in checked_backend; please report it"
+    if totals.checked and 2 * totals.decided <= totals.checked:
+        yield f"only {totals.decided} of {totals.checked} programs have a verdict"
 
 
 def standing(group: Group, known: set[str]) -> str:
     """``new``, ``known``, ``documented`` or ``unconfirmed``."""
+    if not group.confirmed:
+        return "documented" if group.difference is not None else "unconfirmed"
     if group.difference is not None:
         return "documented"
-    if not group.confirmed:
-        return "unconfirmed"
     return "known" if group.signature in known else "new"
 
 
-def render_text(summary: Summary) -> str:
-    """The report as text."""
-    lines = [_line(summary.title), _line(summary.counts), *summary.doubts]
-    for number, shown in enumerate(summary.groups, 1):
-        lines += ["", *_told(number, shown)]
-    for programs, words in (
-        (summary.gone, "failures that did not show again"),
-        (summary.undecided, "programs without a verdict"),
-    ):
-        if programs:
-            lines += ["", f"{len(programs)} {words}, for example:"]
-            lines += [f"  {name}: {_line(reason)[:200]}" for name, reason in programs[:_SHOWN_IN_TEXT]]
-    return "\n".join(lines)
+def _case_of(group: Group, stands: str, settings: Mapping[str, str]) -> CaseSummary:
+    """A group as a case. What is known or documented is expected."""
+    program, difference = group.program, group.difference
+    expected = {"known": _MEANING["known"], "documented": difference and f"{difference.reason}: {difference.source}"}
+    status = Status.INCONCLUSIVE if stands == "unconfirmed" else Status.FAIL
+    why = f"{_MEANING[stands]}: " if stands == "unconfirmed" else ""
+    dtype = program.inputs[0].dtype if program.inputs else ""
+    mode = "training" if program.gradients else "inference"
+    met = f"# met {group.met} time{'s' * (group.met != 1)}"
+    shows = "fails in a fresh process" if group.script_shows else "does not show it by itself; the check does"
+    texts = {f"Script: it {shows}": group.script} if group.script else {}
+    if difference is None:
+        texts["Text for an issue"] = render_issue(group, settings)
+    return CaseSummary(
+        Case("fuzz", group.signature, mode, dtype, compiler=settings.get("compiler", "?"), dynamic=program.dynamic),
+        CaseResult(
+            status,
+            why + group.result.message,
+            group.stage,
+            expected.get(stands) or "",
+            group.result.seconds,
+            report=group.result.report,
+        ),
+        example=f"{met}\n{describe(program)}" + (f"\n# the script {shows}: fuzz --repros DIR" if group.script else ""),
+        texts=texts,
+        data={
+            "standing": stands,
+            **{name: getattr(group, name) for name in _DATA},
+            "source": render_function(program),
+            "inputs": describe_inputs(program),
+            "program": json.loads(group.text),
+        },
+    )
 
 
 def _line(text: str) -> str:
     """A stranger's text in one line: it forges no other."""
     return clean(text).replace("\n", " ")
-
-
-def ways(shown: Shown) -> str:
-    """How the program of a group is compiled: ``gradients and dynamic``; empty if it is neither."""
-    return " and ".join(name for name in ("gradients", "dynamic") if getattr(shown.group.program, name))
-
-
-def _told(number: int, shown: Shown) -> list[str]:
-    group = shown.group
-    met = f"met {group.met} time{'s' * (group.met != 1)}"
-    lines = [f"{number}. {_line(group.signature)} ({shown.standing}: {shown.why}; {met})"]
-    lines.append(f"   {_line(group.result.message)[:300]}")
-    if shown.source:
-        lines.append(f"   documented at {shown.source}")
-    lines += [f"     {line}" for line in describe(group.program).splitlines()]
-    if ways(shown):
-        lines.append(f"   with {ways(shown)}")
-    if group.script:
-        shows = "fails in a fresh process" if group.script_shows else "does not show it by itself; the check does"
-        lines.append(f"   the script {shows}: fuzz --repros DIR writes it")
-    return lines
 
 
 def render_issue(group: Group, settings: Mapping[str, str]) -> str:
@@ -220,82 +167,6 @@ def _fenced(code: str, language: str = "python") -> str:
     longest = max((len(found) for found in _FENCES.findall(code)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{clean(code)}\n{fence}"
-
-
-def render_json(summary: Summary) -> str:
-    """The report as JSON."""
-    raw = {
-        "schema": "checked_backend.fuzz",
-        "verdict": summary.verdict.value,
-        "settings": dict(summary.settings),
-        "programs": dict(summary.totals.statuses),
-        "compiled": summary.totals.compiled,
-        "operations": summary.totals.ops,
-        "operations_with_dtypes": summary.totals.pairs,
-        "doubts": summary.doubts,
-        "waiting": summary.waiting,
-        "not_shown_again": len(summary.gone),
-        "groups": [_as_data(shown) for shown in summary.groups],
-    }
-    return json.dumps(raw, indent=2, sort_keys=True)
-
-
-def _as_data(shown: Shown) -> Mapping[str, Any]:
-    group = shown.group
-    return {
-        "signature": group.signature,
-        "standing": shown.standing,
-        "why": shown.why,
-        "documented_at": shown.source,
-        **{name: getattr(group, name) for name in ("kind", "detail", "stage", "op", "met", "script", "script_shows")},
-        "message": group.result.message,
-        "status": group.result.status.value,
-        "source": render_function(group.program),
-        "inputs": describe_inputs(group.program),
-        "program": json.loads(group.text),
-    }
-
-
-def render_junit(summary: Summary) -> str:
-    """Return a fuzz as JUnit XML: a test case for the run, and one for each group.
-
-    A new group is a ``failure``. Known, documented and unconfirmed groups are ``skipped``: they fail no run. The run is
-    an ``error`` if there are doubts: no program was checked, failures wait to be confirmed.
-    """
-    suite = ElementTree.Element("testsuite", name="checked_backend fuzz")
-    run = new_case(suite, "programs", "checked_backend.fuzz")
-    text = "\n".join([summary.title, summary.counts, *summary.doubts])
-    if summary.doubts:
-        new_problem(run, "error", Verdict.INCONCLUSIVE.value, summary.doubts[0], text)
-    else:
-        ElementTree.SubElement(run, "system-out").text = xml_text(text)
-    for shown in summary.groups:
-        group, is_new = shown.group, shown.standing == "new"
-        message = group.result.message if is_new else f"{shown.standing}: {shown.why} {shown.source}".strip()
-        case = new_case(suite, group.signature, "checked_backend.fuzz.groups")
-        issue = render_issue(group, summary.settings)
-        new_problem(case, "failure" if is_new else "skipped", shown.standing, message, issue)
-    return junit_text(suite)
-
-
-def render_html(summary: Summary) -> str:
-    """Return a fuzz as one HTML page: a table of groups, then each with program, findings, script and issue text.
-
-    Nothing is loaded from elsewhere, nothing in it runs, and every text is escaped.
-    """
-    template = page_environment("checked_backend.fuzz", "checked_backend.report").get_template("fuzz.html.j2")
-    return template.render(
-        summary=summary,
-        colours=_COLOURS,
-        standings=[word for word in MEANING if any(shown.standing == word for shown in summary.groups)],
-        meaning=MEANING,
-        gone=summary.gone[:_SHOWN_ON_PAGE],
-        undecided=summary.undecided[:_SHOWN_ON_PAGE],
-        describe=describe,
-        ways=ways,
-        issue=render_issue,
-        report_of=view_of,
-    )
 
 
 class Progress(Live):
@@ -336,5 +207,5 @@ class Progress(Live):
         bugs = sum(group.confirmed and group.difference is None for group in groups)
         return (
             f"{duration(spent)}: {totals.checked} programs, {rate:.2f} a second, {share:.0%} compiled, "
-            f"{totals.ops} operations, {totals.pairs} with dtypes, {bugs} groups"
+            f"{totals.ops} operations, {bugs} groups"
         )

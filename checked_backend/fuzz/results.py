@@ -73,7 +73,6 @@ class ProgramResult:
     Attributes:
         status: A verdict, or how its process ended.
         seconds: How long it took; of a batch, its share.
-        alone: Whether it had a compile of its own.
         kind: The kind of the worst finding; empty if there is none.
         op: The operator at fault, where one was found.
         report: The report as JSON, of what did not pass.
@@ -86,7 +85,6 @@ class ProgramResult:
     message: str = ""
     seconds: float = 0.0
     compiled: bool = False
-    alone: bool = True
     kind: str = ""
     detail: str = ""
     subject: str = ""

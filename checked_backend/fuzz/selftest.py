@@ -5,31 +5,30 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
-from checked_backend.fuzz.corpus import Entry
+from checked_backend.fuzz.confirm import death_of
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
-from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, encode_program
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.fuzz.tasks import CheckTask, FuzzOptions
 from checked_backend.fuzz.worker import begin
-from checked_backend.process.job import AnswerFolder, Job, JobResources, RunningProcesses, run
+from checked_backend.process.job import AnswerFolder, Job, JobResources, run
 from checked_backend.runs.status import Status
 
 _DYNAMO_ALONE = "eager"
 _SEED = 20
 _MOST_PROGRAMS = 200
 _CONTROL_PROGRAMS = 25
-_HANG_SECONDS = 20.0
 SECONDS = 300.0
-_LETHAL = MappingProxyType({"dies": "crash.signal", "hangs": "crash.hang"})
+_LETHAL = MappingProxyType({"dies": ("crash.signal", 120.0), "hangs": ("crash.hang", 10.0)})
+"""Faults that end or stop their process: the finer kind of what is found, and the seconds after which it hangs."""
+
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
 
 
@@ -124,6 +123,8 @@ def try_faults(
 
         if name == SHARED:
             tried = _in_one_compile(fault)
+        elif name in _LETHAL:
+            tried = _lethal(name, fault)
         elif name == CONTROL:
             tried = _accused(fault, programs())
         else:
@@ -168,6 +169,13 @@ def _in_one_compile(fault: Fault) -> Tried:
     return Tried(SHARED, fault.words, caught, len(programs), finding=told)
 
 
+def _lethal(name: str, fault: Fault) -> Tried:
+    """Whether a fault that ends or stops its process is found by the process's end."""
+    detail, seconds = _LETHAL[name]
+    caught = death_of(_SMALLEST, fault.compiler, {}, seconds) == detail
+    return Tried(name, fault.words, caught, 1, finding=detail if caught else "")
+
+
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:
     undecided = tried.undecided + (result.status is Status.INCONCLUSIVE)
     return replace(tried, programs=tried.programs + 1, undecided=undecided)
@@ -180,26 +188,18 @@ def _is_of_torch(program: FuzzProgram, result: ProgramResult) -> bool:
 
 
 def run_selftest(place: JobResources) -> list[Tried]:
-    """Try each fault of `checked_backend.fuzz.planted`, in processes of their own.
+    """Try each fault of `checked_backend.fuzz.planted`, in a process of its own.
 
     Raises:
-        FuzzError: A process did not answer.
+        FuzzError: The process did not answer.
     """
-    names = [name for name in FAULTS if name not in _LETHAL]
-    with ThreadPoolExecutor(len(_LETHAL)) as pool:  # one of them waits all the time
-        lethal = [pool.submit(_lethal, name, place) for name in _LETHAL]
-        found = _in_one_process(names, place)
-        return [*found, *(future.result() for future in lethal)]
-
-
-def _in_one_process(names: Sequence[str], place: JobResources) -> list[Tried]:
-    question = {"names": names, "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
+    question = {"names": list(FAULTS), "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
     end = run(Job(f"{__name__}:answer", question, SECONDS), place)
     if not end.answer:
         raise FuzzError(f"selftest: the process {end.words} while {end.stage}\n{end.log}")
     found = [Tried(**raw) for raw in json.loads(end.answer)]
     why = f"its process {end.words} while {end.stage}"
-    return [*found, *(Tried(name, FAULTS[name].words, False, 0, finding=why) for name in names[len(found) :])]
+    return [*found, *(Tried(name, FAULTS[name].words, False, 0, finding=why) for name in list(FAULTS)[len(found) :])]
 
 
 def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
@@ -209,19 +209,6 @@ def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     for tried in try_faults(**question, note=answers.note):
         found.append(asdict(tried))
         answers.answer(json.dumps(found))  # a fault that takes all the time hides no other result
-
-
-def _lethal(name: str, place: JobResources) -> Tried:
-    """Try a fault that ends or stops its process."""
-    asked = FuzzOptions(compiler=f"planted:{name}", timeout=_HANG_SECONDS, place=place)
-    began = time.monotonic()
-    entry = Entry(0, 0, encode_program(_SMALLEST), "00")
-    found, _ = CheckTask([entry], 1).run(asked, RunningProcesses())
-    result = found.get(0)
-    caught = result is not None and result.detail == _LETHAL[name]
-    told = f"{result.detail}: {result.message}" if result is not None and caught else ""
-    seconds = time.monotonic() - began
-    return Tried(name, FAULTS[name].words, caught, 1, finding=told, seconds=seconds)
 
 
 def render_text(results: Sequence[Tried]) -> str:

@@ -1,6 +1,6 @@
-"""Programs as the syntax tree of a Python function: the code that is compiled and the text that people read are one.
+"""Programs as the syntax tree of a Python function, whose text is the code that is compiled and that people read.
 
-The tree is built from the program's data, so that no text is ever run.
+The tree is built from the program's data: texts in it are constants, and names are those of known operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "program"
 def function_of(programs: Sequence[FuzzProgram]) -> ast.FunctionDef:
     """One function for several programs. It takes the inputs of all, and returns a tuple of results for each.
 
-    The result of one program is its tuple of results. Lines are numbered as `ast.unparse` prints them.
+    The result of one program is its tuple of results.
     """
     several = len(programs) > 1
     writers = [_Writer(one, f"p{number}_" if several else "") for number, one in enumerate(programs)]
@@ -36,22 +36,7 @@ def function_of(programs: Sequence[FuzzProgram]) -> ast.FunctionDef:
     body = [statement for writer in writers for statement in writer.body()]
     results: list[ast.expr] = [writer.results() for writer in writers]
     body.append(ast.Return(ast.Tuple(results, ast.Load()) if several else results[0]))
-    function = ast.FunctionDef(NAME, arguments, body, [])
-    _number_lines([function], 1)
-    return ast.fix_missing_locations(function)
-
-
-def _number_lines(statements: Sequence[ast.stmt], line: int) -> int:
-    for statement in statements:
-        statement.lineno = statement.end_lineno = line
-        statement.col_offset = statement.end_col_offset = 0
-        line += 1
-        if isinstance(statement, ast.For | ast.If | ast.FunctionDef):
-            line = _number_lines(statement.body, line)
-        if isinstance(statement, ast.If) and statement.orelse:
-            follows = len(statement.orelse) == 1 and isinstance(statement.orelse[0], ast.If)  # printed as elif
-            line = _number_lines(statement.orelse, line if follows else line + 1)
-    return line
+    return ast.fix_missing_locations(ast.FunctionDef(NAME, arguments, body, []))
 
 
 class _Writer:

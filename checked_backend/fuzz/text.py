@@ -62,18 +62,15 @@ def render_script(
     if compiler == "inductor" and any(draws(call.op) for call in program.calls):
         how += ', options={"fallback_random": True}'  # else its random numbers are others than eager's
     imports, backend = _backend(compiler)
-    lines = [*_head(program, about, imports=(*_NEEDED, *imports))]
-    if again:
-        lines += _inputs(on_other_values(program), "other_inputs", seed=1)
     inputs = "inputs, other_inputs" if again else "inputs"
-    lines += [
+    comparison = [
         *source_of(*CALLS)[2:],
         f"\n\ncompiled = torch.compile(program, backend={backend}{how})",
         f"wrong = calls_differ(program, compiled, {program.gradients}, {inputs})",
         f'print("{DIFFERS}" if wrong else "eager and compiled agree")',
         "raise SystemExit(1 if wrong else 0)\n",
     ]
-    return "\n".join(lines)
+    return _script(program, about, (*_NEEDED, *imports), comparison, again=again)
 
 
 def render_check(
@@ -102,10 +99,8 @@ def render_check(
     arguments = "".join(f"    {name}={value},\n" for name, value in given.items())
     check = f"report = checked_backend.check(\n    program,\n    inputs(),\n{arguments})\nprint(report)"
     needed = ("import checked_backend", *(["from checked_backend.checking.check import Effort"] if again else []))
-    head = [*_head(program, [*about, _NEEDS], exact=True, imports=(*needed, *imports))]
-    if again:
-        head += _inputs(on_other_values(program), "other_inputs", exact=True)
-    return "\n".join([*head, check, 'raise SystemExit(1 if report.verdict == "fail" else 0)', ""])
+    comparison = [check, 'raise SystemExit(1 if report.verdict == "fail" else 0)', ""]
+    return _script(program, [*about, _NEEDS], (*needed, *imports), comparison, exact=True, again=again)
 
 
 def _backend(compiler: str) -> tuple[Sequence[str], str]:
@@ -120,21 +115,21 @@ def _backend(compiler: str) -> tuple[Sequence[str], str]:
     return imports, f"run_path({path!r})[{name!r}]"
 
 
-def _head(
-    program: FuzzProgram, about: Sequence[str], *, exact: bool = False, imports: Sequence[str] = ()
-) -> Sequence[str]:
-    """The lines that define a program and its inputs."""
+def _script(
+    program: FuzzProgram,
+    about: Sequence[str],
+    imports: Sequence[str],
+    comparison: Sequence[str],
+    *,
+    exact: bool = False,
+    again: bool,
+) -> str:
     text = "\n".join(_in_docstring(line) for line in about)
-    return [
-        f'"""{text}"""\n',
-        "import torch",
-        "import torch.nn.functional as F",
-        *imports,
-        "\n",
-        render_function(program),
-        "\n",
-        *_inputs(program, "inputs", exact=exact),
-    ]
+    lines = [f'"""{text}"""\n', "import torch", "import torch.nn.functional as F", *imports, "\n"]
+    lines += [render_function(program), "\n", *_inputs(program, "inputs", exact=exact)]
+    if again:
+        lines += _inputs(on_other_values(program), "other_inputs", exact=exact, seed=1)
+    return "\n".join([*lines, *comparison])
 
 
 def _inputs(program: FuzzProgram, name: str, *, exact: bool = False, seed: int = 0) -> Sequence[str]:

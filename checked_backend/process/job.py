@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -450,6 +451,15 @@ def _work(
             _flush_output()
         finally:
             os._exit(status)  # skips threads and destructors of the work, which could change the exit status
+
+
+def run_script(question: Mapping[str, Any], _answers: AnswerFolder) -> int:
+    """The work of a job that runs a script, as Python does. The exit status is the script's."""
+    try:
+        runpy.run_path(question["path"], run_name="__main__")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
 
 
 def die_with(parent: int) -> None:

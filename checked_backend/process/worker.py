@@ -87,4 +87,4 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
         raise NoWorkerError(f"no worker process: {error}.") from error
     if end.answer.startswith(_FAILED):
         raise CheckedBackendError(f"failed in a worker process: {end.answer.removeprefix(_FAILED)}")
-    return end.answer.removeprefix(_DONE) or end
+    return end.answer.removeprefix(_DONE) if end.answer else end

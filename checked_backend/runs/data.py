@@ -18,13 +18,14 @@ _VERSION = 1
 def render_json(summary: Summary, comparison: Comparison | None = None) -> str:
     """Return a run as strict JSON: every case with its report, and what changed."""
     found: dict[str, Any] = {
-        "schema": "checked_backend.sweep",
+        "schema": f"checked_backend.{summary.kind}",
         "version": _VERSION,
         "verdict": summary.verdict.value,
         "run": _run(summary),
         "counts": {status.value: count for status, count in summary.counts.items()},
         "cases": [
-            {**case.row, "report": _report(case.result.report), "log": case.result.log} for case in summary.cases
+            {**case.row, **case.data, "report": _report(case.result.report), "log": case.result.log}
+            for case in summary.cases
         ],
         "waiting": [case.values for case in summary.waiting],
         "damaged": list(summary.damaged),
@@ -67,13 +68,13 @@ def render_junit(summary: Summary) -> str:
     A *fail* is a ``failure``. A case without a verdict or without a result is an ``error``. A case is ``skipped`` only
     if a rule skips it or expects its status.
     """
-    suite = ElementTree.Element("testsuite", name="checked_backend sweep")
+    suite = ElementTree.Element("testsuite", name=f"checked_backend {summary.kind}")
     for case in summary.cases:
         entry = new_case(suite, str(case.case), case.case.suite, time=f"{case.result.seconds:.3f}")
         if tag := _tag(case):
             expected = case.result.expected and f"expected: {case.result.expected}"
             message = "; ".join(part for part in (case.result.message or case.status.means, expected) if part)
-            text = "\n".join(part for part in (message, case.result.log) if part)
+            text = "\n".join(part for part in (message, case.result.log, case.example, *case.texts.values()) if part)
             new_problem(entry, tag, case.status.value, message, text)
     for waiting in summary.waiting:
         entry = new_case(suite, str(waiting), waiting.suite, time="0")

@@ -42,8 +42,8 @@ class Status(str, Enum):
 
 
 _MEANS = {
-    Status.PASS: "the compiled model agrees with eager",
-    Status.FAIL: "the compiled model is wrong",
+    Status.PASS: "compiled, it agrees with eager",
+    Status.FAIL: "compiled, it is wrong",
     Status.INCONCLUSIVE: "neither pass nor fail could be said",
     Status.CRASH: "its process died",
     Status.HANG: "its process had not ended when its time was up",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checked_backend.findings import Verdict
@@ -40,12 +40,18 @@ class CaseSummary:
         result: The worst result of the attempts that count.
         attempts: All attempts of its state, in order.
         finished: When the last of them ended; of a case that is not run, when it was asked for.
+        example: What shows it, as text.
+        texts: More texts, by their headings.
+        data: What JSON has of it besides.
     """
 
     case: Case
     result: CaseResult
-    attempts: Sequence[Attempt]
-    finished: str
+    attempts: Sequence[Attempt] = ()
+    finished: str = ""
+    example: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def flaky(self) -> bool:
@@ -91,6 +97,7 @@ class Summary:
         cases: Its cases, sorted by suite, model and way.
         waiting: The cases that were asked for and have no result, as they are now.
         damaged: Files in its folder that are no results, and why.
+        kind: What made it.
     """
 
     title: str
@@ -98,12 +105,20 @@ class Summary:
     cases: Sequence[CaseSummary]
     waiting: Sequence[Case] = ()
     damaged: Sequence[str] = ()
+    kind: str = "sweep"
 
     @property
     def counts(self) -> Mapping[Status, int]:
         """The number of cases by status."""
         counted = Counter(case.status for case in self.cases)
         return {status: counted[status] for status in Status if counted[status]}
+
+    @property
+    def counted(self) -> Mapping[Status, str]:
+        """The same in words: ``3 fail (1 expected)``."""
+        expected = Counter(case.status for case in self.cases if case.result.expected)
+        some = {status: f" ({count} expected)" for status, count in expected.items()}
+        return {status: f"{count} {status}{some.get(status, '')}" for status, count in self.counts.items()}
 
     @property
     def verdict(self) -> Verdict:

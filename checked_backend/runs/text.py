@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import indent
 
 from checked_backend.report.clean import clean, first_line
 from checked_backend.runs.status import Status
@@ -17,7 +18,7 @@ def render_text(summary: Summary, comparison: Comparison | None = None) -> str:
 
 
 def _lines(summary: Summary, comparison: Comparison | None) -> Iterator[str]:
-    counts = ", ".join(f"{count} {status}" for status, count in summary.counts.items()) or "no cases"
+    counts = ", ".join(summary.counted.values()) or "no cases"
     if summary.waiting:
         counts += f", {len(summary.waiting)} without a result"
     yield f"{summary.verdict.value.upper()}: {clean(summary.title)}: {counts}"
@@ -27,7 +28,8 @@ def _lines(summary: Summary, comparison: Comparison | None) -> Iterator[str]:
             told = []
             for case in cases:
                 expected = f"\n    expected: {clean(case.result.expected)}" if case.result.expected else ""
-                told.append(f"{clean(str(case.case))}: {first_line(case.result.message)}{expected}")
+                example = indent(f"\n{clean(case.example)}", " " * 6) if case.example else ""
+                told.append(f"{_line(str(case.case))}: {first_line(case.result.message)}{expected}{example}")
             yield from _section(f"\n{status} ({{}}): {status.means}", told)
     waiting = "\nwithout a result ({}): sweep again with the same --out, or merge the other parts"
     yield from _section(waiting, [clean(str(case)) for case in summary.waiting])
@@ -46,6 +48,10 @@ def _lines(summary: Summary, comparison: Comparison | None) -> Iterator[str]:
         yield "  nothing changed"
     for words, only in (("only in the later run", comparison.new), ("only in the earlier run", comparison.gone)):
         yield from _section(f"  {words} ({{}})", [f"{clean(str(case.case))}: {case.status}" for case in only], "    ")
+
+
+def _line(text: str) -> str:
+    return clean(text).replace("\n", " ")
 
 
 def _section(heading: str, lines: Sequence[str], indent: str = "  ") -> Iterator[str]:

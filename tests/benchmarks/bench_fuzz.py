@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from checked_backend.fuzz.build import build, inputs_for
 from checked_backend.fuzz.examine import alike, examine
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import covered, make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 
 GOAL = 3.0
@@ -162,7 +162,6 @@ def main() -> None:
                 check(programs, side, chosen.compiler, Path(folder), spent[side])
             words = ", ".join(f"{spent[side].whole_processor - before[side]:.1f} s {side}" for side in SIDES)
             console.print(f"batch {number + 1} of {len(groups)}, {len(programs)} programs: {words} (processor)")
-    pairs = {pair for programs in groups for program in programs for pair in covered(program)}
     table = Table(title=f"{chosen.programs} programs, {chosen.compiler}")
     for column in ("compiled", "programs a minute", "seconds", "processor", "with starts", "processor", "results"):
         table.add_column(column, justify="right")
@@ -172,7 +171,7 @@ def main() -> None:
         minute = 60 * chosen.programs / one.whole
         table.add_row(side, f"{minute:.1f}", *(f"{seconds:.1f}" for seconds in times), results)
     console.print(table)
-    console.print(f"{len({pair.split(' ')[0] for pair in pairs})} operations, {len(pairs)} with their dtypes")
+    console.print(f"{len({op for programs in groups for program in programs for op in program.ops})} operations")
     together, alone, apart, unchecked = (spent[side] for side in SIDES)
     for words, clock, processor in (
         (

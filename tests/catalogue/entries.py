@@ -12,12 +12,9 @@ from typing import Any
 import torch
 
 from checked_backend.findings import Kind
-from checked_backend.fuzz import corpus
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.fuzz.tasks import CheckTask, FuzzOptions
-from checked_backend.process.job import JobResources, RunningProcesses, default_memory
 from checked_backend.runs.status import Status
 
 FILE = Path(__file__).with_name("miscompiles.json")
@@ -61,19 +58,9 @@ class Entry:
 
 
 def look(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ProgramResult]]:
-    """Check entries with this torch, in processes with limits: one that ends its process ends no other."""
-    place = JobResources(default_memory())
-    for compiler in COMPILERS:
-        chosen = [(number, entry) for number, entry in enumerate(entries) if entry.compiler == compiler]
-        rows = [corpus.Entry(0, number, json.dumps(entry.program), "") for number, entry in chosen]
-        waiting = [CheckTask(rows, 1)] if rows else []
-        while waiting:
-            task = waiting.pop(0)
-            found, again = task.run(FuzzOptions(compiler=compiler, timeout=_SECONDS, place=place), RunningProcesses())
-            yield from ((entries[task.entries[row].number], result) for row, result in found.items())
-            repeated = {row.number for one in again for row in one.entries}
-            rest = [row for n, row in enumerate(task.entries) if n not in found and row.number not in repeated]
-            waiting += [*again, *([CheckTask(rest, 1)] if rest else [])]
+    """Check entries with this torch, each in a process of its own: one that ends it ends no other."""
+    for entry in entries:
+        yield entry, check_program(entry.decoded(), entry.compiler, isolate=_SECONDS)
 
 
 def here() -> str:

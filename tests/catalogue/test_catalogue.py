@@ -12,10 +12,8 @@ from markupsafe import escape
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.fuzz.tasks import CheckTask
 from checked_backend.runs.status import Status
 from tests.catalogue import __main__ as command
-from tests.catalogue import entries
 from tests.catalogue.entries import Entry, here, read
 from tests.catalogue.page import render_page, status
 
@@ -86,21 +84,6 @@ def test_only_what_passes_was_fixed(
     assert entry.meaning(found) is shows
     assert command.main([]) == (2 if shows is None else 0)
     assert {True: "shows", False: "fixed", None: "NO VERDICT"}[shows] in capsys.readouterr().out
-
-
-def test_an_entry_that_ends_its_process_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def run(task: CheckTask, *_: object) -> tuple[dict[int, ProgramResult], list[CheckTask]]:
-        asked.append(len(task.entries))
-        if len(task.entries) == 1:
-            return {0: ProgramResult(Status.CRASH, "killed", kind="crash", detail="crash.signal")}, []
-        return {0: ProgramResult(Status.PASS)}, [CheckTask(task.entries[1:2], 1)]
-
-    monkeypatch.setattr(CheckTask, "run", run)
-    some = [entry for entry in ENTRIES if entry.compiler == "inductor"][:4]
-    assert [entry for entry, _ in entries.look(some)] == [some[0], some[1], some[2], some[3]]
-    assert asked == [4, 1, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ import pytest
 
 from checked_backend.fuzz import confirm as confirming
 from checked_backend.fuzz.confirm import confirm, shows
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.fuzz.results import ProgramResult, signature_of
+from checked_backend.fuzz.corpus import Record
+from checked_backend.fuzz.program import FuzzProgram, encode_program
+from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.text import DIFFERS
 from checked_backend.process.job import AnswerFolder
 from checked_backend.runs.status import Status
@@ -79,7 +79,7 @@ def five_percent(gm, _):
 """
 
 
-def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, ProgramResult, Any]:
+def _confirmed(folder: Path, name: str) -> Group:
     path = folder / "mine.py"
     path.write_text(DEADLY)
     question = {
@@ -93,8 +93,9 @@ def _confirmed(folder: Path, name: str) -> tuple[FuzzProgram, ProgramResult, Any
         "scripts": True,
     }
     confirm(question, AnswerFolder(folder))
-    answer = json.loads((folder / "result.json").read_text())
-    return decode_program(answer["program"]), ProgramResult.from_json(answer["result"]), answer
+    group = Record.from_json((folder / "result.json").read_text()).group
+    assert group is not None
+    return group
 
 
 @pytest.mark.process
@@ -111,13 +112,10 @@ def test_a_failure_is_made_small_and_gets_a_script_that_shows_it(
 ) -> None:
     monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
     monkeypatch.setattr(confirming, "ISOLATED_SECONDS", 8.0)
-    program, result, answer = _confirmed(tmp_path, name)
-    assert program.ops == ("torch.exp",)
-    assert result.detail == detail
-    assert result.stage == "compiled"
-    assert answer["script_shows"]
-    group = signature_of(program, result)
-    assert group.op == "exp"
+    group = _confirmed(tmp_path, name)
+    assert group.program.ops == ("torch.exp",)
+    assert group.result.detail == detail
+    assert (group.op, group.stage, group.script_shows) == ("exp", "compiled", True)
     assert group.is_death == (detail != "logic")
 
 
@@ -127,9 +125,8 @@ def test_what_is_slow_but_ends_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
     hung = ProgramResult(Status.FAIL, "did not end", kind="crash", detail="crash.hang")
     monkeypatch.setattr(confirming, "check_program", lambda *_args, **_more: hung)
-    monkeypatch.setattr(confirming, "_script", lambda *_: {})
-    program, _, _ = _confirmed(tmp_path, "hangs")
-    assert len(program.ops) == 5
+    monkeypatch.setattr(confirming, "_script", lambda *_: ("", False))
+    assert len(_confirmed(tmp_path, "hangs").program.ops) == 5
 
 
 @pytest.mark.parametrize(("stage", "cheaper"), [("aot", "aot_eager"), ("eager", "eager"), ("compiled", "")])
@@ -146,10 +143,10 @@ def test_what_fails_before_the_compiler_is_made_small_without_it(
         return ProgramResult(Status.FAIL, kind="alias", detail="alias.identity", stage=stage)
 
     monkeypatch.setattr(confirming, "check_program", checked)
-    monkeypatch.setattr(confirming, "_script", lambda *_: {})
-    program, result, _ = _confirmed(tmp_path, "five_percent")
-    assert program.ops == ("torch.exp",)
-    assert (result.detail, result.stage) == ("alias.identity", stage)
+    monkeypatch.setattr(confirming, "_script", lambda *_: ("", False))
+    group = _confirmed(tmp_path, "five_percent")
+    assert group.program.ops == ("torch.exp",)
+    assert (group.detail, group.stage) == ("alias.identity", stage)
     assert set(asked) - {"mine"} == ({cheaper} - {""})
     if cheaper and shown_there:
         assert asked.count("mine") <= 3  # before, after, and with the stage

@@ -9,7 +9,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import build, inputs_for, make_inputs, run_call, run_eager, straightened
-from checked_backend.fuzz.control import blocks_of, dependencies, made_from, parse
+from checked_backend.fuzz.control import blocks_of, made_from, parse
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 from checked_backend.fuzz.text import render_function
 
@@ -105,12 +105,10 @@ def test_a_flag_decides_and_is_an_argument(value: bool, expected: int) -> None:
     assert both[0][0][0, 0] == expected
 
 
-def test_blocks_know_their_statements_and_what_they_depend_on() -> None:
+def test_blocks_know_their_statements() -> None:
     outer, inner = blocks_of(parse(ROWS))
     assert (outer.head, outer.end, outer.middle) == (1, 8, None)
     assert (inner.head, inner.end, inner.middle) == (2, 7, 4)
-    assert dependencies(ROWS, ROWS.calls[1]) == ["size"]
-    assert dependencies(ROWS, ROWS.calls[2]) == ["turn"]
 
 
 NEG = Statement("torch.neg", (Ref(0),))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checked_backend.errors import CheckedBackendError, FuzzError
-from checked_backend.fuzz.corpus import Corpus
+from checked_backend.fuzz.corpus import Corpus, Entry
 from checked_backend.fuzz.program import encode_program
-from tests.support.fuzz_tools import PASS, failing, filled, group_of, program_of
+from checked_backend.fuzz.results import ProgramResult
+from checked_backend.runs.status import Status
+from tests.support.fuzz_tools import PASS, entry_of, failing, filled, group_of, program_of
 
 
 @pytest.fixture
@@ -20,45 +23,49 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "f"
 
 
-def _filled(path: Path, *ops: tuple[str, ...]) -> Corpus:
+def _made(path: Path) -> Corpus:
     corpus = Corpus(path, write=True)
     corpus.settle({"compiler": "inductor"})
-    filled(corpus, [program_of(*one) for one in ops])
     return corpus
 
 
 def _state(corpus: Corpus) -> Any:
-    waiting = [entry.name for entry in corpus.waiting()]
-    return waiting, corpus.failures(), corpus.groups(), corpus.totals(), corpus.unconfirmed(), corpus.inconclusive()
+    return corpus.failures(), corpus.groups(), corpus.totals(), corpus.unconfirmed(), corpus.inconclusive()
+
+
+def _missing(corpus: Corpus, seed: int) -> list[int]:
+    return list(islice(corpus.missing(seed, {3}), 3))
 
 
 def test_what_was_written_is_there_again(path: Path) -> None:
-    with _filled(path, ("torch.exp",), ("torch.neg",), ("torch.abs",)) as corpus:
-        first, second, _ = corpus.waiting()
-        corpus.add_results({first.name: PASS, second.name: failing()})
-        assert [entry.program for entry, _ in corpus.failures()] == [program_of("torch.neg")]
+    with _made(path) as corpus:
+        _, second = filled(corpus, ("torch.exp", PASS), ("torch.neg", failing()))
+        corpus.add([Entry(0, 5, "", ProgramResult(Status.SKIPPED, "streams"))])
+        assert corpus.failures() == [second]
         corpus.put(group_of("torch.neg"), second)
         state = _state(corpus)
     with Corpus(path) as corpus:
         assert _state(corpus) == state
-        assert [entry.name for entry in corpus.waiting()] == ["seed 0, program 2"]
         assert not corpus.failures()
-        assert corpus.next_number(0) == 3
-        assert corpus.next_number(1) == 0
+        assert _missing(corpus, 0) == [2, 4, 6]
+        assert _missing(corpus, 1) == [0, 1, 2]
         totals = corpus.totals()
-        assert (totals.checked, totals.compiled, totals.ops, totals.pairs) == (2, 2, 2, 2)
+        assert (totals.checked, totals.compiled, totals.ops) == (2, 2, 2)
+        assert corpus.left_out() == {"streams": 1}
         assert corpus.groups() == [replace(group_of("torch.neg"), met=1, number=1)]
 
 
 def test_any_number_of_its_last_files_may_be_missing(path: Path) -> None:
     """As after a kill at any moment: what is there is as it was then, and what is missing can be done again."""
     states = []
-    with _filled(path, ("torch.neg",), ("torch.neg",), ("torch.exp", "torch.neg"), ("torch.abs",)) as corpus:
-        entries = corpus.waiting()
-        results = {entry.name: failing() for entry in entries}
+    with _made(path) as corpus:
         other = group_of("torch.exp", "torch.neg")
+        programs = [
+            program_of(*ops) for ops in (["torch.neg"], ["torch.neg"], ["torch.exp", "torch.neg"], ["torch.abs"])
+        ]
+        entries = [entry_of(number, program, failing()) for number, program in enumerate(programs)]
         for step in (
-            lambda: corpus.add_results(results),
+            lambda: corpus.add(entries),
             lambda: corpus.put(group_of("torch.neg"), entries[0]),
             lambda: corpus.assign(entries[1], group_of("torch.neg").signature),
             lambda: corpus.put(other, entries[2]),
@@ -76,8 +83,8 @@ def test_any_number_of_its_last_files_may_be_missing(path: Path) -> None:
 
 
 def test_a_group_keeps_its_smallest_program(path: Path) -> None:
-    with _filled(path, ("torch.neg",), ("torch.neg",)) as corpus:
-        first, second = corpus.waiting()
+    with _made(path) as corpus:
+        first, second = filled(corpus, ("torch.neg", failing()), ("torch.neg", failing()))
         long = replace(group_of("torch.neg"), text=encode_program(program_of("torch.neg", "torch.neg")))
         corpus.put(long, first)
         corpus.put(group_of("Tensor.neg_"), second)
@@ -86,7 +93,7 @@ def test_a_group_keeps_its_smallest_program(path: Path) -> None:
 
 
 def test_another_compiler_is_refused(path: Path) -> None:
-    with _filled(path) as corpus:
+    with _made(path) as corpus:
         corpus.settle({"compiler": "inductor"})
         with pytest.raises(FuzzError, match="begun with compiler 'inductor', not 'eager'; give another --out"):
             corpus.settle({"compiler": "eager"})
@@ -117,8 +124,8 @@ _EVIL = "evil\n\x1b[31mPASS"
         ("group.met", _EVIL),
         ("group.result.status", _EVIL),
         ("group.result.seconds", "1"),
-        ("programs", [{"seed": _EVIL, "number": 0, "text": "", "alike": ""}]),
-        ("programs", [{"seed": 10**400, "number": 0, "text": "", "alike": ""}]),
+        ("programs", [{"seed": _EVIL, "number": 0, "text": "", "result": {"status": "pass"}}]),
+        ("programs", [{"seed": 10**400, "number": 0, "text": "", "result": {"status": "pass"}}]),
         ("step", None),
         *(
             ("group.text", json.dumps({**json.loads(encode_program(program_of("torch.neg"))), "calls": [call]}))
@@ -133,7 +140,7 @@ _EVIL = "evil\n\x1b[31mPASS"
     ],
 )
 def test_a_file_that_is_no_record_counts_as_nothing_and_is_told(path: Path, where: str, value: Any) -> None:
-    with _filled(path) as corpus:
+    with _made(path) as corpus:
         corpus.put(group_of("torch.neg"))
     file = sorted(path.glob("0*.json"))[-1]
     raw = part = json.loads(file.read_text())
@@ -152,7 +159,7 @@ def test_a_file_that_is_no_record_counts_as_nothing_and_is_told(path: Path, wher
 
 
 def test_brackets_without_end_are_refused(path: Path) -> None:
-    with _filled(path) as corpus:
+    with _made(path) as corpus:
         corpus.put(group_of("torch.neg"))
     sorted(path.glob("0*.json"))[-1].write_text("[" * 5000)
     with Corpus(path) as corpus:

@@ -62,10 +62,7 @@ def test_one_wrong_operator_of_aot_graphs_is_found(rules: list[Rule]) -> None:
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_right_compiler_passes_what_shares_a_compile(compiler: str) -> None:
     found = dict(examine([ADD, NEG], compiler))
-    assert {place: (one.status, one.alone) for place, one in found.items()} == {
-        0: (Status.PASS, False),
-        1: (Status.PASS, False),
-    }
+    assert {place: one.status for place, one in found.items()} == {0: Status.PASS, 1: Status.PASS}
 
 
 @pytest.mark.sampled(1)
@@ -90,21 +87,19 @@ def test_a_result_of_the_first_call_that_later_ones_return_is_found() -> None:
 
 
 def test_blame_is_clear_in_a_batch_that_fails() -> None:
-    noted: list[str] = []
-    found = dict(examine([NEG, ADD, NEG], FAULTS["logic"].compiler, note=noted.append))
+    noted: list[list[int]] = []
+    found = dict(examine([NEG, ADD, NEG], FAULTS["logic"].compiler, note=lambda now: noted.append([*now])))
     assert [found[place].status for place in range(3)] == [Status.PASS, Status.FAIL, Status.PASS]
-    assert [found[place].alone for place in range(3)] == [False, True, False]
-    assert noted == ["batch", "batch", "program 1"]  # the others share another compile
+    assert noted == [[0, 1, 2], [0, 2], [1]]  # the others share another compile
     assert found[1].kind == "logic"
     assert found[1].subject == "output[0]"
 
 
 def test_where_blame_is_not_clear_each_program_is_checked_alone() -> None:
-    noted: list[str] = []
-    found = dict(examine([NEG, ADD, NEG], FAULTS["refuses"].compiler, note=noted.append))
+    noted: list[list[int]] = []
+    found = dict(examine([NEG, ADD, NEG], FAULTS["refuses"].compiler, note=lambda now: noted.append([*now])))
     assert [found[place].status for place in range(3)] == [Status.PASS, Status.FAIL, Status.PASS]
-    assert all(one.alone for one in found.values())
-    assert noted == ["batch", "program 0", "program 1", "program 2"]
+    assert noted == [[0, 1, 2], [0], [1], [2]]
 
 
 def test_what_the_check_of_operators_alone_shows_is_found_beside_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +110,10 @@ def test_what_the_check_of_operators_alone_shows_is_found_beside_a_failure(monke
         asked.append(len(programs))
         at_fault = programs.index(ADD) if ADD in programs else programs.index(EXP) if EXP in programs else None
         if at_fault is None:
-            return ProgramResult(Status.PASS, compiled=True, alone=len(programs) == 1), Report([], Coverage())
+            return ProgramResult(Status.PASS, compiled=True), Report([], Coverage())
         subject = f"output[{at_fault}][0]" if len(programs) > 1 else "output[0]"
         report = Report([Finding(kind=Kind.LOGIC, subject=subject, message="wrong")], Coverage())
-        return examining._examined(report, 1.0, alone=len(programs) == 1), report
+        return examining._examined(report, 1.0), report
 
     monkeypatch.setattr(examining, "_checked", checked)
     found = dict(examine([NEG, EXP, ADD, NEG], "eager"))
@@ -164,17 +159,16 @@ def test_what_is_wrong_only_together_is_a_failure_of_all_as_one(raises: bool) ->
     assert found[0].status is Status.FAIL
     assert check_program(decode_program(found[0].program), compiler).kind == found[0].kind
     assert {found[place].status for place in (1, 2)} == {Status.PASS}
-    assert all(found[place].alone for place in (1, 2))
 
 
 def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
     def restrided(gm: Any, _inputs: Any) -> Any:
         return lambda *args: [faults.restrided(one) if one.dim() > 1 else one for one in gm(*args)]
 
-    noted: list[str] = []
+    noted: list[list[int]] = []
     flat = FuzzProgram((X,), (Statement("Tensor.sum", (Ref(0), 0)),), (1,))
-    found = dict(examine([flat, ADD], restrided, note=noted.append))
-    assert noted == ["batch", "program 0"]
+    found = dict(examine([flat, ADD], restrided, note=lambda now: noted.append([*now])))
+    assert noted == [[0, 1], [0]]
     assert found[0].status is Status.PASS
     assert (found[1].status, found[1].detail, found[1].subject) == (Status.FAIL, "structure.stride", "output[0]")
     assert documented(found[1]) is not None
@@ -223,11 +217,10 @@ def test_planted_compilers_have_names() -> None:
 def test_where_dynamo_gives_up_on_one_program_the_others_share_a_compile_still() -> None:
     loop = (Statement("for", (2,)), Statement("Tensor.swapaxes_", (Ref(0), 0, 1)), Statement("end"))
     transposed = FuzzProgram((X,), loop, (0,))
-    noted: list[str] = []
-    found = dict(examine([NEG, ADD, NEG, transposed], "eager", note=noted.append))
+    noted: list[list[int]] = []
+    found = dict(examine([NEG, ADD, NEG, transposed], "eager", note=lambda now: noted.append([*now])))
     assert [found[place].status for place in range(4)] == [Status.PASS] * 3 + [Status.INCONCLUSIVE]
-    assert [found[place].alone for place in range(4)] == [False, False, True, True]
-    assert noted == ["batch", "batch", "batch", "program 2", "program 3"]
+    assert noted == [[0, 1, 2, 3], [0, 1], [2, 3], [2], [3]]
 
 
 @pytest.mark.parametrize(

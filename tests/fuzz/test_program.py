@@ -42,20 +42,20 @@ def test_nan_is_read_as_nan() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("version",), 99, "version 1"),
-        (("inputs", 0, "dtype"), "qint8", "dtype got 'qint8'"),
-        (("inputs", 0, "shape"), [2**40, 1], "shape got"),
+        (("version",), 99, "version: Input should be 1"),
+        (("inputs", 0, "dtype"), "qint8", "inputs.0.dtype: String should match"),
+        (("inputs", 0, "shape"), [2**40, 1], "inputs.0.shape.0: Input should be less than"),
         (("inputs", 0, "shape"), [2**20, 2**20], "more than"),
         (("inputs", 0, "stride"), [1], "dimensions"),
         (("inputs", 0, "shares"), 0, "shares got 0"),
-        (("inputs", 0, "low"), "1", "low got '1'"),
+        (("inputs", 0, "low"), "1", "inputs.0.low.int: Input should be a valid integer"),
         (("calls", 0, 1, 0), {"v": 1}, "v got 1"),
         (("calls", 0, 1, 0), {"v": -1}, "v got -1"),
         (("calls", 0, 1, 0), {"torch": "load"}, "an argument got"),
         (("calls", 0, 1, 0), {"eval": "1"}, "an argument got"),
-        (("calls", 0), ["torch.add"], "expected [operation"),
+        (("calls", 0), ["torch.add"], "calls.0.1: Field required"),
         (("returns",), [7], "returns got 7"),
-        (("gradients",), 1, "gradients got 1"),
+        (("gradients",), 1, "gradients: Input should be a valid boolean"),
     ],
 )
 def test_what_is_no_program_is_refused_by_field(path: tuple[Any, ...], value: Any, words: str) -> None:

@@ -95,7 +95,6 @@ def test_faults_that_the_time_did_not_suffice_for_are_told_beside_the_others(mon
     told = [{"fault": "logic", "words": "wrong", "caught": True, "programs": 3, "finding": "logic: output[0]"}]
     slow = JobEnd(json.dumps(told), "trying nonfinite", -9, "", 300.0, 300.0)
     monkeypatch.setattr(selftest, "run", lambda *_args, **_more: slow)
-    monkeypatch.setattr(selftest, "_lethal", lambda name, _place: Tried(name, "kills", True, 1, finding="crash"))
     results = {result.fault: result for result in selftest.run_selftest(JobResources())}
     assert set(results) == set(FAULTS)
     assert (results["logic"].right, results["nonfinite"].right, results["none"].right) == (True, False, False)

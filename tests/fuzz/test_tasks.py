@@ -10,171 +10,133 @@ import pytest
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import tasks
-from checked_backend.fuzz.corpus import Entry
-from checked_backend.fuzz.program import decode_program, encode_program
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, GenerateTask, Stopped
+from checked_backend.fuzz.corpus import Entry, Record
+from checked_backend.fuzz.program import decode_program
+from checked_backend.fuzz.results import Group, ProgramResult, signature_of
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, Stopped
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources, RunningProcesses
 from checked_backend.runs.status import Status
-from tests.support.fuzz_tools import PASS, answer, answering, failing, group_of, program_of
+from tests.support.fuzz_tools import PASS, answer, answering, entry_of, failing, group_of, program_of
 
-ENTRIES = [Entry(0, place, encode_program(program_of("torch.neg")), "00") for place in range(4)]
-
-
-def _raw(examined: Any) -> Any:
-    return examined.to_json()
+ENTRIES = [entry_of(number, program_of("torch.neg")) for number in range(4)]
+AT = [replace(entry, result=ProgramResult(Status.LOST)) for entry in ENTRIES]
+FAILED = replace(ENTRIES[0], result=failing())
 
 
-def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd, count: int = 4) -> tuple[dict[int, Any], list[CheckTask]]:
+def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd) -> tuple[dict[int, ProgramResult], CheckTask | None]:
+    """What came out for which numbers, and the next task, if a worker ends so."""
     monkeypatch.setattr(tasks, "_run", answering(given, asked=[]))
-    return CheckTask(ENTRIES[:count], 2).run(FuzzOptions(), RunningProcesses())
+    found, again = CheckTask(range(4), 2).run(FuzzOptions(), RunningProcesses())
+    return {entry.number: entry.result for entry in found}, again
+
+
+def _confirm(monkeypatch: pytest.MonkeyPatch, given: JobEnd, entry: Entry = FAILED) -> tuple[Group | None, Any]:
+    """The group, and what was asked."""
+    asked: list[Any] = []
+    monkeypatch.setattr(tasks, "_run", answering(given, asked=asked))
+    return ConfirmTask(entry).run(FuzzOptions(), RunningProcesses()), asked[0]
 
 
 def test_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, again = _check(monkeypatch, answer({place: _raw(PASS) for place in range(4)}))
-    assert [found[place].status for place in range(4)] == [Status.PASS] * 4
-    assert not again
+    assert _check(monkeypatch, answer(Record(programs=ENTRIES), "done")) == (dict.fromkeys(range(4), PASS), None)
 
 
-def test_the_program_that_killed_its_process_is_blamed_and_the_others_run_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    died = answer({0: _raw(PASS), 1: _raw(PASS)}, "program 2 2 3", -signal.SIGSEGV)
-    found, again = _check(monkeypatch, died)
+def test_the_program_that_killed_its_process_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, again = _check(monkeypatch, answer(Record(programs=[*ENTRIES[:2], AT[2]]), "checking", -signal.SIGSEGV))
     assert (found[2].status, found[2].detail, found[2].actual) == (Status.CRASH, "crash.signal", "SIGSEGV")
-    assert [[entry.number for entry in task.entries] for task in again] == [[3]]
+    assert set(found) == {0, 1, 2}  # what was to come next is missing, and so its turn comes
+    assert again is None
 
 
-def test_a_batch_that_kills_its_process_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    died = answer({0: _raw(PASS), 1: _raw(PASS)}, "batch 2 3", -signal.SIGSEGV)
-    found, again = _check(monkeypatch, died)
+@pytest.mark.parametrize("status", [-signal.SIGSEGV, 0])
+def test_a_batch_that_ends_its_process_fails_as_one_program_and_is_taken_apart(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    found, again = _check(monkeypatch, answer(Record(programs=[ENTRIES[0], *AT[1:]]), "checking", status))
     assert set(found) == {0, 1}
-    assert [[entry.number for entry in task.entries] for task in again] == [[2], [3]]
+    assert found[1].status is Status.CRASH
+    assert found[1].detail == ("crash.signal" if status else "crash.exit")
+    assert decode_program(found[1].program).ops == ("torch.neg",) * 3
+    assert again == CheckTask([2, 3], 1)
+
+
+def test_a_batch_that_needs_too_much_memory_is_checked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = replace(answer(Record(programs=AT[:2]), "checking", 1), log="MemoryError")
+    assert _check(monkeypatch, died) == ({}, CheckTask([0, 1], 1))
 
 
 def test_a_hang_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, again = _check(monkeypatch, answer(None, "program 0 0 0", -9, overdue=5.0), count=1)
+    found, again = _check(monkeypatch, answer(Record(programs=AT[:1]), "checking", -9, overdue=5.0))
     assert (found[0].status, found[0].detail) == (Status.HANG, "crash.hang")
-    assert not again
-
-
-def test_what_a_process_had_no_time_for_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, again = _check(monkeypatch, answer({0: _raw(PASS), 1: _raw(PASS)}, "out of time"))
-    assert set(found) == {0, 1}
-    assert not again
-
-
-def test_a_compiler_that_ends_its_process_without_an_error_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, again = _check(monkeypatch, answer({0: _raw(PASS)}, "program 1 1 1", 0), count=2)
-    assert (found[1].status, found[1].detail) == (Status.CRASH, "crash.exit")
-    assert found[1].message == "the process exited with status 0"
-    assert not again
-    _, again = _check(monkeypatch, answer({}, "batch 0 1", 0), count=2)
-    assert [[entry.number for entry in task.entries] for task in again] == [[0], [1]]
+    assert again is None
 
 
 def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_run", answering(answer(None, "program 0 0 3", -9), asked=[]))
+    given = answer(Record(programs=[ENTRIES[0], *AT[1:]]), "checking", -9)
+    monkeypatch.setattr(tasks, "_run", answering(given, asked=[]))
     running = RunningProcesses()
     running.stop()
-    assert CheckTask(ENTRIES, 2).run(FuzzOptions(), running) == ({}, [])
+    assert CheckTask(range(4), 2).run(FuzzOptions(), running) == ([ENTRIES[0]], None)
     monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -9), asked=[]))
     with pytest.raises(Stopped):
-        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(FuzzOptions(), running)
+        ConfirmTask(FAILED).run(FuzzOptions(), running)
 
 
 def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = encode_program(program_of("torch.exp"))
-    asked: list[Any] = []
-    told = answer({"program": small, "result": _raw(failing()), "script": "x", "script_shows": True})
-    monkeypatch.setattr(tasks, "_run", answering(told, asked=asked))
-    group = ConfirmTask(encode_program(program_of("torch.neg", "torch.exp")), failing(), ENTRIES[0]).run(
-        FuzzOptions(), RunningProcesses()
-    )
+    told = answer(Record(group=group_of("torch.exp")))
+    group, asked = _confirm(monkeypatch, told, entry_of(0, program_of("torch.neg", "torch.exp"), failing()))
     assert group is not None
-    assert (group.confirmed, group.op, group.script, group.script_shows) == (True, "exp", "x", True)
-    assert not asked[0]["isolate"]
+    assert (group.confirmed, group.op) == (True, "exp")
+    assert not asked["isolate"]
 
 
 def test_a_failure_that_does_not_show_again_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = answer({"program": ENTRIES[0].text, "result": _raw(PASS)})
-    monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
-    assert ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(FuzzOptions(), RunningProcesses()) is None
+    group, _ = _confirm(monkeypatch, answer(Record(group=signature_of(program_of("torch.neg"), PASS))))
+    assert group is None
 
 
 def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -signal.SIGSEGV), asked=asked))
-    group = ConfirmTask(ENTRIES[0].text, failing("crash", "crash.signal", "crash"), ENTRIES[0]).run(
-        FuzzOptions(), RunningProcesses()
-    )
-    assert asked[0]["isolate"]
+    died = replace(FAILED, result=failing("crash", "crash.signal", "crash"))
+    group, asked = _confirm(monkeypatch, answer(None, "confirming", -signal.SIGSEGV), died)
+    assert asked["isolate"]
     assert group is not None
     assert group.confirmed
     assert group.detail == "crash.signal: SIGSEGV"
 
 
 def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = group_of("torch.exp", "torch.neg")
-    told = answer({"program": encode_program(known.program), "result": _raw(failing(op="aten.exp.default"))})
+    known = replace(group_of("torch.exp", "torch.neg"), script="x", script_shows=True)
+    found = signature_of(known.program, failing(op="aten.exp.default"))
+    told = answer(Record(group=found))
     monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
-    found = ConfirmTask.of_group(known).run(FuzzOptions(), RunningProcesses())
-    assert found is not None
-    assert (found.op, found.localized) == ("exp", True)
-
-
-def test_programs_that_cannot_be_generated_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_run", answering(answer({"refused": "--ops names nothing"}), asked=[]))
-    with pytest.raises(FuzzError, match="--ops names nothing"):
-        GenerateTask(0, 4).run(FuzzOptions(), RunningProcesses())
-    monkeypatch.setattr(tasks, "_run", answering(answer(None, "generating", -11), asked=[]))
-    with pytest.raises(FuzzError, match="no programs were generated: the process was killed by SIGSEGV"):
-        GenerateTask(0, 4).run(FuzzOptions(), RunningProcesses())
+    made = ConfirmTask(known).run(FuzzOptions(), RunningProcesses())
+    assert made is not None
+    assert (made.op, made.localized, made.script, made.script_shows) == ("exp", True, "x", True)
 
 
 def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     short = replace(answer(None, IMPORTING, 1), log="Traceback\n  File ...\nMemoryError\n")
     monkeypatch.setattr(tasks, "_run", answering(short, asked=[]))
     with pytest.raises(FuzzError) as caught:
-        GenerateTask(0, 4).run(FuzzOptions(place=JobResources(memory=10**7)), RunningProcesses())
+        CheckTask(range(4), 2).run(FuzzOptions(place=JobResources(memory=10**7)), RunningProcesses())
     assert str(caught.value) == "torch cannot be imported within 10000000 bytes of memory; --memory may give more"
 
 
 def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    told = (
-        answer({"programs": [[8, "eight", "", []]], "left_out": {"odd": 1}}, "generating program 10", -signal.SIGSEGV),
-        answer({"programs": [[11, "eleven", "", []]], "left_out": {"odd": 2}}, "done"),
-    )
-    monkeypatch.setattr(tasks, "_run", answering(*told, asked=asked))
-    made, left_out = GenerateTask(8, 5).run(FuzzOptions(), RunningProcesses())
-    assert made == [Entry(0, 8, "eight", ""), Entry(0, 11, "eleven", "")]
-    assert left_out == {"odd": 3, "making it was killed by SIGSEGV": 1}
-    assert [(one["start"], one["count"]) for one in asked] == [(8, 5), (11, 2)]
-
-
-def test_a_generator_that_always_ends_its_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    deaths = [answer(None, f"generating program {number}", -signal.SIGSEGV) for number in range(96)]
-    monkeypatch.setattr(tasks, "_run", answering(*deaths, asked=asked))
-    with pytest.raises(FuzzError, match=r"no programs were generated: .*making it was killed by SIGSEGV"):
-        GenerateTask(0, 96).run(FuzzOptions(), RunningProcesses())
-    assert len(asked) == 6
-
-
-def test_the_death_of_a_batch_is_kept_until_its_programs_were_checked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, again = _check(monkeypatch, answer({}, "batch 0 2", -signal.SIGSEGV), count=3)
-    (death,) = {id(task.death): task.death for task in again}.values()
-    assert death is not None
-    assert (death.left, death.result.status, death.result.detail) == (3, Status.CRASH, "crash.signal")
-    assert decode_program(death.result.program).ops == ("torch.neg",) * 3
+    given = answer(Record(programs=ENTRIES[:2]), "generating program 2", -signal.SIGSEGV)
+    found, again = _check(monkeypatch, given)
+    assert {number: result.status for number, result in found.items()} == {
+        0: Status.PASS,
+        1: Status.PASS,
+        2: Status.SKIPPED,
+    }
+    assert found[2].message == "making it was killed by SIGSEGV"
+    assert again is None
 
 
 def test_a_process_that_ends_before_it_compiles_blames_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = replace(answer(None, "loading the compiler", 1), log="ImportError: libfoo")
-    for entries in (ENTRIES, ENTRIES[:1]):
-        monkeypatch.setattr(tasks, "_run", answering(failed, asked=[]))
-        with pytest.raises(FuzzError, match=r"exited with status 1 while loading the compiler.*\nImportError: libfoo"):
-            CheckTask(entries, 2).run(FuzzOptions(), RunningProcesses())
-    monkeypatch.setattr(tasks, "_run", answering(failed, asked=[]))
+    with pytest.raises(FuzzError, match=r"exited with status 1 while loading the compiler.*\nImportError: libfoo"):
+        _check(monkeypatch, failed)
     with pytest.raises(FuzzError, match="libfoo"):
-        ConfirmTask(ENTRIES[0].text, failing(), ENTRIES[0]).run(FuzzOptions(), RunningProcesses())
+        _confirm(monkeypatch, failed)

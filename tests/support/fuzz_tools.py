@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from checked_backend.fuzz.corpus import Corpus, Entry
+from checked_backend.fuzz.corpus import Corpus, Entry, Record
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.process.job import JobEnd
+from checked_backend.runs.case import encode
 from checked_backend.runs.status import Status
 
 PASS = ProgramResult(Status.PASS, compiled=True)
@@ -44,25 +45,29 @@ def group_of(*ops: str, confirmed: bool = True, **more: Any) -> Group:
     return replace(signature_of(program_of(*ops), failing(**more)), confirmed=confirmed)
 
 
-def filled(corpus: Corpus, programs: Sequence[FuzzProgram]) -> None:
-    """Put programs into a corpus."""
-    made = [
-        Entry(0, place, encode_program(one), "00", tuple(f"{op} float32" for op in one.ops))
-        for place, one in enumerate(programs)
-    ]
-    corpus.add_programs(made)
+def entry_of(number: int, program: FuzzProgram, result: ProgramResult = PASS) -> Entry:
+    """A program of seed 0, and what came out for it."""
+    return Entry(0, number, encode_program(program), result, program.ops)
 
 
-def answer(raw: Mapping[Any, Any] | None, stage: str = "", status: int = 0, overdue: float | None = None) -> JobEnd:
+def filled(corpus: Corpus, *results: tuple[str, ProgramResult]) -> list[Entry]:
+    """Put programs of one operator into a corpus, each with what came out for it."""
+    made = [entry_of(place, program_of(op), result) for place, (op, result) in enumerate(results)]
+    corpus.add(made)
+    return made
+
+
+def answer(raw: Any, stage: str = "", status: int = 0, overdue: float | None = None) -> JobEnd:
     """What a worker answered, and how it ended."""
-    return JobEnd("" if raw is None else json.dumps(raw), stage, status, "", 1.0, overdue)
+    text = encode(raw) if isinstance(raw, Record) else "" if raw is None else json.dumps(raw)
+    return JobEnd(text, stage, status, "", 1.0, overdue)
 
 
 def answering(*answers: JobEnd, asked: list[Any]) -> Callable[..., JobEnd]:
     """A stand-in for `run` of a job that gives these answers in order."""
     waiting = list(answers)
 
-    def run(question: Mapping[str, Any], *_args: Any) -> JobEnd:
+    def run(_work: str, question: Mapping[str, Any], *_args: Any) -> JobEnd:
         asked.append(question)
         return waiting.pop(0)
 

@@ -1,10 +1,9 @@
-"""Make a program of random choices, and say what it covers."""
+"""Make a program of random choices."""
 
 from __future__ import annotations
 
 import functools
 import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -13,14 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from checked_backend.fuzz.build import run_eager
-from checked_backend.fuzz.control import RELATIONS, dependencies, writes
+from checked_backend.fuzz.control import RELATIONS, writes
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.draft import Choices, Draft, chance
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule, rules_of_samples
 from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, plain, spelled
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Ref, Size, Statement, refs_of
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, refs_of
 from checked_backend.random_state import random_untouched
 
 _MOST_TURNS = 4
@@ -157,7 +155,7 @@ def make_program(
         program = draw_program(random.Random(f"{seed} {number} {attempt}"), choices, rules, wanted, turn)
         if program is not None:
             return program
-    raise LookupError(f"no program of seed {seed}, number {number} in {_ATTEMPTS} attempts")
+    raise LookupError(f"none in {_ATTEMPTS} attempts")
 
 
 def draw_program(
@@ -319,22 +317,3 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
 def _draws(draft: Draft, ref: Ref) -> bool:
     call = draft.entry(ref)
     return isinstance(call, Statement) and draws(call.op)
-
-
-def covered(program: FuzzProgram) -> list[str]:
-    """The operations of a program, each with the dtype of its first tensor: ``torch.add float32``.
-
-    A loop is ``for``, a branch ``if`` with what it depends on: ``if size``.
-    """
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        warnings.simplefilter("ignore")
-        values = run_eager(program)
-    found = set()
-    for call in program.calls:
-        if call.op in CONTROL:
-            if call.op in ("for", "if"):
-                found.add(" ".join((call.op, *dependencies(program, call))))
-            continue
-        tensors = [values[ref.value] for ref in refs_of(call) if isinstance(values[ref.value], torch.Tensor)]
-        found.add(f"{call.op} {str(tensors[0].dtype).removeprefix('torch.') if tensors else ''}".rstrip())
-    return sorted(found)

@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 
-from checked_backend.fuzz.control import dependencies
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.draft import Choices, Draft
 from checked_backend.fuzz.generate.make import add_block
@@ -34,10 +33,9 @@ def test_all_kinds_of_loops_and_branches_come() -> None:
         if add_block(draft, extend):
             program = draft.finish([made])
             assert runs_alike(program)
-            heads = [call for call in program.calls if call.op in ("for", "if")]
-            kinds |= {" ".join((head.op, *dependencies(program, head))) for head in heads}
             kinds |= {call.op for call in program.calls}
-    assert {"for", "for size", "if size", "if flag", "if turn", "else", "let"} <= kinds
+            kinds |= {f"{call.op} {type(arg).__name__}" for call in program.calls for arg in call.args}
+    assert {"for int", "for Size", "if Size", "if Ref", "if str", "flag", "else", "let"} <= kinds
 
 
 def test_a_block_has_its_effect_when_it_ends() -> None:
