@@ -163,6 +163,7 @@ class BackwardCheck(BackwardObserver):
         skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
         running, earlier = ExitStack(), self._checks.earlier
         running.callback(self._reporter.skip_until(skip))
+        self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
         return earlier.look(), earlier.held_gradients(), running.close
 

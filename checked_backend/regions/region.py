@@ -82,6 +82,7 @@ class CheckedRegion:
 
     def _checked_call(self, args: Sequence[Any], due: Due, meter: Meter) -> Any:
         self._reporter.hear()
+        self._waiting.begin()
         random = self._recorder.prepare(args)
         self._reporter.begin_call(self._earlier.calls)
         if self._remark:

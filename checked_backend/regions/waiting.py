@@ -56,6 +56,11 @@ class Waiting:
         tells = tells and not process_rank()  # one rank tells it for all
         self._progress = Progress(stream, clock, on_interrupt="", patient=True) if tells else None
 
+    def begin(self) -> None:
+        """A call begins, or a backward pass: a program of many quick ones has nothing to wait for."""
+        if self._progress is not None:
+            self._progress.begin()
+
     def at(self, words: str) -> AbstractContextManager[None]:
         """A context manager around one step of a check: ``running eager``."""
         return nullcontext() if self._progress is None else self._progress.doing(f"checking {self._region}: {words}")

@@ -34,9 +34,6 @@ _TICK = 1.0
 _PATIENCE, _PATIENCE_OF_A_LOG = 3.0, 15.0
 """Seconds that a person waits without asking why: at a terminal, and where each line stays."""
 
-_PAUSE = 5.0
-"""Seconds after which what is done is something else, whose time begins anew."""
-
 _NEVER = float("-inf")
 
 _QUICK = 0.5
@@ -80,7 +77,7 @@ class Progress:
         self._patience = 0.0
         if patient:
             self._patience = _PATIENCE if self.is_terminal() else _PATIENCE_OF_A_LOG
-        self._begun = self._ended = clock()
+        self._begun = clock()
         self._latest = _NEVER
         self._text = ""
         self._doing: list[str] = []
@@ -93,12 +90,14 @@ class Progress:
         self._tell(_OFTEN)
         self._keep_telling()
 
+    def begin(self) -> None:
+        """Count the time anew: what follows is something else to wait for."""
+        self._begun = self._clock()
+
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
         """Tell what is done inside of the block. Blocks nest."""
         begun = self._clock()
-        if not self._doing and begun - self._ended > _PAUSE:
-            self._begun = begun
         self._doing.append(text)
         self._text = text
         self._tell(_OFTEN)
@@ -109,8 +108,7 @@ class Progress:
         finally:
             self._doing.remove(text)
             self._text = self._doing[-1] if self._doing else ""
-            self._ended = self._clock()
-            (self._quick.add if self._ended - begun < _QUICK else self._quick.discard)(text)
+            (self._quick.add if self._clock() - begun < _QUICK else self._quick.discard)(text)
             if not self._doing:
                 self.end()
 

@@ -50,9 +50,11 @@ def test_control_runs_are_told_once_the_check_has_taken_a_while(
     monkeypatch.setenv("RANK", str(rank))
     clock, stream = Clock(), Terminal() if terminal else io.StringIO()
     one = Waiting("Net [0/0]", tells=tells, stream=stream, clock=clock)
-    for _ in range(3):  # quick checks are quiet, however many there are
+    for pause in (0.1,) * 30 + (60.0,) * 3:  # quick checks are quiet, however many there are
+        one.begin()
         run(one, clock, Control.REPEAT, 2.0)
-        clock.now += 60
+        clock.now += pause
+    one.begin()
     run(one, clock, Control.REPEAT, seconds)
     assert not stream.getvalue()
     run(one, clock, Control.FLOAT64, 0.1)

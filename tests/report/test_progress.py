@@ -63,7 +63,8 @@ def test_what_has_no_news_is_told_as_time_goes_on_and_no_longer_than_it_takes(
     text = stream.getvalue()
     time.sleep(0.05)
     assert stream.getvalue() == text
-    with progress.doing("another check"):  # its time begins anew
+    progress.begin()
+    with progress.doing("another check"):
         now[0] = 110.0
         assert told("20 s of at most 300 s: another check")
 
