@@ -13,6 +13,7 @@ from rich.text import Text
 from checked_backend.findings import Verdict
 from checked_backend.report.details import Row
 from checked_backend.report.view import CauseView, sections, short_sections, view
+from checked_backend.report.words import plain_names, with_texts
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -58,6 +59,8 @@ def render_rich(report: Report, *, width: int, verbose: bool = False) -> Text:
 
 def _lines(report: Report, verbose: bool, width: int) -> Iterator[_Line]:
     parts = view(report)
+    if not verbose:
+        parts = with_texts(parts, plain_names)
     yield _Line(parts.verdict.value.upper(), f": {parts.sentence}", label_style=_COLOURS[parts.verdict])
     if parts.title:
         yield from _wrap(parts.title, width, style="dim")

@@ -32,7 +32,7 @@ from checked_backend.report.coverage_view import (
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.one_line import is_line_blamed, line_label, one_line, operator_words, user_line
-from checked_backend.report.words import named, of_candidate, plain_sentence, stage_words
+from checked_backend.report.words import named, of_candidate, plain_names, plain_sentence, stage_words, with_texts
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -150,7 +150,7 @@ def view(report: Report) -> ReportView:
         notes=_cut([clean(note) for note in coverage.notes]),
         environment=tuple(f"{clean(key)} {clean(value)}" for key, value in report.environment.items()),
     )
-    laid_out: ReportView = of_candidate(parts) if CANDIDATE in report.environment else parts
+    laid_out: ReportView = with_texts(parts, of_candidate) if CANDIDATE in report.environment else parts
     return laid_out
 
 
@@ -204,8 +204,8 @@ def headline(report: Report, *, remedies: bool = True) -> str:
     Args:
         remedies: Whether to name the repro and the workaround.
     """
-    said = _headline(report, remedies=remedies)
-    return str(of_candidate(said)) if CANDIDATE in report.environment else said
+    said = plain_names(_headline(report, remedies=remedies))
+    return of_candidate(said) if CANDIDATE in report.environment else said
 
 
 def _headline(report: Report, *, remedies: bool) -> str:

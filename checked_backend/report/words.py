@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -133,6 +133,12 @@ _NAMED: Mapping[str, str] = MappingProxyType(
 )
 """Subjects without brackets that need other words. In JSON and under ``ignore`` they keep their own."""
 
+_OF_DYNAMO = (
+    (re.compile(r" \[\d+/\d+(?:_\d+)?\]"), ""),
+    (re.compile(r"\btorch_dynamo_resume_in_(\w+?)_at_(\d+)\b"), r"\1 from line \2 on"),
+    (re.compile(r"\b___stack(\d+)\b"), r"value \1 at the graph break"),
+)
+
 _OF_CANDIDATE = (
     (re.compile(r"(?<=[Tt]he )compiled (program|function)"), "candidate"),
     (re.compile(r"\bwhen compiled\b"), "in the candidate"),
@@ -198,18 +204,28 @@ def stage_words(finding: Finding) -> str:
     return f"{stage}, backward" if stage and finding.graph == "backward" else stage
 
 
-def of_candidate(said: Any) -> Any:
-    """Words about a handwritten candidate: the same as about a compiled program, which it stands in for.
+def of_candidate(said: str) -> str:
+    """Words about a handwritten candidate: the same as about a compiled program, which it stands in for."""
+    return _replaced(said, _OF_CANDIDATE)
 
-    Args:
-        said: A text; or a tuple or an object with attributes, whose texts are changed.
-    """
+
+def plain_names(said: str) -> str:
+    """A text without the names that Dynamo makes up: of code after a graph break, and of what is passed on there."""
+    return _replaced(said, _OF_DYNAMO)
+
+
+def _replaced(said: str, words: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, new in words:
+        said = pattern.sub(new, said)
+    return said
+
+
+def with_texts(said: Any, change: Callable[[str], str]) -> Any:
+    """The same with each text changed: of a tuple, or of an object with attributes."""
     if type(said) is str:  # an enumeration of texts keeps its members
-        for compiled, candidate in _OF_CANDIDATE:
-            said = compiled.sub(candidate, said)
-        return said
+        return change(said)
     if isinstance(said, tuple):
-        return tuple(map(of_candidate, said))
+        return tuple(with_texts(one, change) for one in said)
     if is_dataclass(said) and not isinstance(said, type):
-        return replace(said, **{name.name: of_candidate(getattr(said, name.name)) for name in fields(said)})
+        return replace(said, **{name.name: with_texts(getattr(said, name.name), change) for name in fields(said)})
     return said
