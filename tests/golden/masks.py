@@ -10,11 +10,22 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 import checked_backend as cb
 
 _ROOT = Path(__file__).parents[2]
 _VERSIONS = "|".join(
-    map(re.escape, [platform.python_version(), cb.__version__, *map(version, ("torch", "transformers", "numpy"))])
+    map(
+        re.escape,
+        # a build for CUDA has a longer version than its distribution
+        [
+            platform.python_version(),
+            cb.__version__,
+            torch.__version__,
+            *map(version, ("torch", "transformers", "numpy")),
+        ],
+    )
 )
 _IS = r'("?: "?|</th><td>| )'
 """What stands between a name and its value: in JSON, Markdown, a table of a page, and a sentence."""
