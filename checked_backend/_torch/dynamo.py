@@ -228,8 +228,12 @@ def inner_exception(error: BaseException) -> BaseException | None:
     return inner if isinstance(inner, BaseException) else None
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and its causes, the outermost first."""
+def causes(error: BaseException, *, suppressed: bool = False) -> Iterator[BaseException]:
+    """An exception and its causes, the outermost first.
+
+    Args:
+        suppressed: Also those that ``raise ... from`` hides, as Dynamo does with its own.
+    """
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
     while pending:
@@ -238,7 +242,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(cause))
         yield cause
-        pending += [inner_exception(cause), cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
+        shown = suppressed or not cause.__suppress_context__
+        pending += [inner_exception(cause), cause.__cause__, cause.__context__ if shown else None]
 
 
 def traced_stack(error: BaseException) -> Sequence[FrameSummary]:

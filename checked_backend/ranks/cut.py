@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.collectives import is_distributed_tensor
-from checked_backend.ranks.collectives import NodeRole, Role, exchanges_anything, node_role
+from checked_backend.ranks.collectives import Role, exchanges_anything, node_role
 
 _ONE_SIDED = ("isend", "irecv")
 
@@ -50,9 +50,9 @@ def cut_collectives(gm: fx.GraphModule) -> CutGraph | str:
     sent: list[fx.Node] = []
     received: list[torch.Tensor] = []
     for node, role, operands in _collectives(gm):
-        if role is not Role.COLLECTIVE:  # a wait, or a wrapper: what is received is there
-            node.replace_all_uses_with(operands[0])
-            gm.graph.erase_node(node)
+        if role is not Role.COLLECTIVE:  # a wait, for one result or for a list, or a wrapper: what is received is there
+            if not _replaced(gm, node, operands, many=isinstance(node.args[0], (list, tuple))):
+                return f"what {node.name} waits for is used as a whole list"
             continue
         values = node.meta.get("example_value")
         given = values if isinstance(values, (list, tuple)) else (values,)
@@ -119,14 +119,13 @@ def _uncuttable(gm: fx.GraphModule) -> str:
 def _collectives(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Role, Sequence[fx.Node]]]:
     for node in list(gm.graph.nodes):
         if exchanges_anything(node) and (known := node_role(node)) is not None:
-            yield node, known.role, _operands(node, known)
+            yield node, known.role, _operands(node)
 
 
-def _operands(node: fx.Node, known: NodeRole) -> Sequence[fx.Node]:
+def _operands(node: fx.Node) -> Sequence[fx.Node]:
     first = node.args[0] if node.args else None
     many: Any = first if isinstance(first, (list, tuple)) else (first,)
-    operands = [one for one in many if isinstance(one, fx.Node)]
-    return operands if known.role is Role.COLLECTIVE else operands[:1]
+    return [one for one in many if isinstance(one, fx.Node)]
 
 
 def _names(node: fx.Node, count: int, before: Sequence[str]) -> list[str]:

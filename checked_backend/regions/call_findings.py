@@ -177,7 +177,7 @@ class FakeError:
     @classmethod
     def inside(cls, error: BaseException) -> FakeError | None:
         """The exception of a custom operator's fake kernel that an exception is, or comes from."""
-        for cause in (*causes(error), *causes(error.__context__ or error)):  # Dynamo raises its own from None
+        for cause in causes(error, suppressed=True):
             frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
             for place in reversed(range(len(frames))):
                 held = frames[place].f_locals
