@@ -173,7 +173,8 @@ def check(
         refuse_misuse(fn_or_module, candidate, compiler=compiler, dynamic=dynamic, choices=choices, optimizer=optimizer)
     if not (isinstance(args, Sequence) or (candidate is not None and callable(args))):
         raise OptionError(f"check: args got {type(args).__qualname__}; it is a tuple: check(fn, (x,)).")
-    arguments = sized_arguments(args, sizes)
+    with random_untouched():
+        arguments = sized_arguments(args, sizes)
     differentiated = torch.is_grad_enabled() if gradients == "auto" else bool(gradients)
     if optimizer is not None and not differentiated:
         raise OptionError("check: optimizer needs gradients, which are off.")

@@ -41,6 +41,8 @@ def load_factory(target: str, sizes: Sequence[int] | None = None, *, sized: bool
     if not (sized and takes_size(factory)):
         return make_program(factory, target)
     function, _, kwargs = make_program(factory, target, size=sizes[0] if sizes else TILES[0])
+    if kwargs:  # those of one size would go to all
+        raise CheckedBackendError(f"{target} makes arguments of a size, so it must return (fn_or_module, args) alone")
     return function, lambda size: make_program(factory, target, size=size)[1], kwargs
 
 
