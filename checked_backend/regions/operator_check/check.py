@@ -48,6 +48,10 @@ _OTHER = (
     "not: {}"
 )
 
+_BEFORE_CODE = (
+    "run operator by operator, what comes before code generation is wrong here, the compiled program is not: {}"
+)
+
 
 @dataclass(slots=True)
 class OperatorDecisions:
@@ -160,7 +164,8 @@ class OperatorCheck:
             self._forget()
             doubtful = self._check_probe(inputs, rng, subjects, decisions)
         if doubtful:
-            raise ProbeError(_OTHER.format(_names(one.node.name for one in doubtful)))
+            why = _OTHER if self._kernels is None else _BEFORE_CODE
+            raise ProbeError(why.format(_names(one.node.name for one in doubtful)))
 
     def _conclude(
         self,
