@@ -11,6 +11,7 @@ from checked_backend.report.clean import plural
 from checked_backend.report.words import for_several, said_of
 from checked_backend.subjects import SubjectKind
 
+_DYNAMO = "traced wrong by Dynamo"
 _STATE = "mutation of a setting"  # its details are the settings' names
 
 ADVICE: Mapping[str, str] = MappingProxyType(
@@ -35,6 +36,11 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "traced metadata: what ran is not what was traced, and a compiler that trusts the trace makes wrong code. "
             "For a custom operator make its register_fake and its schema say what its kernel does; for an operator of "
             "torch report it."
+        ),
+        _DYNAMO: (
+            "Dynamo: what it traced is wrong already, before any kernel is compiled. Look at what the code depends on "
+            "besides its arguments: hooks, globals, closures, attributes of modules. Do what 'because' says, or keep "
+            "the code out of the compiler with torch.compiler.disable, and report it."
         ),
         "other_run": (
             "another run: what differs between the two (the notes list versions and machines) matters from this place "
@@ -198,7 +204,7 @@ def advise(
         Paragraphs; empty if there is nothing to do.
     """
     lines = list(dict.fromkeys(_for_findings(findings)))
-    if not localized and any(finding.region and finding.fails and not finding.of_other_run for finding in findings):
+    if not localized and any(one.region and one.fails and _key(one) not in ("other_run", _DYNAMO) for one in findings):
         lines.insert(0, _LOCALIZE)
     unsupported = any(finding.kind is Kind.UNSUPPORTED for finding in findings)  # they say why nothing was checked
     if verdict is Verdict.INCONCLUSIVE and nothing_checked and not unsupported:
@@ -288,6 +294,8 @@ def _key(finding: Finding) -> str:
         return _STATE
     if finding.of_other_run:
         return "other_run"
+    if finding.stage == "eager":
+        return _DYNAMO
     key = finding.detail
     while key and key not in ADVICE:
         key = key.rpartition(".")[0]

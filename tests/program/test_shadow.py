@@ -199,6 +199,9 @@ def test_a_hook_that_dynamo_does_not_guard(tmp_path: Path) -> None:
     (finding,) = [one for one in program.report.findings if one.fails]
     assert finding.subject == "output[0]"
     assert "skip_nnmodule_hook_guards = False" in finding.message
+    text = str(program.report)
+    assert "Dynamo: what it traced is wrong already" in text
+    assert "localize=True" not in text  # no operator is at fault
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7])
