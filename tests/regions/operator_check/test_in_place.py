@@ -15,6 +15,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.diagnose.localize import search
 from checked_backend.graphs.nodes import origin_of
+from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
 from tests.support.planted import Fault, planted, scaled
 
@@ -96,3 +97,21 @@ def test_the_operator_is_found_with_nothing_compiled_to_look_for_it(monkeypatch:
         location = located(lambda f: f(*inputs()), lambda x, w: torch.tanh(x @ w).exp().sum(1), "inductor")
     assert (location.stage, location.graph, location.op) == ("compiled", "forward", "aten.tanh.default")
     assert location.cut is not None
+
+
+def test_what_one_kernel_fills_and_adds_to_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a gather is zeros to which the kernel adds: two writes to a buffer, of which the last is seen."""
+    run, found = KernelCheck.run, []
+
+    def noting(kernels: KernelCheck, *args: Any, **kwargs: Any) -> Any:
+        found.extend(run(kernels, *args, **kwargs))
+        return found
+
+    monkeypatch.setattr(KernelCheck, "run", noting)
+    x, _ = inputs()
+    places = torch.randint(16, (12,))
+    report = cb.check(lambda x: torch.tanh(x)[places].exp(), (x,), compiler="inductor", localize=False)
+    assert report.verdict is cb.Verdict.PASS, report.to_text()
+    added = {node for one in found for node in one.values if node.startswith("index_put")}
+    assert added
+    assert any(added <= one.checks.limits[False].keys() for one in found)
