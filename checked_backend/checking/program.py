@@ -331,6 +331,10 @@ class ProgramCopy:
                 returned = settled(self._called(*args, **kwargs))
             except Exception as error:
                 raise _ProgramError(error) from error
+            except SystemExit as stop:
+                if self._program.candidate is None:
+                    raise
+                raise _ProgramError(RuntimeError(f"it calls sys.exit({stop.code!r})")) from stop
             outputs = dict(output_leaves(returned))
             if first:
                 outcome.outputs = outputs
