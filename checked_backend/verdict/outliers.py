@@ -10,8 +10,9 @@ value and at four times its value no constant changes a verdict, except `STRONG_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -28,7 +29,6 @@ from checked_backend.verdict.elements import (
     widened,
 )
 from checked_backend.verdict.envelope import Envelope, times
-from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
 from checked_backend.verdict.local_scale import LocalScale
 
 
@@ -71,6 +71,7 @@ def outside_noise(
     envelope: Envelope,
     high_precision: torch.Tensor | None = None,
     strong: Envelope | None = None,
+    allowances: Allowances | None = None,
 ) -> Outliers:
     """Find the elements that differ by more than the program's noise.
 
@@ -89,11 +90,12 @@ def outside_noise(
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
             there. Elsewhere it says no more than ``envelope`` does.
+        allowances: Another rule of how far elements may lie from the reference.
     """
     digits = None
     if high_precision is not None:
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
-    whole = _Elements(
+    whole = Elements(
         reference,
         candidate,
         envelope.values,
@@ -104,10 +106,10 @@ def outside_noise(
         digits,
     )
     plain = high_precision is None and strong is None
-    allowances = _Allowances(reference, envelope)
+    allowances = allowances or _OfNoise(reference, envelope)
     masks: list[torch.Tensor] = []
     doubtful, worst, jumping, furthest = 0, 0.0, 0, 0.0
-    for part in map(_Elements._make, blocks(*whole)):  # most elements are settled here
+    for part in map(Elements._make, blocks(*whole)):  # most elements are settled here
         distance = difference(part.reference, part.candidate)
         allowed, own, jumps = allowances.of(part)
         inside = part.inside(distance, allowed)
@@ -115,15 +117,15 @@ def outside_noise(
         if jumps is not None and part.strong is not None and bool(jumps.any()):
             jumping, furthest = jumping + int(jumps.sum()), max(furthest, float(part.strong[jumps].max()))
         if plain:
-            worst = max(worst, float(ratios(distance, allowed).max().item()))
-        if high_precision is None and reference.dtype.is_floating_point:
+            worst = max(worst, float(_ratios(distance, allowed).max().item()))
+        if own is not None and high_precision is None and reference.dtype.is_floating_point:
             size = magnitudes(part.reference)
             apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * size)
             doubtful += int((apart & (size >= torch.finfo(reference.dtype).tiny)).sum().item())
     left = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
     if not bool(left.any()):
         return Outliers(0, 0, worst, 0.0, doubtful=doubtful)
-    part = _Elements._make(picked(left, *whole))
+    part = Elements._make(picked(left, *whole))
     distance = difference(part.reference, part.candidate)
     allowed, own, _ = allowances.of(part)
     inside = part.inside(distance, allowed)
@@ -138,18 +140,18 @@ def outside_noise(
             without = compiled.isinf() & ~_finite(part.candidate)
             inside |= lost & (without | _has_digits(compiled, part.high_precision, reference.dtype, high_precision))
     outside = ~inside
-    if part.digits is not None:
+    if part.digits is not None and own is not None:
         part.digits.logical_and_((distance > own) & inside)
         outside |= part.digits
     if strong is not None:
-        if as_rare_as_jumps(distance[outside], jumping, furthest):
-            outside = torch.zeros_like(outside)
         unstable = outside & distance.isinf()
-        values = known(right, widened(part.candidate))[unstable]
+        values = _known(right, widened(part.candidate))[unstable]
         among = reference if high_precision is None else high_precision
-        outside[unstable] &= ~as_rare_as_unstable(values, (envelope, strong), among, candidate)
+        outside[unstable] &= ~_as_rare_as_unstable(values, (envelope, strong), among, candidate)
+        if _as_rare_as_jumps(distance[outside], jumping, furthest):
+            outside = torch.zeros_like(outside)
     if not plain:
-        worst = float(torch.where(outside, ratios(distance, allowed), 0.0).max().item())
+        worst = float(torch.where(outside, _ratios(distance, allowed), 0.0).max().item())
     sizes = difference(right, torch.zeros_like(right))[outside]
     for_none = outside & ~_finite(part.reference) & _finite(part.candidate)
     return Outliers(
@@ -164,7 +166,27 @@ def outside_noise(
     )
 
 
-class _Elements(NamedTuple):
+class Allowed(NamedTuple):
+    """How far elements may lie from the reference.
+
+    Attributes:
+        own: How far by their own noise alone; None if digits are not asked for.
+        jumps: Which of them jump in the strong control runs; None without such runs.
+    """
+
+    all: torch.Tensor
+    own: torch.Tensor | None = None
+    jumps: torch.Tensor | None = None
+
+
+class Allowances(Protocol):
+    """A rule of how far elements may lie from the reference."""
+
+    def of(self, part: Elements) -> Allowed:
+        """How far some elements may."""
+
+
+class Elements(NamedTuple):
     """Elements of a tensor, and what is known of them: one-dimensional, or pairs for complex numbers."""
 
     reference: torch.Tensor
@@ -185,15 +207,67 @@ class _Elements(NamedTuple):
         return result
 
 
-def ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> bool:
+    """Whether the unexplained elements are a few that flip in the candidate and by chance in no control run.
+
+    In strong control runs ``jumps`` elements flip, the furthest by ``greatest``.
+    """
+    if not jumps or distances.numel() > thresholds.MISSED_JUMPS * jumps:
+        return False
+    return bool((distances <= thresholds.STRONG_FACTOR * greatest).all())
+
+
+def _as_rare_as_unstable(
+    values: torch.Tensor, envelopes: Sequence[Envelope], reference: torch.Tensor, candidate: torch.Tensor
+) -> torch.Tensor:
+    """Tolerate elements that are NaN or infinite on one side, if control runs make elements of about their value so.
+
+    Args:
+        values: The right values of the elements that are so without explanation.
+        reference: The right values of all elements.
+        candidate: What the compiled program has; it counts where the right value is not finite.
+
+    Returns:
+        A mask of the tolerated elements; empty if there are too many of them to be there by chance.
+    """
+    none = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
+    unstable, reach, count = none.any(), 0.0, 0
+    for one in envelopes:
+        if one.unstable is not None:
+            unstable, count = unstable | one.unstable, count + int(one.unstable.sum().item())
+            reach = max(reach, float(torch.where(one.unstable, one.values, 0.0).max().item()))
+    if not values.numel() or values.numel() > thresholds.MISSED_JUMPS * count:
+        return none
+    others = _known(widened(reference)[unstable], widened(candidate)[unstable]).to(torch.float64)
+    return _near(values.to(torch.float64), others, thresholds.STRONG_FACTOR * reach)
+
+
+def _known(right: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """The right values, and the candidate's where those are not finite."""
+    return torch.where(right.isfinite(), right, candidate)
+
+
+def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Tensor:
+    """A mask of values that are near some finite one of others."""
+    others = others[others.isfinite()].sort().values
+    if not others.numel():
+        return torch.zeros(values.shape, dtype=torch.bool, device=values.device)
+    place = torch.searchsorted(others, values.contiguous())
+    above, below = others[place.clamp_max(len(others) - 1)], others[(place - 1).clamp_min(0)]
+    apart = torch.minimum((values - above).abs(), (values - below).abs())
+    near: torch.Tensor = apart <= thresholds.SAME_PLACE * values.abs() + reach
+    return near
+
+
+def _ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """Distances in units of what is allowed; 0 where there is none, and infinite for NaN."""
     result = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(allowed.dtype).tiny))
     return result.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def _overflows(whole: _Elements) -> bool:
+def _overflows(whole: Elements) -> bool:
     """Whether eager has NaN or infinity somewhere where float64 has a number within the range of the dtype."""
-    for part in map(_Elements._make, blocks(*whole)):
+    for part in map(Elements._make, blocks(*whole)):
         if part.high_precision is not None:
             lost = distances_from(part.high_precision, part.reference).isinf()
             blind = unconfirmed(part.reference, part.high_precision)
@@ -207,28 +281,27 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
     return wide.isfinite()
 
 
-class _Allowances:
-    """How far elements may lie from those of eager's whole tensor."""
+class _OfNoise:
+    """How far elements may lie from eager's by the noise of the whole tensor."""
 
     def __init__(self, reference: torch.Tensor, envelope: Envelope) -> None:
         self._dtype = reference.dtype
         rounds = reference.dtype.is_floating_point or reference.dtype.is_complex
         self._scale = envelope.scale(reference) if rounds else None
 
-    def of(self, part: _Elements) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """How far each element may lie from eager's, how far by its own noise alone, and which elements jump."""
+    def of(self, part: Elements) -> Allowed:
         magnitude, noise = magnitudes(part.reference), part.noise
         typical = noise if self._scale is None else self._scale.at(magnitude).to(noise.dtype)
         rounding = 2 * thresholds.EXACT_ROUNDOFFS * unit_roundoff(self._dtype) * magnitude + _nothing(self._dtype)
         allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounding
         own = thresholds.ENVELOPE_FACTOR * noise + rounding
         if part.strong is None:
-            return allowed, own, None
+            return Allowed(allowed, own)
         proportion = thresholds.OUT_OF_PROPORTION * thresholds.STRONG_MAGNITUDE / thresholds.CORRELATED_MAGNITUDE
         jumps = part.strong > proportion * noise
         allowed = torch.where(jumps, torch.maximum(allowed, thresholds.STRONG_FACTOR * part.strong), allowed)
         own = torch.where(jumps, torch.maximum(own, thresholds.STRONG_FACTOR * part.strong), own)
-        return allowed, own, jumps
+        return Allowed(allowed, own, jumps)
 
 
 def _nothing(dtype: torch.dtype) -> float:
