@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import ProgramCall
+from checked_backend.checking.program import Outcome, ProgramCall
 from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
 from checked_backend.regions.process_state import is_setting

@@ -19,13 +19,11 @@ from checked_backend.verdict.classify import (
     is_many_times_its_noise,
     singular,
 )
-from checked_backend.verdict.context import Context
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.elements import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.outliers import as_good_as_eager, distances_from
-from checked_backend.verdict.runner import FLOAT64, Control
-from checked_backend.verdict.steps.fused_rounding import loses_the_rest
+from checked_backend.verdict.evidence import Context, Evidence
+from checked_backend.verdict.outliers import as_good_as_eager, distances_from, outside_noise
+from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Values
 
 _MISSING = MappingProxyType(
     {
@@ -203,3 +201,45 @@ def _has_half_of_its_digits(case: Evidence) -> bool:
     distance = root_mean_square(distances_from(case.high_precision, case.pair.candidate))
     digits = float(torch.finfo(case.pair.reference.dtype).eps) ** 0.5
     return not case.metrics.nonfinite_mismatched and distance <= digits * (case.metrics.reference_rms or 0.0)
+
+
+UNFUSED = Recipe(Control.UNFUSED, Build.UNFUSED, replays_draws=True)
+
+
+def rounds_less_often(context: Context, case: Evidence) -> bool:
+    """Whether the candidate agrees with eager once it rounds where eager does; if so, a note is added."""
+    if not agrees(case, context.runs.run(UNFUSED)):
+        return False
+    context.decisions.notes.append(
+        f"fusion-rounding: {case.pair.subject} differs from eager by {case.metrics.max_abs_diff:.3g} at "
+        "most, because fused kernels keep intermediate results in float32; with emulate_precision_casts, "
+        "which makes them round wherever eager does, it agrees"
+    )
+    return True
+
+
+def loses_the_rest(context: Context, case: Evidence) -> bool:
+    """Whether the candidate loses the rest that casts leave in eager, for another reason than omitted roundings.
+
+    A tensor that is zero but for rounding is as near to float64 if it is all zero. But a program may ask for just that
+    rest: the part of a value that a cast to half precision and back removes (error feedback, compensated sums). Such a
+    tensor has the wider dtype.
+    """
+    if case.pair.reference.dtype.itemsize <= 2 or not case.is_zero_in_float64 or case.is_there(case.pair.candidate):
+        return False
+    if int(torch.count_nonzero(case.pair.reference)) < thresholds.LEFT_BY_CHANCE:
+        return False
+    unfused = case.sample(context.runs.run(UNFUSED))
+    return unfused is None or not case.is_there(unfused) or not rounds_less_often(context, case)
+
+
+def agrees(case: Evidence, values: Values | None) -> bool:
+    """Whether another run of the candidate, under other conditions, gives other values, and right ones."""
+    again = case.sample(values)
+    if again is None or again.dtype != case.pair.reference.dtype:
+        return False
+    if case.envelope is None or case.logic_differs:
+        return False  # the float64 twin ran on the recorded random numbers too
+    if not bool((difference(again, case.pair.candidate) != 0).any()):
+        return False  # the other conditions changed nothing
+    return not outside_noise(reference=case.pair.reference, candidate=again, envelope=case.envelope)

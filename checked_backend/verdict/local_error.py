@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.elements import widened
-from checked_backend.verdict.local_scale import local_root_mean_square
+from checked_backend.verdict.elements import local_root_mean_square, widened
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,11 @@ from checked_backend.findings import EvidenceKey, Kind
 from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
-from checked_backend.verdict.closing import close_as, close_as_noise, close_undecided
-from checked_backend.verdict.context import Context
+from checked_backend.verdict.closing import agrees, close_as, close_as_noise, close_undecided, rounds_less_often
 from checked_backend.verdict.elements import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Build, Control, Recipe
-from checked_backend.verdict.steps.fused_rounding import agrees, rounds_less_often
 
 AGAIN = tuple(
     Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.CANDIDATE_RUNS)

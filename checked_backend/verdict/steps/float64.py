@@ -12,11 +12,9 @@ import torch
 
 from checked_backend.findings import EvidenceKey
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.context import Context
-from checked_backend.verdict.elements import difference, magnitudes, root_mean_square, unconfirmed, widened
+from checked_backend.verdict.elements import LocalScale, difference, magnitudes, root_mean_square, unconfirmed, widened
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.local_scale import LocalScale
+from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import Allowed, Elements, outside_noise
 from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb

@@ -16,9 +16,8 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
 from checked_backend.verdict.closing import close_as
-from checked_backend.verdict.context import Context
 from checked_backend.verdict.elements import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
 from checked_backend.verdict.steps.float64 import FIRST_SEEDS
 from checked_backend.verdict.steps.noise import perturb
