@@ -140,7 +140,7 @@ def _changes_by_itself(context: Context, case: Evidence) -> bool:
     if sample is None or case.high_precision is None:
         return False
     spread = root_mean_square(difference(case.high_precision, sample))
-    if spread <= thresholds.FLOAT64_REPEATS * root_mean_square(case.high_precision):
+    if spread <= thresholds.VANISHING * root_mean_square(case.high_precision):
         return False
     case.evidence[EvidenceKey.EAGER_SPREAD_OF_FLOAT64] = spread
     close_as(context, case, CHANGES_IN_FLOAT64)
@@ -227,7 +227,7 @@ def loses_the_rest(context: Context, case: Evidence) -> bool:
     """
     if case.pair.reference.dtype.itemsize <= 2 or not case.is_zero_in_float64 or case.is_there(case.pair.candidate):
         return False
-    if int(torch.count_nonzero(case.pair.reference)) < thresholds.LEFT_BY_CHANCE:
+    if int(torch.count_nonzero(case.pair.reference)) < thresholds.FEW_ELEMENTS:
         return False
     unfused = case.sample(context.runs.run(UNFUSED))
     return unfused is None or not case.is_there(unfused) or not rounds_less_often(context, case)

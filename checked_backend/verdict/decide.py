@@ -162,9 +162,9 @@ def _examined(
 
 
 def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, decisions: Decisions) -> bool:
-    if scale is None or not scale.covers(glance, slack=thresholds.REMEMBERED_SLACK):
+    if scale is None or not scale.covers(glance, slack=thresholds.DRAW_FACTOR):
         return False
-    decisions.limits[pair.name] = scale.limit(glance, slack=thresholds.REMEMBERED_SLACK)
+    decisions.limits[pair.name] = scale.limit(glance, slack=thresholds.DRAW_FACTOR)
     decisions.ratios[pair.name] = scale.ratio(glance)
     return True
 
@@ -202,7 +202,7 @@ def tolerate_flipped_shapes(
         shapes = {key: value.shape for key, value in (run(REPEAT) or {}).items()}
         changing: set[str] = set()
         for magnitude in (1.0, thresholds.STRONG_MAGNITUDE):
-            for seed in range(thresholds.SHAPE_RUNS):
+            for seed in range(thresholds.OTHER_RUNS):
                 values = run(monte_carlo(seed, magnitude)) or {}
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
     except Exception as error:  # recorded: without controls the shape counts as wrong, but for want of memory

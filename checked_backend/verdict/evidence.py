@@ -1,4 +1,4 @@
-"""One tensor on its way through a check: what is known about it so far."""
+"""What a check knows: of one tensor on its way through the steps, and of all of them together."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Evidence:
         """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
         if self.float64_envelope is None or self.high_precision is None or self.float64_says_nothing:
             return False
-        return self.float64_envelope.rms <= thresholds.FLOAT64_REPEATS * root_mean_square(self.high_precision)
+        return self.float64_envelope.rms <= thresholds.VANISHING * root_mean_square(self.high_precision)
 
     @property
     def float64_says_nothing(self) -> bool:
@@ -148,7 +148,7 @@ class Evidence:
             return False
         size = root_mean_square(self.high_precision)
         found = max(self.metrics.reference_rms, self.metrics.rmse)
-        return size <= thresholds.VANISHING * self.envelope.rms and size <= thresholds.VANISHING_BESIDE_FOUND * found
+        return size <= thresholds.VANISHING * self.envelope.rms and size <= thresholds.FAR_SMALLER * found
 
     def noise(self) -> NoiseScale | None:
         """The noise scale, for a finding."""
@@ -185,7 +185,7 @@ class Evidence:
             reference = self.high_precision
             noises = (
                 (self.float64_envelope, thresholds.TWIN_ENVELOPE_FACTOR),
-                (self.float64_envelope_large, thresholds.STRONG_FACTOR),
+                (self.float64_envelope_large, thresholds.DRAW_FACTOR),
             )
         else:
             reference = self.pair.reference
@@ -200,7 +200,7 @@ class Evidence:
             size = torch.where(self.float64_nonfinite, own, size)
             hidden = torch.where(self.float64_nonfinite, self._lost_in_its_noise(own), hidden)
         weight = (size / (size.max() or 1.0)).square()
-        return bool((weight * hidden).sum() >= thresholds.HIDDEN_SHARE * weight.sum())
+        return bool((weight * hidden).sum() >= weight.sum() / 2)
 
     def _lost_in_its_noise(self, size: torch.Tensor) -> torch.Tensor:
         """Elements that are no larger than their noise at their own precision allows, or that noise turns into NaN."""
@@ -250,7 +250,7 @@ class Evidence:
             noise,
             greatest / size,
             sizes,
-            settles=coarse or self.is_zero_in_float64 or noise <= thresholds.COARSE_NOISE,
+            settles=coarse or self.is_zero_in_float64 or noise * thresholds.ENVELOPE_FACTOR <= 1,
             own=None if self.envelope is None else (self.envelope.rms / size, self.envelope.max / size),
         )
 

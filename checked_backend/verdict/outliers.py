@@ -25,6 +25,7 @@ from checked_backend.verdict.elements import (
     blocks,
     difference,
     exponents,
+    least_number,
     magnitudes,
     picked,
     root_mean_square,
@@ -216,7 +217,7 @@ def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> b
     """
     if not jumps or distances.numel() > thresholds.MISSED_JUMPS * jumps:
         return False
-    return bool((distances <= thresholds.STRONG_FACTOR * greatest).all())
+    return bool((distances <= thresholds.DRAW_FACTOR * greatest).all())
 
 
 def _as_rare_as_unstable(
@@ -241,7 +242,7 @@ def _as_rare_as_unstable(
     if not values.numel() or values.numel() > thresholds.MISSED_JUMPS * count:
         return none
     others = _known(widened(reference)[unstable], widened(candidate)[unstable]).to(torch.float64)
-    return _near(values.to(torch.float64), others, thresholds.STRONG_FACTOR * reach)
+    return _near(values.to(torch.float64), others, thresholds.DRAW_FACTOR * reach)
 
 
 def _known(right: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
@@ -294,27 +295,15 @@ class _OfNoise:
     def of(self, part: Elements) -> Allowed:
         magnitude, noise = magnitudes(part.reference), part.noise
         typical = noise if self._scale is None else self._scale.at(magnitude).to(noise.dtype)
-        rounding = 2 * thresholds.EXACT_ROUNDOFFS * unit_roundoff(self._dtype) * magnitude + _nothing(self._dtype)
+        rounding = 2 * unit_roundoff(self._dtype) * magnitude + least_number(self._dtype)
         allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounding
         own = thresholds.ENVELOPE_FACTOR * noise + rounding
         if part.strong is None:
             return Allowed(allowed, own)
-        proportion = thresholds.OUT_OF_PROPORTION * thresholds.STRONG_MAGNITUDE / thresholds.CORRELATED_MAGNITUDE
-        jumps = part.strong > proportion * noise
-        allowed = torch.where(jumps, torch.maximum(allowed, thresholds.STRONG_FACTOR * part.strong), allowed)
-        own = torch.where(jumps, torch.maximum(own, thresholds.STRONG_FACTOR * part.strong), own)
+        jumps = part.strong > thresholds.STRONG_MAGNITUDE * noise  # twice as much as the magnitudes explain
+        allowed = torch.where(jumps, torch.maximum(allowed, thresholds.DRAW_FACTOR * part.strong), allowed)
+        own = torch.where(jumps, torch.maximum(own, thresholds.DRAW_FACTOR * part.strong), own)
         return Allowed(allowed, own, jumps)
-
-
-def _nothing(dtype: torch.dtype) -> float:
-    """The magnitude that counts as zero: a dtype's least normal number, because some processors flush subnormal ones.
-
-    No processor flushes the subnormal numbers of float16, which begin at 6e-5. There it is the step between them.
-    """
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return 0.0
-    limits = torch.finfo(dtype)
-    return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps
 
 
 def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

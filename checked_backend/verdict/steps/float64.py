@@ -20,7 +20,7 @@ from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
 TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
-FIRST_SEEDS = range(1, 1 + thresholds.TWIN_RUNS)
+FIRST_SEEDS = range(1, 1 + thresholds.FEW_RUNS)
 """Seeds of the first perturbed runs in float64."""
 
 
@@ -214,5 +214,5 @@ class _TwinAllowances:
         if part.strong is None:
             return Allowed(allowed)
         jumps = part.strong > allowed
-        allowed = torch.where(jumps, thresholds.STRONG_FACTOR * part.strong.to(torch.float64), allowed)
+        allowed = torch.where(jumps, thresholds.DRAW_FACTOR * part.strong.to(torch.float64), allowed)
         return Allowed(allowed, jumps=jumps)

@@ -117,7 +117,7 @@ def _is_rounding(case: Evidence) -> bool:
         return True
     double = case.pair.reference.dtype in (torch.float64, torch.complex128)
     in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
-    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * case.spread:
+    if in_float64 is not None and not double and in_float64 <= thresholds.FAR_SMALLER * case.spread:
         return True
     case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
     case.evidence[EvidenceKey.NOISE_IN_FLOAT64] = "could not be found out" if in_float64 is None else in_float64
@@ -128,7 +128,7 @@ def _dwarfs(case: Evidence, repeated: Values, runs: Runs) -> bool:
     """Whether eager's own spread is far too small to explain how far the candidate is from eager."""
     found = difference(case.pair.reference, case.pair.candidate)
     spread = torch.zeros_like(found)
-    more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.MORE_REPEATS))
+    more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.FIRST_RUNS))
     for values in (repeated, *more):
         again = case.sample(values)
         if again is None:
