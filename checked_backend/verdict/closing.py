@@ -36,7 +36,7 @@ _MISSING = MappingProxyType(
 _INDISPENSABLE = frozenset({Control.REPEAT, Control.BARE, Control.MONTE_CARLO, Control.CANDIDATE_REPLAYED})
 """If one of these is missing, any difference may be noise."""
 
-_PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.GIVEN_CHOICES, Control.UNFUSED})
+_PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.UNFUSED})
 """If one of these is missing, any difference may be noise that is not many times the known noise."""
 
 

@@ -11,7 +11,6 @@ value and at four times its value no constant changes a verdict, except `STRONG_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -146,13 +145,8 @@ def outside_noise(
     if part.digits is not None and own is not None:
         part.digits.logical_and_((distance > own) & inside)
         outside |= part.digits
-    if strong is not None:
-        unstable = outside & distance.isinf()
-        values = _known(right, widened(part.candidate))[unstable]
-        among = reference if high_precision is None else high_precision
-        outside[unstable] &= ~_as_rare_as_unstable(values, (envelope, strong), among, candidate)
-        if _as_rare_as_jumps(distance[outside], jumping, furthest):
-            outside = torch.zeros_like(outside)
+    if _as_rare_as_jumps(distance[outside], jumping, furthest):
+        outside = torch.zeros_like(outside)
     if not plain:
         worst = float(torch.where(outside, _ratios(distance, allowed), 0.0).max().item())
     sizes = difference(right, torch.zeros_like(right))[outside]
@@ -218,48 +212,6 @@ def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> b
     if not jumps or distances.numel() > thresholds.MISSED_JUMPS * jumps:
         return False
     return bool((distances <= thresholds.DRAW_FACTOR * greatest).all())
-
-
-def _as_rare_as_unstable(
-    values: torch.Tensor, envelopes: Sequence[Envelope], reference: torch.Tensor, candidate: torch.Tensor
-) -> torch.Tensor:
-    """Tolerate elements that are NaN or infinite on one side, if control runs make elements of about their value so.
-
-    Args:
-        values: The right values of the elements that are so without explanation.
-        reference: The right values of all elements.
-        candidate: What the compiled program has; it counts where the right value is not finite.
-
-    Returns:
-        A mask of the tolerated elements; empty if there are too many of them to be there by chance.
-    """
-    none = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
-    unstable, reach, count = none.any(), 0.0, 0
-    for one in envelopes:
-        if one.unstable is not None:
-            unstable, count = unstable | one.unstable, count + int(one.unstable.sum().item())
-            reach = max(reach, float(torch.where(one.unstable, one.values, 0.0).max().item()))
-    if not values.numel() or values.numel() > thresholds.MISSED_JUMPS * count:
-        return none
-    others = _known(widened(reference)[unstable], widened(candidate)[unstable]).to(torch.float64)
-    return _near(values.to(torch.float64), others, thresholds.DRAW_FACTOR * reach)
-
-
-def _known(right: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """The right values, and the candidate's where those are not finite."""
-    return torch.where(right.isfinite(), right, candidate)
-
-
-def _near(values: torch.Tensor, others: torch.Tensor, reach: float) -> torch.Tensor:
-    """A mask of values that are near some finite one of others."""
-    others = others[others.isfinite()].sort().values
-    if not others.numel():
-        return torch.zeros(values.shape, dtype=torch.bool, device=values.device)
-    place = torch.searchsorted(others, values.contiguous())
-    above, below = others[place.clamp_max(len(others) - 1)], others[(place - 1).clamp_min(0)]
-    apart = torch.minimum((values - above).abs(), (values - below).abs())
-    near: torch.Tensor = apart <= thresholds.SAME_PLACE * values.abs() + reach
-    return near
 
 
 def _ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:

@@ -79,16 +79,7 @@ DRAW_FACTOR = 4.0
 out of proportion, of what other random numbers make."""
 
 MISSED_JUMPS = 0.1
-"""The candidate alone may flip further elements: up to this share of those that flip in strong control runs.
-
-The same share holds for elements that turn into NaN or infinity.
-"""
-
-SAME_PLACE = 0.01
-"""An element may be NaN if one of about its value turns into NaN in control runs: this near, relative.
-
-Values within the distance that those elements move are near enough too.
-"""
+"""The candidate alone may flip further elements: up to this share of those that flip in strong control runs."""
 
 # -- Elements that have lost their digits ------------------------------------------------------------------------------
 

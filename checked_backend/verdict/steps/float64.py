@@ -80,28 +80,11 @@ def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) 
             further = range(100, 100 + 2 * thresholds.MORE_RUNS)
             perturb(jumping, runs, further, thresholds.STRONG_MAGNITUDE, float64=True)
             _compare(jumping)
-        _give_choices([case for case in differing if not case.logic_differs], runs)
     differing = [case for case in differing if case.logic_differs and not case.outside]
     if any(case.envelope is None for case in differing):
         perturb(differing, runs, range(thresholds.FIRST_RUNS))
     for case in differing:
         _let_candidate_answer(case, notes)
-
-
-def _give_choices(explained: Sequence[Evidence], runs: Runs) -> None:
-    """Look behind jumps: with the same choices given to eager and the twin, both must compute the same."""
-    given = runs.ask(Control.GIVEN_CHOICES, runs.runner.given_choices) if explained else None
-    if given is None:
-        return
-    inner = runs.of(given)
-    shadows = [Evidence(case.pair, case.metrics) for case in explained]
-    if not _run_high_precision(shadows, inner):
-        return
-    _hold_against_twin(shadows, inner, [])
-    for case, shadow in zip(explained, shadows, strict=True):
-        if shadow.logic_differs:
-            case.logic_differs = True
-            case.evidence[EvidenceKey.TWIN_ERROR_GIVEN_CHOICES] = shadow.twin_difference
 
 
 def _compare(cases: Iterable[Evidence]) -> None:
