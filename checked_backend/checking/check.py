@@ -19,7 +19,6 @@ from checked_backend.checking.handwritten import (
 )
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
-from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import (
     Shown,
     joined,
@@ -28,6 +27,7 @@ from checked_backend.checking.merge import (
     told,
     told_once,
     with_baked_values,
+    with_levels,
 )
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import (

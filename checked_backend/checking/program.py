@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from checked_backend._torch.dynamo import inner_exception
-from checked_backend.checking.backward import Objective, roots_of, run_backward, unreached_leaves
+from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
 from checked_backend.checking.copies import Copier, refill
-from checked_backend.checking.cotangents import Incoming
 from checked_backend.checking.state import State
 from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of

@@ -28,7 +28,6 @@ from checked_backend.checking.sizes import Shapes
 from checked_backend.checking.variants import (
     coverage_of,
     gradient_variants,
-    note_tried,
     roundings,
     without_rounding,
 )
@@ -334,8 +333,6 @@ class _Pair:
         found = [finding for _, finding in compared.found]
         if call.varies_gradients:
             found = without_rounding(found, call, self._rounding, run.own)
-            limits = {**self._coverage.detection_limit, **compared.limits}
-            self._coverage = replace(self._coverage, detection_limit=limits)
             run.own.add_coverage(coverage_of(call, ledger.coverage()))
             run.own.count({"kinds of incoming gradients": 1})
         else:
@@ -378,7 +375,7 @@ class _Pair:
 
     def vary_gradients(self, calls: Sequence[ProgramCall], session: Session, allowed: float = math.inf) -> None:
         """Run calls with other incoming gradients. Their detection limits are not those of the user's calls."""
-        tried: list[tuple[ProgramCall, Coverage]] = []
+        tried: list[str] = []
         watch = Stopwatch()
         for call in calls:
             if watch.seconds() > allowed:
@@ -388,9 +385,10 @@ class _Pair:
             with session.paused():
                 ran = self.vary(call)
             if ran:
-                tried.append((call, self._coverage))
+                tried.append(call.incoming.value)
                 session.ledger.add_coverage(coverage_of(call, self._coverage))
-        note_tried(self.run.own, tried)
+        if tried:
+            self.run.own.note(f"gradients were also compared with incoming ones {', '.join(tried)}")
 
 
 @contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from checked_backend.checking.backward import roots_of
-from checked_backend.checking.cotangents import variants_of, with_gaps
+from checked_backend.checking.backward import roots_of, variants_of, with_gaps
 from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.tree import argument_leaves, signature_of
 from checked_backend.findings import Coverage, Finding, Kind, Skip
@@ -214,17 +213,3 @@ def coverage_of(call: ProgramCall, coverage: Coverage) -> Coverage:
     """
     skipped = [replace(skip, subject=f"{skip.subject} {call.label}", matters=False) for skip in coverage.skipped]
     return Coverage(skipped=tuple(skipped), ignored=coverage.ignored, notes=coverage.notes)
-
-
-def note_tried(ledger: Ledger, coverages: Iterable[tuple[ProgramCall, Coverage]]) -> None:
-    """Note which kinds of gradients were tried, and how small an error would have been seen there.
-
-    That error is not as small as with contiguous gradients, because the noise found with those is mostly reused.
-    """
-    tried = list(coverages)
-    if not tried:
-        return
-    limits = sorted(limit for _, coverage in tried for limit in coverage.detection_limit.values())
-    seen = f"; half of them would have shown a relative error of {limits[len(limits) // 2]:.1e}" if limits else ""
-    kinds = ", ".join(call.incoming.value for call, _ in tried)
-    ledger.note(f"gradients were also compared with incoming ones {kinds}{seen}")

@@ -31,8 +31,7 @@ from checked_backend.checking.code_search import PatchedGlobals, Remembered, Sid
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
-from checked_backend.checking.levels import with_levels
-from checked_backend.checking.merge import VALUES
+from checked_backend.checking.merge import VALUES, with_levels
 from checked_backend.checking.program import Outcome, Program, ProgramCopy, eager_function
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.state import State

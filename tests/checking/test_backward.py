@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.checking.backward import Objective, run_backward
-from checked_backend.checking.cotangents import Incoming, draw, laid_out, variants_of
+from checked_backend.checking.backward import Incoming, Objective, draw, laid_out, run_backward, variants_of
 from checked_backend.errors import CheckedBackendError
 from tests.support.check_tools import agreed, batch
 
