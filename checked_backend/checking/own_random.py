@@ -8,11 +8,11 @@ elements are zero, and whether the backward pass drops those that the forward pa
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count, product
 from statistics import fmean, pvariance
+from typing import NamedTuple
 
 import torch
 
@@ -35,36 +35,6 @@ _HOW = "with the compiler's own random operators, as without a check (fallback_r
 _SUBJECT = "the compiler's own random operators"
 
 
-@dataclass(slots=True)
-class _Samples:
-    """One side's results, from seed to seed.
-
-    Attributes:
-        means: By tensor, its mean in each run.
-        zeros: By tensor, the share of its elements that are zero.
-        alike: For a gradient and a result, in how many runs they are zero at the same places.
-    """
-
-    means: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    zeros: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    alike: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        masks: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors.items():
-            if tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_meta and tensor.numel():
-                numbers = tensor.detach().to("cpu", torch.float64).reshape(-1)
-                masks[name] = numbers == 0
-                self.means[name].append(float(numbers.nan_to_num(0.0, 0.0, 0.0).mean()))
-                self.zeros[name].append(float(masks[name].double().mean()))
-        results = [name for name in masks if Subject(name).kind is SubjectKind.OUTPUT]
-        for gradient in (name for name in masks if Subject(name).is_gradient):
-            for result in results:
-                both = masks[gradient], masks[result]
-                if both[0].any() and not both[0].all() and torch.equal(*both):
-                    self.alike[gradient, result] += 1
-
-
 def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -> list[Finding]:
     """Compare a program that draws random numbers with the same program compiled to draw its own."""
     made = replace(program, calls=program.calls[:1], continued=False, optimizer=None)
@@ -80,20 +50,16 @@ def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -
     if findings or reference.error is not None or reference.backward_error is not None:
         ledger.count({"runs with the compiler's own random numbers": 1})
         return findings
-    samples, watch = (_Samples(), _Samples()), Stopwatch()
-    for number in range(RUNS):
-        for side, drawn in zip(sides, samples, strict=True):
-            outcome = seeded(side)
-            drawn.add(outcome.values)
-            outcome.release()
-        if watch.seconds() / (number + 1) * RUNS > MOST_SECONDS:
+    samples: list[tuple[_Sample, _Sample]] = []
+    watch = Stopwatch()
+    while len(samples) < RUNS:
+        samples.append((_sample(seeded(sides[0])), _sample(seeded(sides[1]))))
+        if watch.seconds() / len(samples) * RUNS > MOST_SECONDS:
             ledger.skip(Skip(_SUBJECT, f"structure alone was compared: {RUNS} runs would take too long"))
             return []
     ledger.count({"runs with the compiler's own random numbers": RUNS})
-    first: dict[str, Finding] = {}
-    for finding in _different(*samples):
-        first.setdefault(finding.subject, finding)
-    return list(first.values())
+    found = (finding for name in samples[0][0].means for finding in _different(name, samples))
+    return list({finding.subject: finding for finding in reversed([*found])}.values())
 
 
 def _structure(reference: Outcome, candidate: Outcome, again: Outcome) -> list[Finding]:
@@ -113,34 +79,63 @@ def _structure(reference: Outcome, candidate: Outcome, again: Outcome) -> list[F
     return [replace(each, stage="compiled", searched=True, message=f"{each.message}, {_HOW}") for each in found]
 
 
-def _different(eager: _Samples, compiled: _Samples) -> Iterator[Finding]:
-    """Findings about what differs more than by chance; a tensor may have several."""
-    for name, means in eager.means.items():
-        if len({*means}) == RUNS and len({*compiled.means[name]}) == 1:
-            message = f"{_HOW} it is the same from every seed"
-            yield _finding(name, "rng.seed", message, "another one each time", "the same each time")
-    for (name, result), runs in eager.alike.items():
-        if runs == RUNS > (theirs := compiled.alike[name, result]):
+class _Sample(NamedTuple):
+    """One run: of each tensor the mean and the share of zeros, and gradients that are zero where a result is."""
+
+    means: dict[str, float]
+    zeros: dict[str, float]
+    masked: set[tuple[str, str]]
+
+
+def _sample(outcome: Outcome) -> _Sample:
+    numbers = {
+        name: tensor.detach().to("cpu", torch.float64).reshape(-1)
+        for name, tensor in outcome.values.items()
+        if tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_meta and tensor.numel()
+    }
+    outcome.release()
+    masks = {name: values == 0 for name, values in numbers.items()}
+    means = {name: float(values.nan_to_num(0.0, 0.0, 0.0).mean()) for name, values in numbers.items()}
+    zeros = {name: float(mask.double().mean()) for name, mask in masks.items()}
+    masked = {
+        (gradient, result)
+        for gradient, result in product(masks, masks)
+        if Subject(gradient).is_gradient and Subject(result).kind is SubjectKind.OUTPUT
+        if 0 < zeros[gradient] < 1 and torch.equal(masks[gradient], masks[result])
+    }
+    return _Sample(means, zeros, masked)
+
+
+def _different(name: str, samples: Sequence[tuple[_Sample, _Sample]]) -> Iterator[Finding]:
+    """Findings about what differs in a tensor by more than chance."""
+    if not all(name in sample.means for pair in samples for sample in pair):
+        return  # what is drawn decides whether there is such a tensor
+    eager, compiled = ([pair[side].means[name] for pair in samples] for side in (0, 1))
+    if len({*eager}) == RUNS and len({*compiled}) == 1:
+        message = f"{_HOW} it is the same from every seed"
+        yield _finding(name, "rng.seed", message, "another one each time", "the same each time")
+    for gradient, result in set.intersection(*(pair[0].masked for pair in samples)):
+        alike = sum((gradient, result) in pair[1].masked for pair in samples)
+        if gradient == name and alike < RUNS:
             message = (
                 f"{result} and {name} are zero at the same places in eager, and not {_HOW}: the backward pass drops "
                 "other elements than the forward pass"
             )
-            there = f"zero where {result} is, in {RUNS} of {RUNS} runs"
-            yield _finding(name, "rng.mask", message, there, f"in {theirs} of {RUNS}")
-    for name, mine in eager.zeros.items():
-        other = compiled.zeros[name]
-        error = math.sqrt((pvariance(mine) + pvariance(other)) / RUNS)
-        if len(other) == RUNS and len({*mine}) > 1 and abs(fmean(mine) - fmean(other)) > STANDARD_ERRORS * error:
-            message = (
-                f"{_HOW} its share of zeros is another one than eager's: over {RUNS} runs of each, from other "
-                f"seeds, by more than {STANDARD_ERRORS:g} standard errors"
-            )
-            yield _finding(name, "rng.distribution", message, _range(mine), _range(other))
+            yield _finding(name, "rng.mask", message, f"in {RUNS} of {RUNS} runs", f"in {alike} of {RUNS}")
+    mine, theirs = ([pair[side].zeros[name] for pair in samples] for side in (0, 1))
+    error = math.sqrt((pvariance(mine) + pvariance(theirs)) / RUNS)
+    if len({*mine}) > 1 and abs(fmean(mine) - fmean(theirs)) > STANDARD_ERRORS * error:
+        message = (
+            f"{_HOW} its share of zeros is another one than eager's: over {RUNS} runs of each, from other seeds, by "
+            f"more than {STANDARD_ERRORS:g} standard errors"
+        )
+        yield _finding(name, "rng.distribution", message, _range(mine), _range(theirs))
 
 
 def _finding(subject: str, detail: str, message: str, expected: str, actual: str) -> Finding:
-    found = Finding(Kind.RNG, subject, message, detail, expected=expected, actual=actual)
-    return replace(found, stage="compiled", searched=True)
+    return Finding(
+        Kind.RNG, subject, message, detail, expected=expected, actual=actual, stage="compiled", searched=True
+    )
 
 
 def _range(values: list[float]) -> str:

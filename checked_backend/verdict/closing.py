@@ -20,7 +20,7 @@ from checked_backend.verdict.classify import (
     singular,
 )
 from checked_backend.verdict.distribution import distribution
-from checked_backend.verdict.elements import difference, root_mean_square
+from checked_backend.verdict.elements import difference, root_mean_square, widened
 from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import as_good_as_eager, distances_from, outside_noise
 from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Values
@@ -46,7 +46,8 @@ def close_as_noise(context: Context, case: Evidence) -> None:
         return
     if case.metrics.nonfinite_mismatched == 0:
         context.decisions.scales[case.pair.name] = case.remembered(coarse=context.low_precision)
-    if case.has_numbers():
+    # in NaN and infinity an error has no size
+    if case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any()):
         context.decisions.limits[case.pair.name] = case.detection_limit()
     if case.float64_nonfinite is not None:
         count = int(case.float64_nonfinite.sum())

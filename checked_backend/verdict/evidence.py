@@ -12,7 +12,7 @@ from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
-from checked_backend.verdict.elements import difference, local_root_mean_square, root_mean_square, widened
+from checked_backend.verdict.elements import difference, local_root_mean_square, root_mean_square
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
 from checked_backend.verdict.outliers import Outliers, outside_noise
 from checked_backend.verdict.runner import Runs, Values
@@ -228,14 +228,6 @@ class Evidence:
         )
         return found.unconfirmed
 
-    def has_numbers(self) -> bool:
-        """Whether eager has any finite number here. In NaN and infinity an error has no size."""
-        return self.metrics.reference_rms > 0 or bool(widened(self.pair.reference).isfinite().any())
-
-    def relative_noise(self) -> float:
-        """The noise over the tensor's own size, as root mean squares. A difference found to be noise counts too."""
-        return max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / self._size()
-
     def remembered(self, *, coarse: bool) -> NoiseBaseline:
         """The noise scale, for later calls.
 
@@ -243,7 +235,7 @@ class Evidence:
             coarse: Whether noise as large as the tensor itself settles later calls too.
         """
         size = self._size()
-        noise = self.relative_noise()
+        noise = max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / size
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
         sizes = (self.metrics.reference_rms, size) if self.is_zero_in_float64 else None
         return NoiseBaseline(
