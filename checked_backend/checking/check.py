@@ -31,6 +31,7 @@ from checked_backend.checking.merge import (
 )
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import (
+    MakeOptimizer,
     Program,
     ProgramCall,
     Transform,
@@ -42,7 +43,6 @@ from checked_backend.checking.program import (
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes, other_sizes, tile_sizes
-from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.variants import fresh_data, other_layouts
 from checked_backend.errors import OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Skip, Verdict

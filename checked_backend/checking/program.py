@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +18,68 @@ from checked_backend._torch.dynamo import inner_exception
 from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
 from checked_backend.checking.copies import Copier, refill
 from checked_backend.checking.state import State
-from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_unharmed
+
+MakeOptimizer = Callable[[list[torch.Tensor]], Any]
+"""A class of ``torch.optim``, or any function from parameters to an optimizer."""
+
+
+def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
+    """Make an optimizer over the parameters of one run.
+
+    Raises:
+        OptionError: There is nothing to train; or the factory raised, or returned no optimizer, or one over other
+            parameters than it was given, so that all runs would train the same ones.
+    """
+    if not trained:
+        raise OptionError("check: optimizer was given, but no parameter and no tensor argument requires grad.")
+    try:
+        optimizer = make(list(trained.values()))
+    except Exception as error:
+        raise OptionError(f"check: the optimizer could not be made: {type(error).__name__}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(
+            f"check: optimizer must be a torch.optim class or a function (params) -> optimizer; it returned "
+            f"{type(optimizer).__qualname__}."
+        )
+    given = {id(tensor) for tensor in trained.values()}
+    if any(id(tensor) not in given for group in optimizer.param_groups for tensor in group["params"]):
+        raise OptionError(
+            "check: the optimizer is over other parameters than the function was given. Eager and compiled train "
+            "copies of the module: write optimizer=lambda params: torch.optim.SGD(params, lr=0.1)."
+        )
+    return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
+    """Let an optimizer take a step with a closure that evaluates the loss and leaves the gradients.
+
+    If its ``step`` takes no closure, the gradients are computed before.
+    """
+    step: Any = optimizer.step
+    try:
+        inspect.signature(step).bind(closure)
+    except TypeError:
+        closure()
+        step()
+    else:
+        step(closure)
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, trained: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in an optimizer's state, as ``optimizer[<parameter>.<name>]``; step counts are left out."""
+    for name, parameter in trained.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and key != "step":
+                yield f"optimizer[{name}.{key}]", value
+
 
 _LARGEST = 2**63
 
