@@ -15,12 +15,10 @@ from checked_backend.checking.handwritten import (
     SizedArguments,
     candidate_calls,
     refuse_misuse,
-    sized_arguments,
     told_of_candidate,
 )
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
-from checked_backend.checking.levels import with_levels
 from checked_backend.checking.merge import (
     Shown,
     joined,
@@ -29,9 +27,11 @@ from checked_backend.checking.merge import (
     told,
     told_once,
     with_baked_values,
+    with_levels,
 )
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import (
+    MakeOptimizer,
     Program,
     ProgramCall,
     Transform,
@@ -43,7 +43,6 @@ from checked_backend.checking.program import (
 from checked_backend.checking.program_run import ProgramRun, fresh_dynamo, run_program
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes, other_sizes, tile_sizes
-from checked_backend.checking.training import MakeOptimizer
 from checked_backend.checking.variants import fresh_data, other_layouts
 from checked_backend.errors import OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Skip, Verdict
@@ -170,11 +169,21 @@ def check(
     if candidate is None and sizes is not None:
         raise OptionError("check: sizes are for a candidate. For a compiled program, dynamic=True tries other sizes.")
     if candidate is not None:
-        refuse_misuse(fn_or_module, candidate, compiler=compiler, dynamic=dynamic, choices=choices, optimizer=optimizer)
+        refuse_misuse(
+            fn_or_module,
+            candidate,
+            compiler=compiler,
+            compiler_options=compiler_options,
+            dynamic=dynamic,
+            choices=choices,
+            optimizer=optimizer,
+            localize=localize,
+        )
     if not (isinstance(args, Sequence) or (candidate is not None and callable(args))):
         raise OptionError(f"check: args got {type(args).__qualname__}; it is a tuple: check(fn, (x,)).")
+    sized = SizedArguments.of(args, sizes)
     with random_untouched():
-        arguments = sized_arguments(args, sizes)
+        first, label = sized.first()
     differentiated = torch.is_grad_enabled() if gradients == "auto" else bool(gradients)
     if optimizer is not None and not differentiated:
         raise OptionError("check: optimizer needs gradients, which are off.")
@@ -185,15 +194,15 @@ def check(
     compile_region = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
     program = Program(
         eager_function(fn_or_module),
-        arguments.first,
+        first,
         dict(kwargs or {}),
         RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
         gradients=differentiated,
         candidate=candidate,
-        calls=[arguments.first_call(dict(kwargs or {}))],
+        calls=[ProgramCall(first, dict(kwargs or {}), label)],
     )
     varied = (dynamic, iterations, optimizer, vary_data, vary_layout)
-    plan = _Plan(program, options, *varied, effort, ONLY_CHOICE, arguments)
+    plan = _Plan(program, options, *varied, effort, ONLY_CHOICE, sized)
     with random_untouched(), files_of_one_report() as files:
 
         def checked(choice: KernelChoice, fails: bool) -> Report:
@@ -224,7 +233,7 @@ class _Plan:
     vary_layout: bool
     effort: Effort
     choice: KernelChoice
-    arguments: SizedArguments
+    sized: SizedArguments
 
     @property
     def title(self) -> str:
@@ -304,7 +313,7 @@ class _Plan:
 
     def _variants(self, program: Program, shapes: Shapes, ledger: Ledger) -> Iterable[ProgramCall]:
         if program.candidate is not None:
-            yield from candidate_calls(program, self.arguments.others, ledger)
+            yield from candidate_calls(program, self.sized, ledger)
             return
         if self.vary_data:
             yield from fresh_data(program, ledger)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from functools import partial
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -268,3 +270,85 @@ def is_installed(module: str) -> bool:
     """Whether a module belongs to an installed package. Such code seldom reads globals that require grad."""
     path = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in path or "dist-packages" in path
+
+
+class SideEffects(CodeSearch):
+    """What a program's code can change without being given it. What modules hold is copied."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__([function], holdings=False)
+
+    def now(self) -> Remembered:
+        """What all of it is now."""
+        variables = [(variable, variable.get()) for variable, _ in self.variables.values()]
+        return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a program's code could change, as it was at one moment."""
+
+    reached: SideEffects
+    variables: Sequence[tuple[Variable, Any]]
+    holders: Sequence[tuple[Any, str, list[Any]]]
+
+    @contextmanager
+    def in_place(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """A block in which all of it is as at that moment, and after which it is as before the block.
+
+        Args:
+            tell: Receives the name of what changed and stays so, because other threads of the program may use it.
+        """
+        before = self.reached.now()
+        self._put(tell)
+        try:
+            yield
+        finally:
+            before._put(tell)
+
+    def _put(self, tell: Callable[[str], None]) -> None:
+        changed: list[tuple[str, Callable[[], None]]] = []
+        for variable, value in self.variables:
+            if variable.get() is not value:
+                changed.append((f"{variable.home}.{variable.name}", partial(variable.put, value)))
+        for holder, name, items in self.holders:
+            now = _items(holder)
+            if len(items) != len(now) or any(a is not b for a, b in zip(items, now, strict=True)):
+                changed.append((name, partial(_fill, holder, items)))
+        others = bool(changed) and _other_threads()
+        for name, undo in changed:
+            if others:
+                tell(name)
+            else:
+                undo()
+
+
+def _items(holder: Any) -> list[Any]:
+    return [each for pair in holder.items() for each in pair] if isinstance(holder, dict) else list(holder)
+
+
+def _fill(holder: Any, items: Sequence[Any]) -> None:
+    holder.clear()
+    if isinstance(holder, dict):
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            holder[key] = value
+    elif isinstance(holder, set):
+        holder.update(items)
+    else:
+        holder.extend(items)
+
+
+def _other_threads() -> bool:
+    """Whether other threads run code of the program. Those of libraries, as a compiler's, do not change its objects."""
+    return any(
+        _is_of_program(frame) for number, frame in sys._current_frames().items() if number != threading.get_ident()
+    )
+
+
+def _is_of_program(frame: FrameType | None) -> bool:
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not is_library(name) and not is_installed(name):
+            return True
+        frame = frame.f_back
+    return False

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from checked_backend.checking.backward import roots_of
-from checked_backend.checking.outcome import Outcome, as_tensor
+from checked_backend.checking.program import Outcome, as_tensor
 from checked_backend.checking.tree import comparable
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
@@ -25,11 +25,10 @@ from checked_backend.report.environment import here_and_now
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 from checked_backend.verdict.classify import NOT_REPRODUCED
-from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decide import decide, tolerate_flipped_shapes
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.runner import Runner
-from checked_backend.verdict.shapes import tolerate_flipped_shapes
 
 _MEND = "mend that first, or give arguments that the program takes"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -34,7 +33,7 @@ MOST_SECONDS = 60.0
 _KEEPS = "without the calls before it the candidate is right in this call: it uses what it kept of an earlier one"
 _OF_HARDWARE = (EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME)
 
-_UNUSED = MappingProxyType({"compiler": "inductor", "dynamic": None, "choices": 1, "optimizer": None})
+_DEFAULTS = MappingProxyType({"compiler": "inductor", "choices": 1})
 
 MakeArguments: TypeAlias = Callable[[int], Sequence[Any]]
 """Makes the positional arguments of one size."""
@@ -42,63 +41,49 @@ MakeArguments: TypeAlias = Callable[[int], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SizedArguments:
-    """The arguments of a candidate's calls.
+    """The arguments of a candidate's calls: of several sizes, or of none.
 
     Attributes:
-        first: Those of the first call.
-        size: The size of these; None if there is none.
-        others: Further sizes, each with what makes its arguments.
+        sizes: In the order in which they are tried: the first that shows a fault is the smallest. A size of 0 is last.
+        seconds: Seconds of processor time after which no further size is begun.
     """
 
-    first: Sequence[Any]
-    size: int | None = None
-    others: Sequence[tuple[int, Callable[[], Sequence[Any]]]] = ()
+    make: MakeArguments
+    sizes: Sequence[int]
+    seconds: float
 
-    def first_call(self, kwargs: Mapping[str, Any]) -> ProgramCall:
-        """The first call."""
-        return ProgramCall(self.first, kwargs, "" if self.size is None else f"with size {self.size}")
+    @classmethod
+    def of(cls, args: Sequence[Any] | MakeArguments, sizes: Sequence[int] | None) -> SizedArguments:
+        """What makes arguments, with its sizes (by default `SIZES`); without any if ``args`` are arguments themselves.
 
+        Raises:
+            OptionError: There are sizes and nothing that makes arguments for them, or a size is no natural number.
+        """
+        if not callable(args):
+            if sizes is not None:
+                raise OptionError("check: sizes need a function in the place of args: check(fn, make, sizes=...).")
+            return cls(lambda _: args, (), math.inf)
+        known = SIZES if sizes is None else sizes
+        if not known or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in known):
+            raise OptionError(f"check: sizes got {sizes!r}; valid: natural numbers, at least one.")
+        ordered = sorted(set(known), key=lambda size: (size == 0, size))
+        return cls(args, ordered, MOST_SECONDS if sizes is None else math.inf)
 
-def sized_arguments(args: Sequence[Any] | MakeArguments, sizes: Sequence[int] | None) -> SizedArguments:
-    """The arguments of the first call, and those of calls with other sizes.
+    def first(self) -> tuple[Sequence[Any], str]:
+        """The arguments of the first call, and its label."""
+        return (self.at(self.sizes[0]), _label(self.sizes[0])) if self.sizes else (self.make(0), "")
 
-    The smallest size that is not 0 comes first, the others in order: the first size that shows a fault is the smallest.
+    def at(self, size: int) -> Sequence[Any]:
+        """The arguments of one size.
 
-    Args:
-        args: Positional arguments, or what makes them for a size.
-        sizes: The sizes; None: `SIZES`.
-
-    Raises:
-        OptionError: There are sizes and nothing that makes arguments for them, or a size is no natural number.
-    """
-    if not callable(args):
-        if sizes is not None:
-            raise OptionError("check: sizes need a function in the place of args: check(fn, make, sizes=...).")
-        return SizedArguments(args)
-    known = SIZES if sizes is None else sizes
-    if not known or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in known):
-        raise OptionError(f"check: sizes got {sizes!r}; valid: natural numbers, at least one.")
-    first, *others = sorted(set(known), key=lambda size: (size == 0, size))
-    make = args
-    watch = Stopwatch()
-
-    def made(size: int) -> Sequence[Any]:
-        if sizes is None and watch.seconds() > MOST_SECONDS:
-            raise _LeftOutError(f"left out: those before it took more than {MOST_SECONDS:.0f} s")
-        return _arguments(make, size)
-
-    return SizedArguments(_arguments(make, first), first, [(size, partial(made, size)) for size in others])
-
-
-class _LeftOutError(Exception):
-    """Says why there is no call of a size."""
-
-
-def _arguments(make: MakeArguments, size: int) -> Sequence[Any]:
-    made: object = make(size)
-    if not isinstance(made, Sequence):
-        raise OptionError(f"check: args({size}) returned {type(made).__qualname__}; it returns a tuple of arguments.")
-    return made
+        Raises:
+            OptionError: What was made is no sequence of arguments.
+        """
+        made: object = self.make(size)
+        if not isinstance(made, Sequence):
+            kind = type(made).__qualname__
+            raise OptionError(f"check: args({size}) returned {kind}; it returns a tuple of arguments.")
+        return made
 
 
 def refuse_misuse(function: Callable[..., Any], candidate: object, **of_compilers: Any) -> None:
@@ -113,7 +98,7 @@ def refuse_misuse(function: Callable[..., Any], candidate: object, **of_compiler
     if not callable(candidate):
         raise OptionError(f"check: candidate got {type(candidate).__qualname__}, which cannot be called.")
     for name, value in of_compilers.items():
-        if value != _UNUSED[name]:
+        if value and value != _DEFAULTS.get(name):
             raise OptionError(f"check: {name} is for a compiled program, and candidate is run as it is; drop {name}.")
     if not (isinstance(function, torch.nn.Module) and isinstance(candidate, torch.nn.Module)):
         return
@@ -127,25 +112,26 @@ def refuse_misuse(function: Callable[..., Any], candidate: object, **of_compiler
             )
 
 
-def candidate_calls(
-    program: Program, others: Sequence[tuple[int, Callable[[], Sequence[Any]]]], ledger: Ledger
-) -> Iterator[ProgramCall]:
+def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> Iterator[ProgramCall]:
     """The calls beside the first one: other sizes, junk in memory that is allocated, other data, other layouts.
 
     After calls of other sizes the first size comes again, on other data: what was kept of an earlier call by its shape
     shows. Then other data are put into the first call's tensors: what was kept by their address shows.
     """
-    call = program.calls[0]
-    for size, make in others:
+    call, watch = program.calls[0], Stopwatch()
+    for size in sized.sizes[1:]:
+        if watch.seconds() > sized.seconds:
+            ledger.skip(Skip(f"size {size}", f"left out: those before it took more than {sized.seconds:.0f} s"))
+            continue
         try:
-            args = make()
+            args = sized.at(size)
         except OptionError:
             raise
         except Exception as error:  # the user's own function may know no size 0
-            raised = "" if isinstance(error, _LeftOutError) else f"args({size}) raises {type(error).__name__}: "
-            ledger.skip(Skip(f"size {size}", f"{raised}{error}".partition("\n")[0]))
-            continue
-        yield ProgramCall(args, call.kwargs, f"with size {size}")
+            why = f"args({size}) raises {type(error).__name__}: {error}".partition("\n")[0]
+            ledger.skip(Skip(f"size {size}", why))
+        else:
+            yield ProgramCall(args, call.kwargs, _label(size))
     yield ProgramCall(call.args, call.kwargs, "with junk in the memory that it allocates", junk=2)
     fresh = list(fresh_data(program, ledger))
     yield from fresh
@@ -176,9 +162,5 @@ def told_of_candidate(finding: Finding, *, first: bool) -> Finding:
     return replace(finding, detail=str(Kind.LOGIC), message=_KEEPS, evidence=evidence)
 
 
-def takes_size(factory: Callable[..., Any]) -> bool:
-    """Whether a factory asks for a size: its first parameter has this name."""
-    try:
-        return next(iter(inspect.signature(factory).parameters), "") == "size"
-    except (TypeError, ValueError):  # a callable without a signature
-        return False
+def _label(size: int) -> str:
+    return f"with size {size}"

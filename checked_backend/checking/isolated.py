@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checked_backend.checking.levels import with_levels
+from checked_backend.checking.merge import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
 from checked_backend.process.job import JobEnd

@@ -1,17 +1,18 @@
 """Compare a program that draws with the compiler's own random operators, which users get by default.
 
 A check compiles with eager's random operators, so that both sides draw the same numbers. Inductor's own operators are
-other code. Their results are compared in structure, and over many runs from other seeds in a few statistics.
+other code. Their results are compared in structure, and over many runs from other seeds in what dropout makes: how many
+elements are zero, and whether the backward pass drops those that the forward pass dropped.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from statistics import fmean, pvariance
+from typing import NamedTuple
 
 import torch
 
@@ -21,24 +22,17 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
-RUNS = 40
-LEAST_RUNS = 20
-"""The least number of runs of each side, from seeds of their own. There are as many runs as there is time for."""
+RUNS = 20
+"""How many runs of each side there are, from seeds of their own."""
 
 MOST_SECONDS = 20.0
 """Seconds that the runs may take."""
 
 STANDARD_ERRORS = 8.0
-"""Means over all runs that differ by more are of other distributions: by chance once in a thousand million checks."""
-
-ROUNDING = 2.0**-8
-"""Differences of less than this part of a tensor's size are not ascribed to random numbers."""
+"""Shares of zeros that differ by more are of other distributions: by chance once in a thousand million checks."""
 
 _HOW = "with the compiler's own random operators, as without a check (fallback_random=False)"
 _SUBJECT = "the compiler's own random operators"
-
-_Statistics = dict[tuple[str, str], tuple[list[float], list[float]]]
-"""By tensor and name of the statistic: its values in the runs of eager, and in those of the compiled program."""
 
 
 def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -> list[Finding]:
@@ -56,28 +50,16 @@ def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -
     if findings or reference.error is not None or reference.backward_error is not None:
         ledger.count({"runs with the compiler's own random numbers": 1})
         return findings
-    statistics: _Statistics = defaultdict(lambda: ([], []))
-
-    def sample() -> None:
-        for place, side in enumerate(sides):
-            outcome = seeded(side)
-            for key, value in _statistics(outcome.values):
-                statistics[key][place].append(value)
-            outcome.release()
-
+    samples: list[tuple[_Sample, _Sample]] = []
     watch = Stopwatch()
-    sample()
-    affordable = int(min(RUNS, MOST_SECONDS / max(watch.seconds(), 1e-9)))
-    if affordable < LEAST_RUNS:
-        ledger.skip(Skip(_SUBJECT, f"structure alone was compared: {LEAST_RUNS} runs would take too long"))
-        return []
-    for _ in range(affordable - 1):
-        sample()
-    ledger.count({"runs with the compiler's own random numbers": affordable})
-    first: dict[str, Finding] = {}
-    for finding in _different(statistics):
-        first.setdefault(finding.subject, finding)
-    return list(first.values())
+    while len(samples) < RUNS:
+        samples.append((_sample(seeded(sides[0])), _sample(seeded(sides[1]))))
+        if watch.seconds() / len(samples) * RUNS > MOST_SECONDS:
+            ledger.skip(Skip(_SUBJECT, f"structure alone was compared: {RUNS} runs would take too long"))
+            return []
+    ledger.count({"runs with the compiler's own random numbers": RUNS})
+    found = (finding for name in samples[0][0].means for finding in _different(name, samples))
+    return list({finding.subject: finding for finding in reversed([*found])}.values())
 
 
 def _structure(reference: Outcome, candidate: Outcome, again: Outcome) -> list[Finding]:
@@ -97,60 +79,63 @@ def _structure(reference: Outcome, candidate: Outcome, again: Outcome) -> list[F
     return [replace(each, stage="compiled", searched=True, message=f"{each.message}, {_HOW}") for each in found]
 
 
-def _statistics(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[tuple[str, str], float]]:
-    zeros: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_meta or not tensor.numel():
-            continue
-        numbers = tensor.detach().to("cpu", torch.float64).reshape(-1)
-        finite = numbers.nan_to_num(0.0, 0.0, 0.0)
-        zeros[name] = numbers == 0
-        yield (name, "share of zeros"), float(zeros[name].double().mean())
-        yield (name, "share of NaN and infinity"), 1 - float(numbers.isfinite().double().mean())
-        yield (name, "mean"), float(finite.mean())
-        yield (name, "root mean square"), float(finite.square().mean().sqrt())
-    for name, mask in zeros.items():
-        for other, theirs in zeros.items():
-            result = Subject(name).kind is SubjectKind.OUTPUT and Subject(other).is_gradient
-            if result and 1 < mask.numel() == theirs.numel():
-                same = bool(mask.any()) and not bool(mask.all()) and torch.equal(mask, theirs)
-                yield (other, f"zero where {name} is"), float(same)
+class _Sample(NamedTuple):
+    """One run: of each tensor the mean and the share of zeros, and gradients that are zero where a result is."""
+
+    means: dict[str, float]
+    zeros: dict[str, float]
+    masked: set[tuple[str, str]]
 
 
-def _different(statistics: _Statistics) -> Iterator[Finding]:
-    """Findings about statistics that differ more than by chance; a tensor may have several."""
-    paired = {key: both for key, both in statistics.items() if len(both[0]) == len(both[1])}
-    for (name, statistic), (mine, theirs) in paired.items():
-        if statistic == "mean" and len({*mine}) == len(mine) and len({*theirs}) == 1:
-            message = f"{_HOW} it is the same from every seed"
-            yield _finding(name, "rng.seed", message, "another one each time", "the same each time")
-        elif statistic.startswith("zero where") and all(mine) and not all(theirs):
-            other = statistic.removeprefix("zero where ").removesuffix(" is")
+def _sample(outcome: Outcome) -> _Sample:
+    numbers = {
+        name: tensor.detach().to("cpu", torch.float64).reshape(-1)
+        for name, tensor in outcome.values.items()
+        if tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_meta and tensor.numel()
+    }
+    outcome.release()
+    masks = {name: values == 0 for name, values in numbers.items()}
+    means = {name: float(values.nan_to_num(0.0, 0.0, 0.0).mean()) for name, values in numbers.items()}
+    zeros = {name: float(mask.double().mean()) for name, mask in masks.items()}
+    masked = {
+        (gradient, result)
+        for gradient, result in product(masks, masks)
+        if Subject(gradient).is_gradient and Subject(result).kind is SubjectKind.OUTPUT
+        if 0 < zeros[gradient] < 1 and torch.equal(masks[gradient], masks[result])
+    }
+    return _Sample(means, zeros, masked)
+
+
+def _different(name: str, samples: Sequence[tuple[_Sample, _Sample]]) -> Iterator[Finding]:
+    """Findings about what differs in a tensor by more than chance."""
+    if not all(name in sample.means for pair in samples for sample in pair):
+        return  # what is drawn decides whether there is such a tensor
+    eager, compiled = ([pair[side].means[name] for pair in samples] for side in (0, 1))
+    if len({*eager}) == RUNS and len({*compiled}) == 1:
+        message = f"{_HOW} it is the same from every seed"
+        yield _finding(name, "rng.seed", message, "another one each time", "the same each time")
+    for gradient, result in set.intersection(*(pair[0].masked for pair in samples)):
+        alike = sum((gradient, result) in pair[1].masked for pair in samples)
+        if gradient == name and alike < RUNS:
             message = (
-                f"{other} and {name} are zero at the same places in eager, and not {_HOW}: the backward pass drops "
+                f"{result} and {name} are zero at the same places in eager, and not {_HOW}: the backward pass drops "
                 "other elements than the forward pass"
             )
-            runs = len(mine)
-            yield _finding(
-                name, "rng.mask", message, f"{statistic}, in {runs} of {runs} runs", f"in {sum(theirs):.0f} of {runs}"
-            )
-    for (name, statistic), (mine, theirs) in paired.items():
-        if statistic.startswith("zero where"):
-            continue
-        size = 1 / 4 if statistic.startswith("share") else fmean(statistics[name, "root mean square"][0])
-        error = math.sqrt((pvariance(mine) + pvariance(theirs)) / len(mine))
-        varies = len({*mine}) > 1 or statistic == "share of NaN and infinity"
-        if varies and abs(fmean(mine) - fmean(theirs)) > STANDARD_ERRORS * error + ROUNDING * size:
-            message = (
-                f"{_HOW} its {statistic} is another one than eager's: over {len(mine)} runs of each, from other "
-                f"seeds, by more than {STANDARD_ERRORS:g} standard errors"
-            )
-            yield _finding(name, "rng.distribution", message, _range(mine), _range(theirs))
+            yield _finding(name, "rng.mask", message, f"in {RUNS} of {RUNS} runs", f"in {alike} of {RUNS}")
+    mine, theirs = ([pair[side].zeros[name] for pair in samples] for side in (0, 1))
+    error = math.sqrt((pvariance(mine) + pvariance(theirs)) / RUNS)
+    if len({*mine}) > 1 and abs(fmean(mine) - fmean(theirs)) > STANDARD_ERRORS * error:
+        message = (
+            f"{_HOW} its share of zeros is another one than eager's: over {RUNS} runs of each, from other seeds, by "
+            f"more than {STANDARD_ERRORS:g} standard errors"
+        )
+        yield _finding(name, "rng.distribution", message, _range(mine), _range(theirs))
 
 
 def _finding(subject: str, detail: str, message: str, expected: str, actual: str) -> Finding:
-    found = Finding(Kind.RNG, subject, message, detail, expected=expected, actual=actual)
-    return replace(found, stage="compiled", searched=True)
+    return Finding(
+        Kind.RNG, subject, message, detail, expected=expected, actual=actual, stage="compiled", searched=True
+    )
 
 
 def _range(values: list[float]) -> str:

@@ -15,8 +15,8 @@ from torch.export import ExportedProgram
 
 from checked_backend._torch.inductor import load_compiled_package
 from checked_backend.checking.compare_runs import compare_runs
-from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.program import (
+    Outcome,
     Program,
     ProgramCopy,
     eager_function,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,35 +11,141 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from checked_backend._torch.dynamo import inner_exception
-from checked_backend.checking.backward import Objective, roots_of, run_backward, unreached_leaves
+from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
 from checked_backend.checking.copies import Copier, refill
-from checked_backend.checking.cotangents import Incoming
-from checked_backend.checking.outcome import Outcome
 from checked_backend.checking.state import State
-from checked_backend.checking.training import MakeOptimizer, make_optimizer, optimizer_state, take_step
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.modes.monte_carlo import PoisonMode
+from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_unharmed
 
-__all__ = [
-    "Modes",
-    "Outcome",
-    "Program",
-    "ProgramCall",
-    "ProgramCopy",
-    "Stopwatch",
-    "Transform",
-    "as_it_is",
-    "eager_function",
-    "function_name",
-    "no_warning_is_an_error",
-    "refuse_misfits",
-]
+MakeOptimizer = Callable[[list[torch.Tensor]], Any]
+"""A class of ``torch.optim``, or any function from parameters to an optimizer."""
+
+
+def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
+    """Make an optimizer over the parameters of one run.
+
+    Raises:
+        OptionError: There is nothing to train; or the factory raised, or returned no optimizer, or one over other
+            parameters than it was given, so that all runs would train the same ones.
+    """
+    if not trained:
+        raise OptionError("check: optimizer was given, but no parameter and no tensor argument requires grad.")
+    try:
+        optimizer = make(list(trained.values()))
+    except Exception as error:
+        raise OptionError(f"check: the optimizer could not be made: {type(error).__name__}: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(
+            f"check: optimizer must be a torch.optim class or a function (params) -> optimizer; it returned "
+            f"{type(optimizer).__qualname__}."
+        )
+    given = {id(tensor) for tensor in trained.values()}
+    if any(id(tensor) not in given for group in optimizer.param_groups for tensor in group["params"]):
+        raise OptionError(
+            "check: the optimizer is over other parameters than the function was given. Eager and compiled train "
+            "copies of the module: write optimizer=lambda params: torch.optim.SGD(params, lr=0.1)."
+        )
+    return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
+    """Let an optimizer take a step with a closure that evaluates the loss and leaves the gradients.
+
+    If its ``step`` takes no closure, the gradients are computed before.
+    """
+    step: Any = optimizer.step
+    try:
+        inspect.signature(step).bind(closure)
+    except TypeError:
+        closure()
+        step()
+    else:
+        step(closure)
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, trained: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in an optimizer's state, as ``optimizer[<parameter>.<name>]``; step counts are left out."""
+    for name, parameter in trained.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and key != "step":
+                yield f"optimizer[{name}.{key}]", value
+
+
+_LARGEST = 2**63
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The results and the effects of one call of a program.
+
+    Attributes:
+        subjects: Everything to compare, by subject: the objects themselves.
+        values: The plain tensors among them (numbers too), as they were at the end of the call, by name.
+        outputs: Leaves of the result, by subject.
+        containers: The names of the types of the result's containers, by path.
+        memory: The tensors that outputs may share memory with, by name.
+        gradients: Gradients of inputs and parameters, by subject; None for a leaf that got none.
+        unreached: Leaves that eager's backward pass reaches and whose gradients are not in `gradients`.
+        evaluations: How often the function ran: an optimizer may ask for its loss several times.
+        rng: The random state that the call left.
+        settings: The process's settings before and after the call.
+        error: The exception that the function raised instead of returning.
+        backward_error: The exception that the backward pass raised.
+    """
+
+    subjects: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    containers: dict[str, str] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    unreached: list[torch.Tensor] = field(default_factory=list)
+    evaluations: int = 0
+    rng: RngState | None = None
+    settings: tuple[ProcessState, ProcessState] | None = None
+    error: Exception | None = None
+    backward_error: Exception | None = None
+
+    def release(self) -> None:
+        """Forget all tensors once they are compared. The names of the gradients are kept."""
+        for tensors in (self.subjects, self.values, self.outputs, self.memory):
+            tensors.clear()
+        self.unreached.clear()
+        self.gradients = dict.fromkeys(self.gradients)
+
+    def note_values(self, *, copies: bool) -> None:
+        """Take the values of all subjects: copies, if later calls may change the tensors."""
+        for subject, value in self.subjects.items():
+            for name, tensor in flat_tensors(subject, as_tensor(value)).items():
+                plain = tensor.detach()
+                self.values[name] = plain.clone() if copies else plain
+
+
+def as_tensor(value: Any) -> Any:
+    """A number or an array as a tensor, so that rounding counts as in tensors; any other value itself."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            return torch.from_numpy(np.array(value))  # a copy, writable
+        except TypeError:  # strings, objects
+            return value
+    if isinstance(value, bool):
+        return torch.tensor(value)
+    if isinstance(value, int):
+        return torch.tensor(value) if -_LARGEST <= value < _LARGEST else value
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.complex128) if isinstance(value, complex) else value
+
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -331,6 +438,10 @@ class ProgramCopy:
                 returned = settled(self._called(*args, **kwargs))
             except Exception as error:
                 raise _ProgramError(error) from error
+            except SystemExit as stop:
+                if self._program.candidate is None:
+                    raise
+                raise _ProgramError(RuntimeError(f"it calls sys.exit({stop.code!r})")) from stop
             outputs = dict(output_leaves(returned))
             if first:
                 outcome.outputs = outputs

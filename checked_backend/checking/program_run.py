@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,28 +22,18 @@ from checked_backend._torch.dynamo import (
 )
 from checked_backend.checking.backward import not_differentiated
 from checked_backend.checking.compare_runs import Comparison, compare_runs
-from checked_backend.checking.gradient_variants import (
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch, Transform, as_it_is
+from checked_backend.checking.program_runner import ProgramRunner
+from checked_backend.checking.sizes import Shapes
+from checked_backend.checking.variants import (
     coverage_of,
     gradient_variants,
-    note_tried,
     roundings,
     without_rounding,
 )
-from checked_backend.checking.late_writes import late_writes
-from checked_backend.checking.program import (
-    Outcome,
-    Program,
-    ProgramCall,
-    ProgramCopy,
-    Stopwatch,
-    Transform,
-    as_it_is,
-)
-from checked_backend.checking.program_runner import ProgramRunner
-from checked_backend.checking.results import RegionResults
-from checked_backend.checking.sizes import Shapes
 from checked_backend.diagnose.investigate import investigate
-from checked_backend.findings import Coverage, Finding, Skip
+from checked_backend.findings import Coverage, Finding, Kind, Skip
+from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure, Keep
@@ -89,6 +80,55 @@ class Tracing(DynamoLog):
     def between_regions(self) -> str | None:
         """A remark on code that ran in eager between compiled regions; None if there was none."""
         return f"graph breaks, around which the program runs in eager: {self.reasons()}" if self.breaks else None
+
+
+@dataclass(slots=True)
+class RegionResults:
+    """The values that compiled regions returned during one call of a program.
+
+    A region's results are a flat list: ``output[1]`` of a region may be ``output[loss]`` of the program.
+
+    Attributes:
+        names: The program's name of a region's result, by region and result; None if calls do not agree on it.
+    """
+
+    names: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    _returned: dict[str, list[list[weakref.ref[torch.Tensor] | None]]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Begin anew with the next call."""
+        self._returned.clear()
+
+    def watched(self, region: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a compiled region, to see what it returns."""
+
+        def run(*args: Any) -> Any:
+            returned = function(*args)
+            values: Sequence[Any] = returned if isinstance(returned, (tuple, list)) else (returned,)
+            references = [weakref.ref(value) if isinstance(value, torch.Tensor) else None for value in values]
+            self._returned.setdefault(region, []).append(references)
+            return returned
+
+        return run
+
+    def named(self, findings: Sequence[Finding], outputs: Mapping[str, Any]) -> list[Finding]:
+        """Give findings about regions' results the program's names for them.
+
+        A region that ran several times in the call keeps its own names. So do results that the program did not return.
+        """
+        names = {id(value): name for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+        renamed: dict[tuple[str, str], str] = {}
+        for region, calls in self._returned.items():
+            for index, reference in enumerate(calls[0] if len(calls) == 1 else ()):
+                tensor = None if reference is None else reference()
+                if tensor is not None and id(tensor) in names:
+                    renamed[region, f"output[{index}]"] = names[id(tensor)]
+        for place, name in renamed.items():
+            self.names[place] = name if self.names.get(place, name) == name else None
+        return [
+            replace(finding, subject=renamed.get((finding.region, finding.subject), finding.subject))
+            for finding in findings
+        ]
 
 
 @dataclass(slots=True)
@@ -293,8 +333,6 @@ class _Pair:
         found = [finding for _, finding in compared.found]
         if call.varies_gradients:
             found = without_rounding(found, call, self._rounding, run.own)
-            limits = {**self._coverage.detection_limit, **compared.limits}
-            self._coverage = replace(self._coverage, detection_limit=limits)
             run.own.add_coverage(coverage_of(call, ledger.coverage()))
             run.own.count({"kinds of incoming gradients": 1})
         else:
@@ -337,7 +375,7 @@ class _Pair:
 
     def vary_gradients(self, calls: Sequence[ProgramCall], session: Session, allowed: float = math.inf) -> None:
         """Run calls with other incoming gradients. Their detection limits are not those of the user's calls."""
-        tried: list[tuple[ProgramCall, Coverage]] = []
+        tried: list[str] = []
         watch = Stopwatch()
         for call in calls:
             if watch.seconds() > allowed:
@@ -347,9 +385,10 @@ class _Pair:
             with session.paused():
                 ran = self.vary(call)
             if ran:
-                tried.append((call, self._coverage))
+                tried.append(call.incoming.value)
                 session.ledger.add_coverage(coverage_of(call, self._coverage))
-        note_tried(self.run.own, tried)
+        if tried:
+            self.run.own.note(f"gradients were also compared with incoming ones {', '.join(tried)}")
 
 
 @contextmanager
@@ -361,3 +400,42 @@ def fresh_dynamo() -> Iterator[None]:
             yield
     finally:
         dynamo_reset()
+
+
+def late_writes(
+    calls: Sequence[ProgramCall],
+    reference: tuple[ProgramCopy, Sequence[Outcome]],
+    candidate: tuple[ProgramCopy, Sequence[Outcome]],
+) -> list[tuple[int, Finding]]:
+    """The arguments of calls that later calls of the compiled program have changed, and those of eager have not.
+
+    Returns:
+        The findings, each with the number of the call that the argument was given to.
+    """
+    found: list[tuple[int, Finding]] = []
+    for index, call in enumerate(calls[:-1]):
+        given_again = any(later is call or later.refills is call for later in calls[index + 1 :])
+        if given_again or call.varies_gradients:
+            continue
+        eagers = _changed(reference[0], call, reference[1][index].values)
+        for name in sorted(_changed(candidate[0], call, candidate[1][index].values) - eagers):
+            message = (
+                f"a later call of the compiled program writes to this argument of call {index + 1}; eager does not"
+            )
+            found.append((index, Finding(Kind.MUTATION, name, message, "mutation.unexpected")))
+    return found
+
+
+def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Tensor]) -> set[str]:
+    """The arguments of a call that are not as they were at its end, by subject."""
+    now = {f"mutated[{name}]": leaf for name, leaf in run.leaves(call) if isinstance(leaf, torch.Tensor)}
+    both = {name: (before[name], leaf) for name, leaf in now.items() if name in before}
+    return {
+        name
+        for name, (old, new) in both.items()
+        if _plain(old) and _plain(new) and not same_bits(resolved(old), resolved(new))
+    }
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized

@@ -82,9 +82,6 @@ class ProgramRunner:
     def others_drew(self) -> None:
         """Each region finds out whether another thread drew random numbers."""
 
-    def given_choices(self) -> None:
-        """Each region gives its choices to eager, as it can."""
-
     def _moved_as_in_torch(self, noise: AbstractContextManager[Any]) -> Values:
         """Eager's values, moved by the effect of the noise on the same program with torch in place of NumPy.
 

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch.aot import aot_autograd
 from checked_backend._torch.dynamo import dynamo_captures_data, dynamo_control_flow, dynamo_reset
 from checked_backend._torch.pytree import tree_leaves
-from checked_backend.aot.boxed import boxed, boxed_module
 from checked_backend.dump import Dump, rehearse
 from checked_backend.dump.standalone import mark_dynamic
 from checked_backend.errors import CandidateError, CheckedBackendError
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.process.job import JobEnd
-from checked_backend.process.worker import run_in_worker
 from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.report import Report
 from checked_backend.report.session import Session, collect
-
-FORWARD_LIMIT = 120.0
-"""Seconds that the forward pass may take in a process of its own."""
 
 _ASSIGNMENT = re.compile(r": (?P<name>\w+)(?:: [^=]*)? = ")
 """A line of ``module.py``, as `source_line` quotes it."""
@@ -43,7 +36,6 @@ def replay(
     seed: int = 0,
     investigator: Investigator | None = None,
     report_dir: Path | None = None,
-    backward: bool = True,
     rehearsed: bool = False,
 ) -> Report:
     """Compile a dumped graph, and check its outputs, mutations and gradients against eager.
@@ -54,7 +46,6 @@ def replay(
     Args:
         seed: The seed for input values that were not saved.
         report_dir: The folder of reports and repros, if not the one that the environment names.
-        backward: Run the backward pass of a training graph too.
         rehearsed: Whether `rehearse` has already run the graph.
 
     Raises:
@@ -77,9 +68,9 @@ def replay(
         if not dump.has_values:
             made = f"not in the dump: made from seed {seed}, within the recorded ranges"
             session.ledger.skip(Skip("the recorded values", made))
-        outputs = _Replay(dump, options, seed, session, investigator).run()
+        outputs = _run(dump, options, seed, session, investigator)
         roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if roots and backward:
+        if roots:
             try:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
             except Exception:
@@ -106,9 +97,7 @@ def replay_of_death(
         seed: As for `replay`, as are all others.
     """
 
-    def died(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        if late:
-            return _dying_late(gm, example_inputs, death.cause)
+    def died(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
         raise CandidateError(death.cause)
 
     def told(finding: Finding) -> Finding:
@@ -123,35 +112,9 @@ def replay_of_death(
         options = failure.options.model_copy(update={"compiler": compiler})
         return investigator(replace(failure, options=options), list(map(told, findings)))
 
-    late = _has_backward(dump) and _survives_forward(dump, compiler, seed)
     chosen = None if investigator is None else investigated
     report = replay(dump, compiler=died, seed=seed, investigator=chosen, report_dir=report_dir, rehearsed=True)
     return replace(report, findings=tuple(map(told, report.findings)))
-
-
-def _survives_forward(dump: Dump, compiler: str | Callable[..., Any], seed: int) -> bool:
-    def produce() -> str:
-        return str(replay(dump, compiler=compiler, seed=seed, backward=False, rehearsed=True).verdict)
-
-    try:
-        return not isinstance(run_in_worker(produce, timeout=FORWARD_LIMIT), JobEnd)
-    except CheckedBackendError:
-        return False
-
-
-def _dying_late(gm: fx.GraphModule, example_inputs: Sequence[Any], words: str) -> Any:
-    """AOT autograd with a backward pass that cannot run."""
-
-    def forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        return boxed_module(graph)
-
-    def backward(_graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        def dies(_args: list[Any]) -> Any:
-            raise RuntimeError(words)
-
-        return boxed(dies)
-
-    return aot_autograd(fw_compiler=forward, bw_compiler=backward, inference_compiler=forward)(gm, list(example_inputs))
 
 
 def _with_own_line(finding: Finding, dump: Dump) -> Finding:
@@ -168,59 +131,42 @@ def _has_backward(dump: Dump) -> bool:
     return dump.kind == "dynamo"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Replay:
-    """One run of a dumped graph under a compiler."""
+def _run(dump: Dump, options: CheckOptions, seed: int, session: Session, investigator: Investigator | None) -> Any:
+    """Run the graph as a user's program if Dynamo can trace it, whole or in parts, else directly."""
 
-    dump: Dump
-    options: CheckOptions
-    seed: int
-    session: Session
-    investigator: Investigator | None
+    def inputs() -> list[Any]:
+        made = dump.inputs(seed)
+        return made if _has_backward(dump) else [a.detach() if isinstance(a, torch.Tensor) else a for a in made]
 
-    def run(self) -> Any:
-        """Run the graph as a user's program if Dynamo can trace it, else directly."""
-        outputs, reason = self._traced_again(whole=True)
-        if reason is None:
-            return outputs
-        outputs, again = self._traced_again(whole=False)
-        if again is None:
-            self.session.ledger.skip(
-                Skip("some operators", f"Dynamo {reason} as a whole: what is between the parts ran in eager")
-            )
-            return outputs
-        self.session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
-        inputs = self._inputs()
-        direct = {"compiler": _failing_openly(self.options), "compiler_options": {}}
-        return self._checked(self.dump.module, inputs, options=self.options.model_copy(update=direct))(*inputs)
+    def checked(gm: fx.GraphModule, given: Sequence[Any], *, options: CheckOptions = options) -> Callable[..., Any]:
+        return build_region(gm, given, options, None, thorough=True, investigator=investigator)
 
-    def _traced_again(self, *, whole: bool) -> tuple[Any, str | None]:
-        """Compile the graph as a user's program, whole or in parts; or return the reason why Dynamo does not."""
-        backend = partial(self._checked, options=self.options)
+    reason = ""
+    for whole in (True, False):
         dynamo_reset()
         try:
-            inputs = self._inputs()
-            mark_dynamic(self.dump.metadata["inputs"], inputs)
+            given = inputs()
+            mark_dynamic(dump.metadata["inputs"], given)
             with dynamo_captures_data():
-                outputs = torch.compile(self.dump.module, backend=backend, fullgraph=whole)(*inputs)
+                outputs = torch.compile(dump.module, backend=checked, fullgraph=whole)(*given)
         except CheckedBackendError:
             raise
         except Exception as error:
-            if self.session.report.coverage.regions:
+            if session.report.coverage.regions:
                 raise  # the graph ran, and eager itself raises
-            return None, f"cannot trace this graph again ({type(error).__name__})"
+            reason = reason or f"cannot trace this graph again ({type(error).__name__})"
+            continue
         finally:
             dynamo_reset()
-        return outputs, None if self.session.report.coverage.regions else "leaves this graph in Python"
-
-    def _inputs(self) -> list[Any]:
-        inputs = self.dump.inputs(self.seed)
-        if _has_backward(self.dump):
-            return inputs
-        return [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in inputs]
-
-    def _checked(self, gm: fx.GraphModule, inputs: Sequence[Any], *, options: CheckOptions) -> Callable[..., Any]:
-        return build_region(gm, inputs, options, None, thorough=True, investigator=self.investigator)
+        if session.report.coverage.regions:
+            if not whole:
+                why = f"Dynamo {reason} as a whole: what is between the parts ran in eager"
+                session.ledger.skip(Skip("some operators", why))
+            return outputs
+        reason = reason or "leaves this graph in Python"
+    session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
+    direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
+    return checked(dump.module, given := inputs(), options=direct)(*given)
 
 
 def _failing_openly(options: CheckOptions) -> Callable[..., Any]:

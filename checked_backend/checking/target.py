@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import inspect
 import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from checked_backend.checking.handwritten import TILES, takes_size
+from checked_backend.checking.handwritten import TILES
+from checked_backend.checking.tree import signature_of
 from checked_backend.errors import CheckedBackendError
 
 Loaded = tuple[Callable[..., Any], Any, Mapping[str, Any]]
@@ -27,7 +29,7 @@ def load_factory(target: str, sizes: Sequence[int] | None = None, *, sized: bool
         target: ``FILE.py:FACTORY``; ``FACTORY()`` returns ``(fn_or_module, args, kwargs)``, without the last or the
             last two if they are empty.
         sizes: Sizes with which it can be called.
-        sized: Whether a factory whose first parameter is ``size`` makes arguments of each size.
+        sized: Whether a factory with a required parameter, as ``make(n)``, makes arguments of each size.
 
     Returns:
         The program. Of a factory of sizes, a function from sizes to arguments stands in the place of these.
@@ -38,12 +40,20 @@ def load_factory(target: str, sizes: Sequence[int] | None = None, *, sized: bool
     if not _names_function(target):
         raise CheckedBackendError(f"got {target!r}; give FILE.py:FACTORY, for example model.py:make")
     factory = _function_of(target, run_file)
-    if not (sized and takes_size(factory)):
+    if not (sized and _takes_size(factory)):
         return make_program(factory, target)
-    function, _, kwargs = make_program(factory, target, size=sizes[0] if sizes else TILES[0])
+    function, _, kwargs = make_program(partial(factory, sizes[0] if sizes else TILES[0]), target)
     if kwargs:  # those of one size would go to all
         raise CheckedBackendError(f"{target} makes arguments of a size, so it must return (fn_or_module, args) alone")
-    return function, lambda size: make_program(factory, target, size=size)[1], kwargs
+    return function, lambda size: make_program(partial(factory, size), target)[1], kwargs
+
+
+def _takes_size(factory: Callable[..., Any]) -> bool:
+    """Whether a factory asks for a size: its first parameter has that name, or no default."""
+    signature = signature_of(factory)
+    first = None if signature is None else next(iter(signature.parameters.values()), None)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return first is not None and first.kind in positional and (first.name == "size" or first.default is first.empty)
 
 
 def load_function(text: str) -> Callable[..., Any]:
@@ -152,7 +162,7 @@ def parse_optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:
     found = getattr(torch.optim, name, None)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         raise CheckedBackendError(f"--optimizer got {name!r}, which torch.optim does not have")
-    return functools.partial(found, **dict(parse_value(one, "--optimizer") for one in settings.split(",") if one))
+    return partial(found, **dict(parse_value(one, "--optimizer") for one in settings.split(",") if one))
 
 
 def parse_value(text: str, option: str) -> tuple[str, Any]:

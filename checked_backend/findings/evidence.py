@@ -44,10 +44,6 @@ class EvidenceKey(Word):
     CANDIDATE_DISTANCE = "candidate_distance", "candidate's distance from float64, rms"
     TWIN = "float64_twin", "float64 twin"
     TWIN_ERROR = "float64_twin_error", "float64 twin differs from float64 reference, relative"
-    TWIN_ERROR_GIVEN_CHOICES = (
-        "float64_twin_error_given_choices",
-        "the same, both given eager's indices, comparisons and rounded values",
-    )
     DIFFERENCE_REPEATS = "difference_repeats", "the difference repeats"
     ELEMENTS_OUTSIDE_NOISE = "elements_outside_noise", "elements outside of the noise"
     OTHER_THREADS = "other_threads", "another thread"

@@ -27,16 +27,13 @@ from checked_backend._torch.autograd import StopRecomputationError, autograd_seq
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.dynamo import OptimizedModule, uses_numpy
 from checked_backend.checking.backward import not_differentiated
-from checked_backend.checking.code_search import PatchedGlobals
+from checked_backend.checking.code_search import PatchedGlobals, Remembered, SideEffects
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
-from checked_backend.checking.levels import with_levels
-from checked_backend.checking.merge import VALUES
-from checked_backend.checking.outcome import Outcome
-from checked_backend.checking.program import Program, ProgramCopy, eager_function
+from checked_backend.checking.merge import VALUES, with_levels
+from checked_backend.checking.program import Outcome, Program, ProgramCopy, eager_function
 from checked_backend.checking.program_runner import ProgramRunner
-from checked_backend.checking.side_effects import Remembered, SideEffects
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory

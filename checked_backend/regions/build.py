@@ -40,7 +40,6 @@ from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
 from checked_backend.regions.float64_twin import (
-    FixedChoices,
     compile_twin,
     computes_in_low_precision,
     needs_default_dtype,
@@ -200,7 +199,6 @@ def _variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
         compilers=builds,
-        choices=FixedChoices(compiler, pristine, traced),
         make_own_random=None if own_random is None else source.compiled_by(own_random, "with its own random numbers"),
         default_dtype=needs_default_dtype(pristine),
         low_precision=low_precision,

@@ -29,11 +29,10 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.runner import RegionRunner, Variants
-from checked_backend.verdict.decide import decide
+from checked_backend.verdict.decide import decide, tolerate_flipped_shapes
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.runner import PostponedError
-from checked_backend.verdict.shapes import tolerate_flipped_shapes
 
 COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structure.device"})
 """Structure findings that leave the values comparable."""

@@ -111,7 +111,6 @@ class DrawInputs:
             reference=eager_graph(self._graph).forward,
             candidate=self._compile(inputs),
             compilers={Build.TWIN: self._make_twin},
-            choices=None,
             make_own_random=None,
             operators=None,
         )

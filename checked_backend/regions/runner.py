@@ -20,7 +20,7 @@ from checked_backend.modes.monte_carlo import MonteCarloMode, OneZero, PoisonMod
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.regions.compile import CompiledOnce
 from checked_backend.regions.execution import Call, Cotangents
-from checked_backend.regions.float64_twin import FixedChoices, default_dtype
+from checked_backend.regions.float64_twin import default_dtype
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.torch_state import RngState
@@ -40,7 +40,6 @@ class Variants:
 
     Attributes:
         compilers: Compile other builds of the region for given inputs, outside of the user's program.
-        choices: The region with its choices given as inputs.
         make_own_random: Compiles the region with the compiler's own random operators, where the candidate has eager's.
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
@@ -53,7 +52,6 @@ class Variants:
     reference: Region
     candidate: Region
     compilers: Mapping[Build, Callable[[Sequence[Any]], Region]]
-    choices: FixedChoices | None = None
     make_own_random: Callable[[Sequence[Any]], Region] | None = None
     default_dtype: bool = True
     low_precision: bool = False
@@ -244,24 +242,3 @@ class RegionRunner:
         except Exception:  # as the candidate itself did
             return False
         return True
-
-    def given_choices(self) -> RegionRunner | None:
-        """A runner of the region with eager's float64 choices given to it; None if eager makes no choices."""
-        return self._sparing(Control.GIVEN_CHOICES, self._given_choices, float64=True)
-
-    def _given_choices(self) -> RegionRunner | None:
-        given = self.variants.choices
-        if given is None or not given:
-            return None
-        self._record()
-        recipe = Recipe(Control.GIVEN_CHOICES, float64=True, replays_draws=True)
-        modes = self._tape.modes(recipe, None, default_dtype=self.variants.default_dtype)
-        choices = self.call.run(given.choose, modes=modes, wide=True).outputs
-        variants = replace(
-            self.variants,
-            reference=given.eager(choices),
-            compilers={Build.TWIN: lambda inputs64: given.twin(choices, inputs64)},
-            choices=None,
-        )
-        call = replace(self.call, final_rng_states=None, meter=None)
-        return RegionRunner(variants, call, self.cotangents, self.memory)

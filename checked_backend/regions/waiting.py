@@ -26,7 +26,6 @@ CONTROL_RUNS: Mapping[Control, str] = MappingProxyType(
         Control.FLOAT64: "running eager in float64",
         Control.FLOAT64_NOISE: "running eager in float64",
         Control.TWIN: "running the compiled program in float64",
-        Control.GIVEN_CHOICES: "running eager's choices in float64",
         Control.UNFUSED: "running the compiled program without fusion",
         Control.RECOMPILED: "running what was compiled once more",
     }

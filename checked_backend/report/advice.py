@@ -158,6 +158,10 @@ NOTHING_COMPILED = (
 )
 _CANDIDATES: Mapping[Kind, str] = MappingProxyType(
     {
+        Kind.STRUCTURE: "Return as many results as the reference, of its types, shapes, dtypes and devices.",
+        Kind.ALIAS: "Return memory of the candidate's own where the reference does, and an argument where that does.",
+        Kind.MUTATION: "Write to the arguments that the reference writes to, and to no others.",
+        Kind.EXCEPTION: "Raise what the reference raises for these arguments, or leave them out of the check.",
         Kind.LOGIC: (
             "Look at what the candidate does in the call that is named: masks and the last tile, where sums begin, "
             "indices, what it keeps of an earlier call."

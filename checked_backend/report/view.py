@@ -121,9 +121,9 @@ def view(report: Report) -> ReportView:
     nothing_checked, nothing_compiled = _nothing(report)
     causes = causes_of(report.findings)
     main = tuple(cause.main for cause in causes)
-    advice = advise_on_candidate(main) if CANDIDATE in report.environment else ()
-    advice = advice or advise(
-        main,
+    own = CANDIDATE in report.environment
+    advice = advise(
+        () if own else main,
         verdict=report.verdict,
         nothing_checked=nothing_checked,
         nothing_compiled=nothing_compiled,
@@ -132,6 +132,8 @@ def view(report: Report) -> ReportView:
         localized=any(finding.op is not None or finding.searched for finding in report.findings)
         or any("localized" in note for note in coverage.notes),
     )
+    if own:
+        advice = (*advise_on_candidate(main), *advice)
     parts = ReportView(
         verdict=report.verdict,
         sentence=headline(report),

@@ -12,6 +12,9 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import root_mean_square, widened
 from checked_backend.verdict.evidence import Evidence
 
+_COARSEST = torch.finfo(torch.bfloat16).eps
+"""No program rounds more coarsely than to bfloat16, so a greater difference is not one of precision."""
+
 
 class Classification(NamedTuple):
     """The kind and the message of a finding."""
@@ -126,7 +129,7 @@ def _beyond_any_precision(case: Evidence) -> bool:
     """Whether a difference is greater, in units of the noise, than computing in the coarsest dtype would make it."""
     if case.envelope is None:
         return False
-    coarser = thresholds.COARSEST_ROUNDOFF / torch.finfo(case.pair.reference.dtype).eps
+    coarser = _COARSEST / torch.finfo(case.pair.reference.dtype).eps
     # `worst` is in units of what is allowed; this compares with the noise itself
     return case.outside.worst * thresholds.ENVELOPE_FACTOR > coarser
 
@@ -138,9 +141,7 @@ def is_many_times_its_noise(case: Evidence) -> bool:
     """
     if case.envelope is None or not is_floating(case.pair.reference):
         return False
-    coarser = max(
-        thresholds.COARSEST_ROUNDOFF / torch.finfo(case.pair.reference.dtype).eps, thresholds.PRECISION_ENVELOPES
-    )
+    coarser = max(_COARSEST / torch.finfo(case.pair.reference.dtype).eps, thresholds.PRECISION_ENVELOPES)
     return case.metrics.rmse > coarser * case.envelope.rms
 
 
@@ -155,9 +156,7 @@ def _in_proportion(case: Evidence) -> bool:
     factor = float((reference * candidate).sum()) / squares
     left = root_mean_square(candidate - factor * reference)
     apart = abs(factor - 1)
-    return apart > thresholds.COARSEST_ROUNDOFF and left <= thresholds.FACTOR_REMAINDER * apart * root_mean_square(
-        reference
-    )
+    return apart > _COARSEST and left <= thresholds.FACTOR_REMAINDER * apart * root_mean_square(reference)
 
 
 def _plain(kind: Kind, message: str) -> Classification:

@@ -19,13 +19,11 @@ from checked_backend.verdict.classify import (
     is_many_times_its_noise,
     singular,
 )
-from checked_backend.verdict.context import Context
 from checked_backend.verdict.distribution import distribution
-from checked_backend.verdict.elements import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.outliers import as_good_as_eager, distances_from
-from checked_backend.verdict.runner import FLOAT64, Control
-from checked_backend.verdict.steps.fused_rounding import loses_the_rest
+from checked_backend.verdict.elements import difference, root_mean_square, widened
+from checked_backend.verdict.evidence import Context, Evidence
+from checked_backend.verdict.outliers import as_good_as_eager, distances_from, outside_noise
+from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Values
 
 _MISSING = MappingProxyType(
     {
@@ -38,7 +36,7 @@ _MISSING = MappingProxyType(
 _INDISPENSABLE = frozenset({Control.REPEAT, Control.BARE, Control.MONTE_CARLO, Control.CANDIDATE_REPLAYED})
 """If one of these is missing, any difference may be noise."""
 
-_PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.GIVEN_CHOICES, Control.UNFUSED})
+_PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Control.UNFUSED})
 """If one of these is missing, any difference may be noise that is not many times the known noise."""
 
 
@@ -48,7 +46,8 @@ def close_as_noise(context: Context, case: Evidence) -> None:
         return
     if case.metrics.nonfinite_mismatched == 0:
         context.decisions.scales[case.pair.name] = case.remembered(coarse=context.low_precision)
-    if case.has_numbers():
+    # in NaN and infinity an error has no size
+    if case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any()):
         context.decisions.limits[case.pair.name] = case.detection_limit()
     if case.float64_nonfinite is not None:
         count = int(case.float64_nonfinite.sum())
@@ -142,7 +141,7 @@ def _changes_by_itself(context: Context, case: Evidence) -> bool:
     if sample is None or case.high_precision is None:
         return False
     spread = root_mean_square(difference(case.high_precision, sample))
-    if spread <= thresholds.FLOAT64_REPEATS * root_mean_square(case.high_precision):
+    if spread <= thresholds.VANISHING * root_mean_square(case.high_precision):
         return False
     case.evidence[EvidenceKey.EAGER_SPREAD_OF_FLOAT64] = spread
     close_as(context, case, CHANGES_IN_FLOAT64)
@@ -203,3 +202,45 @@ def _has_half_of_its_digits(case: Evidence) -> bool:
     distance = root_mean_square(distances_from(case.high_precision, case.pair.candidate))
     digits = float(torch.finfo(case.pair.reference.dtype).eps) ** 0.5
     return not case.metrics.nonfinite_mismatched and distance <= digits * (case.metrics.reference_rms or 0.0)
+
+
+UNFUSED = Recipe(Control.UNFUSED, Build.UNFUSED, replays_draws=True)
+
+
+def rounds_less_often(context: Context, case: Evidence) -> bool:
+    """Whether the candidate agrees with eager once it rounds where eager does; if so, a note is added."""
+    if not agrees(case, context.runs.run(UNFUSED)):
+        return False
+    context.decisions.notes.append(
+        f"fusion-rounding: {case.pair.subject} differs from eager by {case.metrics.max_abs_diff:.3g} at "
+        "most, because fused kernels keep intermediate results in float32; with emulate_precision_casts, "
+        "which makes them round wherever eager does, it agrees"
+    )
+    return True
+
+
+def loses_the_rest(context: Context, case: Evidence) -> bool:
+    """Whether the candidate loses the rest that casts leave in eager, for another reason than omitted roundings.
+
+    A tensor that is zero but for rounding is as near to float64 if it is all zero. But a program may ask for just that
+    rest: the part of a value that a cast to half precision and back removes (error feedback, compensated sums). Such a
+    tensor has the wider dtype.
+    """
+    if case.pair.reference.dtype.itemsize <= 2 or not case.is_zero_in_float64 or case.is_there(case.pair.candidate):
+        return False
+    if int(torch.count_nonzero(case.pair.reference)) < thresholds.FEW_ELEMENTS:
+        return False
+    unfused = case.sample(context.runs.run(UNFUSED))
+    return unfused is None or not case.is_there(unfused) or not rounds_less_often(context, case)
+
+
+def agrees(case: Evidence, values: Values | None) -> bool:
+    """Whether another run of the candidate, under other conditions, gives other values, and right ones."""
+    again = case.sample(values)
+    if again is None or again.dtype != case.pair.reference.dtype:
+        return False
+    if case.envelope is None or case.logic_differs:
+        return False  # the float64 twin ran on the recorded random numbers too
+    if not bool((difference(again, case.pair.candidate) != 0).any()):
+        return False  # the other conditions changed nothing
+    return not outside_noise(reference=case.pair.reference, candidate=again, envelope=case.envelope)

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import MappingProxyType
 
-from checked_backend.findings import Skip
+from checked_backend.errors import is_out_of_memory
+from checked_backend.findings import Finding, Skip
 from checked_backend.numerics.bits import is_floating
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import QuickDiff, quick_diffs
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_what_is_left
-from checked_backend.verdict.context import Context
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline, times
-from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.runner import Control, Facts, Runner, Runs, short
+from checked_backend.verdict.evidence import Context, Evidence
+from checked_backend.verdict.runner import REPEAT, Control, Facts, Runner, Runs, monte_carlo, short
 from checked_backend.verdict.steps.candidate_again import try_candidate_again
 from checked_backend.verdict.steps.float64 import ask_float64
 from checked_backend.verdict.steps.noise import (
@@ -162,9 +162,9 @@ def _examined(
 
 
 def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, decisions: Decisions) -> bool:
-    if scale is None or not scale.covers(glance, slack=thresholds.REMEMBERED_SLACK):
+    if scale is None or not scale.covers(glance, slack=thresholds.DRAW_FACTOR):
         return False
-    decisions.limits[pair.name] = scale.limit(glance, slack=thresholds.REMEMBERED_SLACK)
+    decisions.limits[pair.name] = scale.limit(glance, slack=thresholds.DRAW_FACTOR)
     decisions.ratios[pair.name] = scale.ratio(glance)
     return True
 
@@ -178,3 +178,42 @@ def _ratio(case: Evidence) -> float | None:
     if case.envelope is None:
         return None
     return max(times(case.metrics.rmse, case.envelope.rms), times(case.metrics.max_abs_diff, case.envelope.max))
+
+
+def tolerate_flipped_shapes(
+    findings: Sequence[Finding],
+    runner: Callable[[], Runner],
+    name: Callable[[Finding], str] = lambda f: f.subject,
+) -> tuple[list[Finding], list[Skip]]:
+    """Take out findings about shapes that change in eager too when its roundings change.
+
+    Args:
+        runner: Gives what makes control runs; called only if a shape differs.
+        name: The key of a finding's tensor among a control run's values.
+
+    Returns:
+        The findings that remain, and a skip for each that does not: such a tensor stays undecided.
+    """
+    doubtful = [finding for finding in findings if finding.detail == "structure.shape"]
+    if not doubtful:
+        return list(findings), []
+    run = runner().run
+    try:
+        shapes = {key: value.shape for key, value in (run(REPEAT) or {}).items()}
+        changing: set[str] = set()
+        for magnitude in (1.0, thresholds.STRONG_MAGNITUDE):
+            for seed in range(thresholds.OTHER_RUNS):
+                values = run(monte_carlo(seed, magnitude)) or {}
+                changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
+    except Exception as error:  # recorded: without controls the shape counts as wrong, but for want of memory
+        if is_out_of_memory(error):
+            return [finding for finding in findings if finding not in doubtful], [
+                Skip(finding.subject, f"another shape than eager's; control runs: {short(error)}", matters=True)
+                for finding in doubtful
+            ]
+        return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
+    tolerated = [finding for finding in doubtful if name(finding) in changing]
+    reason = "its shape depends on values that rounding changes, in eager too, so there is no verdict on it"
+    return [finding for finding in findings if finding not in tolerated], [
+        Skip(finding.subject, reason, matters=True) for finding in tolerated
+    ]

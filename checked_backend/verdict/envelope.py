@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from checked_backend.numerics.quick_diff import QuickDiff
-from checked_backend.verdict.elements import all_finite, blocks, difference, magnitudes, root_mean_square
-from checked_backend.verdict.local_scale import LocalScale
+from checked_backend.verdict.elements import LocalScale, all_finite, blocks, difference, magnitudes, root_mean_square
 
 
 def times(difference: float, noise: float) -> float:

@@ -1,7 +1,8 @@
-"""One tensor on its way through a check: what is known about it so far."""
+"""What a check knows: of one tensor on its way through the steps, and of all of them together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.decisions import TensorPair
-from checked_backend.verdict.elements import difference, root_mean_square, widened
+from checked_backend.verdict.decisions import Decisions, TensorPair
+from checked_backend.verdict.elements import difference, local_root_mean_square, root_mean_square
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
-from checked_backend.verdict.local_scale import local_root_mean_square
 from checked_backend.verdict.outliers import Outliers, outside_noise
-from checked_backend.verdict.runner import Values
+from checked_backend.verdict.runner import Runs, Values
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +134,7 @@ class Evidence:
         """Whether eager repeats itself in float64, with other junk in uninitialised memory."""
         if self.float64_envelope is None or self.high_precision is None or self.float64_says_nothing:
             return False
-        return self.float64_envelope.rms <= thresholds.FLOAT64_REPEATS * root_mean_square(self.high_precision)
+        return self.float64_envelope.rms <= thresholds.VANISHING * root_mean_square(self.high_precision)
 
     @property
     def float64_says_nothing(self) -> bool:
@@ -148,7 +148,7 @@ class Evidence:
             return False
         size = root_mean_square(self.high_precision)
         found = max(self.metrics.reference_rms, self.metrics.rmse)
-        return size <= thresholds.VANISHING * self.envelope.rms and size <= thresholds.VANISHING_BESIDE_FOUND * found
+        return size <= thresholds.VANISHING * self.envelope.rms and size <= thresholds.FAR_SMALLER * found
 
     def noise(self) -> NoiseScale | None:
         """The noise scale, for a finding."""
@@ -185,7 +185,7 @@ class Evidence:
             reference = self.high_precision
             noises = (
                 (self.float64_envelope, thresholds.TWIN_ENVELOPE_FACTOR),
-                (self.float64_envelope_large, thresholds.STRONG_FACTOR),
+                (self.float64_envelope_large, thresholds.DRAW_FACTOR),
             )
         else:
             reference = self.pair.reference
@@ -200,7 +200,7 @@ class Evidence:
             size = torch.where(self.float64_nonfinite, own, size)
             hidden = torch.where(self.float64_nonfinite, self._lost_in_its_noise(own), hidden)
         weight = (size / (size.max() or 1.0)).square()
-        return bool((weight * hidden).sum() >= thresholds.HIDDEN_SHARE * weight.sum())
+        return bool((weight * hidden).sum() >= weight.sum() / 2)
 
     def _lost_in_its_noise(self, size: torch.Tensor) -> torch.Tensor:
         """Elements that are no larger than their noise at their own precision allows, or that noise turns into NaN."""
@@ -228,14 +228,6 @@ class Evidence:
         )
         return found.unconfirmed
 
-    def has_numbers(self) -> bool:
-        """Whether eager has any finite number here. In NaN and infinity an error has no size."""
-        return self.metrics.reference_rms > 0 or bool(widened(self.pair.reference).isfinite().any())
-
-    def relative_noise(self) -> float:
-        """The noise over the tensor's own size, as root mean squares. A difference found to be noise counts too."""
-        return max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / self._size()
-
     def remembered(self, *, coarse: bool) -> NoiseBaseline:
         """The noise scale, for later calls.
 
@@ -243,16 +235,62 @@ class Evidence:
             coarse: Whether noise as large as the tensor itself settles later calls too.
         """
         size = self._size()
-        noise = self.relative_noise()
+        noise = max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / size
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
         sizes = (self.metrics.reference_rms, size) if self.is_zero_in_float64 else None
         return NoiseBaseline(
             noise,
             greatest / size,
             sizes,
-            settles=coarse or self.is_zero_in_float64 or noise <= thresholds.COARSE_NOISE,
+            settles=coarse or self.is_zero_in_float64 or noise * thresholds.ENVELOPE_FACTOR <= 1,
             own=None if self.envelope is None else (self.envelope.rms / size, self.envelope.max / size),
         )
 
     def _size(self) -> float:
         return self.metrics.reference_rms or 1.0
+
+
+LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+
+
+@dataclass(slots=True)
+class Context:
+    """The tensors of one check that one look did not settle, and everything the steps ask and decide about them.
+
+    Attributes:
+        known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
+        thorough: Run the float64 twin for every difference.
+        low_precision: Whether the region computes in half precision somewhere.
+        repeated: Eager's values when it ran again; None if it could not be run.
+        by_junk: Names of tensors that eager repeats bit for bit if it is left as it is, but not in control runs, which
+            fill uninitialised memory with junk.
+    """
+
+    cases: Sequence[Evidence]
+    runs: Runs
+    decisions: Decisions
+    known: frozenset[str]
+    thorough: bool
+    low_precision: bool
+    repeated: Values | None = None
+    by_junk: frozenset[str] = frozenset()
+
+    def open(self) -> list[Evidence]:
+        """The tensors that are not decided yet."""
+        return [case for case in self.cases if not case.closed]
+
+    def wants_twin(self, case: Evidence) -> bool:
+        """Whether noise or rounding may hide an error that only the float64 twin can show."""
+        if case.pair.name in self.known:
+            return False
+        dtype = case.pair.reference.dtype
+        if case.same_bits or dtype in LOW_PRECISION or (self.thorough and is_floating(case.pair.reference)):
+            return True
+        # integers flip between equal values, or next to a threshold
+        if case.spreads or not is_floating(case.pair.reference):
+            return True
+        # A float32 gradient of a region under autocast has bfloat16's noise, in which an error of some percent is lost.
+        # A tensor that is zero but for rounding needs no twin: the twin could only say just that.
+        if case.envelope is None or not dtype.is_floating_point or case.is_zero_in_float64:
+            return False
+        return case.envelope.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps * case.metrics.reference_rms

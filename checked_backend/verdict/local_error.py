@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.elements import widened
-from checked_backend.verdict.local_scale import local_root_mean_square
+from checked_backend.verdict.elements import least_number, local_root_mean_square, widened
+
+_GREATEST_RATIO = 1e4
+"""Ratios above this count as this, so that their squares can be added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +98,15 @@ def local_error(
         wide = [values[finite] for values in wide]
     found, eager, right, *moved = wide
     count = right.numel()
-    if count == 0 or (jumps and count < thresholds.TRIMMED_FROM):
+    if count == 0 or (jumps and count < thresholds.FEW_ELEMENTS):
         return None
     noise = _noise(candidate.dtype, eager, right, moved, roundoff, narrows=narrows)
-    ratios = ((found - right).abs() / noise).clamp_max_(thresholds.GREATEST_RATIO)
+    ratios = ((found - right).abs() / noise).clamp_max_(_GREATEST_RATIO)
     ratios = torch.where(found == right, 0.0, ratios)
-    sizes = torch.where(
-        right == 0, 0.0, (right.abs() / noise).clamp_max_(thresholds.GREATEST_RATIO * thresholds.GREATEST_RATIO)
-    )
+    sizes = torch.where(right == 0, 0.0, (right.abs() / noise).clamp_max_(_GREATEST_RATIO * _GREATEST_RATIO))
     left_out = (
         max(1, count // (thresholds.TRIMMED_JUMPS if jumps else thresholds.TRIMMED))
-        if count >= thresholds.TRIMMED_FROM
+        if count >= thresholds.FEW_ELEMENTS
         else 0
     )
     kept = ratios.argsort()[: count - left_out]
@@ -216,8 +216,8 @@ def _bias(
 
 def _quantum(dtype: torch.dtype) -> float:
     """Half the step between subnormal numbers; the least normal number if some processors flush those to zero."""
-    limits = torch.finfo(dtype)
-    return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps / 2
+    least = least_number(dtype)
+    return least if least == torch.finfo(dtype).tiny else least / 2
 
 
 def _root_mean_square(values: torch.Tensor) -> float:

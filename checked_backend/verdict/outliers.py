@@ -10,17 +10,21 @@ value and at four times its value no constant changes a verdict, except `STRONG_
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.digits import least_digits, lost_digits
 from checked_backend.verdict.elements import (
+    EXPONENTS,
+    LocalScale,
     blocks,
     difference,
+    exponents,
+    least_number,
     magnitudes,
     picked,
     root_mean_square,
@@ -28,8 +32,6 @@ from checked_backend.verdict.elements import (
     widened,
 )
 from checked_backend.verdict.envelope import Envelope, times
-from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
-from checked_backend.verdict.local_scale import LocalScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def outside_noise(
     envelope: Envelope,
     high_precision: torch.Tensor | None = None,
     strong: Envelope | None = None,
+    allowances: Allowances | None = None,
 ) -> Outliers:
     """Find the elements that differ by more than the program's noise.
 
@@ -89,11 +92,12 @@ def outside_noise(
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
             there. Elsewhere it says no more than ``envelope`` does.
+        allowances: Another rule of how far elements may lie from the reference.
     """
     digits = None
     if high_precision is not None:
         digits = lost_digits(reference=reference, candidate=candidate, high_precision=high_precision)
-    whole = _Elements(
+    whole = Elements(
         reference,
         candidate,
         envelope.values,
@@ -104,10 +108,10 @@ def outside_noise(
         digits,
     )
     plain = high_precision is None and strong is None
-    allowances = _Allowances(reference, envelope)
+    allowances = allowances or _OfNoise(reference, envelope)
     masks: list[torch.Tensor] = []
     doubtful, worst, jumping, furthest = 0, 0.0, 0, 0.0
-    for part in map(_Elements._make, blocks(*whole)):  # most elements are settled here
+    for part in map(Elements._make, blocks(*whole)):  # most elements are settled here
         distance = difference(part.reference, part.candidate)
         allowed, own, jumps = allowances.of(part)
         inside = part.inside(distance, allowed)
@@ -115,15 +119,15 @@ def outside_noise(
         if jumps is not None and part.strong is not None and bool(jumps.any()):
             jumping, furthest = jumping + int(jumps.sum()), max(furthest, float(part.strong[jumps].max()))
         if plain:
-            worst = max(worst, float(ratios(distance, allowed).max().item()))
-        if high_precision is None and reference.dtype.is_floating_point:
+            worst = max(worst, float(_ratios(distance, allowed).max().item()))
+        if own is not None and high_precision is None and reference.dtype.is_floating_point:
             size = magnitudes(part.reference)
             apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * size)
             doubtful += int((apart & (size >= torch.finfo(reference.dtype).tiny)).sum().item())
     left = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
     if not bool(left.any()):
         return Outliers(0, 0, worst, 0.0, doubtful=doubtful)
-    part = _Elements._make(picked(left, *whole))
+    part = Elements._make(picked(left, *whole))
     distance = difference(part.reference, part.candidate)
     allowed, own, _ = allowances.of(part)
     inside = part.inside(distance, allowed)
@@ -138,18 +142,13 @@ def outside_noise(
             without = compiled.isinf() & ~_finite(part.candidate)
             inside |= lost & (without | _has_digits(compiled, part.high_precision, reference.dtype, high_precision))
     outside = ~inside
-    if part.digits is not None:
+    if part.digits is not None and own is not None:
         part.digits.logical_and_((distance > own) & inside)
         outside |= part.digits
-    if strong is not None:
-        if as_rare_as_jumps(distance[outside], jumping, furthest):
-            outside = torch.zeros_like(outside)
-        unstable = outside & distance.isinf()
-        values = known(right, widened(part.candidate))[unstable]
-        among = reference if high_precision is None else high_precision
-        outside[unstable] &= ~as_rare_as_unstable(values, (envelope, strong), among, candidate)
+    if _as_rare_as_jumps(distance[outside], jumping, furthest):
+        outside = torch.zeros_like(outside)
     if not plain:
-        worst = float(torch.where(outside, ratios(distance, allowed), 0.0).max().item())
+        worst = float(torch.where(outside, _ratios(distance, allowed), 0.0).max().item())
     sizes = difference(right, torch.zeros_like(right))[outside]
     for_none = outside & ~_finite(part.reference) & _finite(part.candidate)
     return Outliers(
@@ -164,7 +163,27 @@ def outside_noise(
     )
 
 
-class _Elements(NamedTuple):
+class Allowed(NamedTuple):
+    """How far elements may lie from the reference.
+
+    Attributes:
+        own: How far by their own noise alone; None if digits are not asked for.
+        jumps: Which of them jump in the strong control runs; None without such runs.
+    """
+
+    all: torch.Tensor
+    own: torch.Tensor | None = None
+    jumps: torch.Tensor | None = None
+
+
+class Allowances(Protocol):
+    """A rule of how far elements may lie from the reference."""
+
+    def of(self, part: Elements) -> Allowed:
+        """How far some elements may."""
+
+
+class Elements(NamedTuple):
     """Elements of a tensor, and what is known of them: one-dimensional, or pairs for complex numbers."""
 
     reference: torch.Tensor
@@ -185,15 +204,25 @@ class _Elements(NamedTuple):
         return result
 
 
-def ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> bool:
+    """Whether the unexplained elements are a few that flip in the candidate and by chance in no control run.
+
+    In strong control runs ``jumps`` elements flip, the furthest by ``greatest``.
+    """
+    if not jumps or distances.numel() > thresholds.MISSED_JUMPS * jumps:
+        return False
+    return bool((distances <= thresholds.DRAW_FACTOR * greatest).all())
+
+
+def _ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """Distances in units of what is allowed; 0 where there is none, and infinite for NaN."""
     result = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(allowed.dtype).tiny))
     return result.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def _overflows(whole: _Elements) -> bool:
+def _overflows(whole: Elements) -> bool:
     """Whether eager has NaN or infinity somewhere where float64 has a number within the range of the dtype."""
-    for part in map(_Elements._make, blocks(*whole)):
+    for part in map(Elements._make, blocks(*whole)):
         if part.high_precision is not None:
             lost = distances_from(part.high_precision, part.reference).isinf()
             blind = unconfirmed(part.reference, part.high_precision)
@@ -207,39 +236,26 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
     return wide.isfinite()
 
 
-class _Allowances:
-    """How far elements may lie from those of eager's whole tensor."""
+class _OfNoise:
+    """How far elements may lie from eager's by the noise of the whole tensor."""
 
     def __init__(self, reference: torch.Tensor, envelope: Envelope) -> None:
         self._dtype = reference.dtype
         rounds = reference.dtype.is_floating_point or reference.dtype.is_complex
         self._scale = envelope.scale(reference) if rounds else None
 
-    def of(self, part: _Elements) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """How far each element may lie from eager's, how far by its own noise alone, and which elements jump."""
+    def of(self, part: Elements) -> Allowed:
         magnitude, noise = magnitudes(part.reference), part.noise
         typical = noise if self._scale is None else self._scale.at(magnitude).to(noise.dtype)
-        rounding = 2 * thresholds.EXACT_ROUNDOFFS * unit_roundoff(self._dtype) * magnitude + _nothing(self._dtype)
+        rounding = 2 * unit_roundoff(self._dtype) * magnitude + least_number(self._dtype)
         allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounding
         own = thresholds.ENVELOPE_FACTOR * noise + rounding
         if part.strong is None:
-            return allowed, own, None
-        proportion = thresholds.OUT_OF_PROPORTION * thresholds.STRONG_MAGNITUDE / thresholds.CORRELATED_MAGNITUDE
-        jumps = part.strong > proportion * noise
-        allowed = torch.where(jumps, torch.maximum(allowed, thresholds.STRONG_FACTOR * part.strong), allowed)
-        own = torch.where(jumps, torch.maximum(own, thresholds.STRONG_FACTOR * part.strong), own)
-        return allowed, own, jumps
-
-
-def _nothing(dtype: torch.dtype) -> float:
-    """The magnitude that counts as zero: a dtype's least normal number, because some processors flush subnormal ones.
-
-    No processor flushes the subnormal numbers of float16, which begin at 6e-5. There it is the step between them.
-    """
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return 0.0
-    limits = torch.finfo(dtype)
-    return limits.tiny if limits.tiny < thresholds.SUBNORMAL else limits.tiny * limits.eps
+            return Allowed(allowed, own)
+        jumps = part.strong > thresholds.STRONG_MAGNITUDE * noise  # twice as much as the magnitudes explain
+        allowed = torch.where(jumps, torch.maximum(allowed, thresholds.DRAW_FACTOR * part.strong), allowed)
+        own = torch.where(jumps, torch.maximum(own, thresholds.DRAW_FACTOR * part.strong), own)
+        return Allowed(allowed, own, jumps)
 
 
 def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -310,3 +326,68 @@ def _has_digits(
     half = float(torch.finfo(dtype).eps) ** 0.5
     near: torch.Tensor = distance <= half * (size + LocalScale.of_sizes(whole).at(size)).nan_to_num_(posinf=0.0)
     return near
+
+
+def least_digits(dtype: torch.dtype) -> float:
+    """The relative error above which an element of a floating dtype has lost its digits."""
+    return max(thresholds.LOST_DIGITS, thresholds.LOST_DIGITS_ROUNDOFFS * torch.finfo(dtype).eps)
+
+
+def lost_digits(
+    *, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor
+) -> torch.Tensor | None:
+    """Find the elements that have lost their digits in the candidate, while eager keeps those of every such element.
+
+    ``exp(x) - 1`` instead of ``expm1(x)`` has no digit left at 1e-9, and beside elements of 1 its error looks like
+    rounding. If eager's relative error is small in all elements of this size and above, they are not the remainder of
+    a sum of large numbers. Still smaller elements may be such a remainder, and so may a few in which eager is right
+    by chance.
+
+    Returns:
+        A mask; None for dtypes without digits to lose (integers, complex numbers). Elements below the dtype's
+        smallest normal number have fewer digits and are left out, as are NaN and infinity.
+    """
+    if not reference.dtype.is_floating_point:
+        return None
+    masks: list[torch.Tensor] = []
+    errors = torch.zeros(EXPONENTS, dtype=torch.float64, device=reference.device)
+    norm, count = 0.0, 0
+    for high, first, second in blocks(high_precision, reference, candidate):
+        size = high.to(torch.float64).abs()
+        eager, compiled = difference(high, first), difference(high, second)
+        counted = (size >= torch.finfo(reference.dtype).tiny) & size.isfinite()
+        counted &= eager.isfinite() & compiled.isfinite()
+        masks.append(counted & (compiled > least_digits(reference.dtype) * size))
+        error = torch.where(counted, eager / size, 0.0)
+        errors.scatter_reduce_(0, exponents(size), error.to(torch.float64), "amax")
+        among = eager[counted]
+        norm, count = math.hypot(norm, root_mean_square(among) * math.sqrt(among.numel())), count + among.numel()
+    lost = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool, device=reference.device)
+    places = lost.nonzero().flatten()
+    if len(places):
+        high, first, second = (tensor.detach().reshape(-1)[places] for tensor in (high_precision, reference, candidate))
+        size = high.to(torch.float64).abs()
+        eager, compiled = difference(high, first), difference(high, second)
+        factor = thresholds.LOST_DIGITS_EAGER_FACTOR
+        near = compiled > factor * _greatest_from_here_on(errors)[exponents(size)] * size
+        typical = norm / math.sqrt(count)
+        alike = near & (compiled <= factor * typical)
+        rounded = torch.maximum(eager, unit_roundoff(reference.dtype) * size)
+        lost[places] = near & ~alike if _is_by_chance(rounded[alike], typical) else near
+    return lost.reshape(reference.shape)
+
+
+def _is_by_chance(errors: torch.Tensor, typical: float) -> bool:
+    """Whether eager may be as near as it is in some elements although its error is the same everywhere.
+
+    Then they are small because large numbers cancel there, and the compiled program's error, which is like eager's in
+    the others, is as good. An error of a thousandth of the typical one has a chance of a thousandth.
+    """
+    chances = (errors / typical).clamp(max=1.0) if typical else errors.new_zeros(1)
+    return float(chances.log10().sum().item()) > math.log10(thresholds.LOST_DIGITS_CHANCE)
+
+
+def _greatest_from_here_on(errors: torch.Tensor) -> torch.Tensor:
+    """By stored exponent, the greatest error among elements of that size (down to a quarter of it) and above."""
+    from_here_on = errors.flip(0).cummax(0).values.flip(0)
+    return torch.cat([from_here_on[:1], from_here_on[:-1]])

@@ -34,7 +34,6 @@ class Control(Enum):
     FLOAT64 = "high-precision reference"
     FLOAT64_NOISE = "float64 noise"
     TWIN = "float64 twin"
-    GIVEN_CHOICES = "program given its choices"
     CANDIDATE_AGAIN = "candidate again"
     CANDIDATE_REPLAYED = "candidate on recorded random numbers"
     RECOMPILED = "candidate compiled once more"
@@ -155,9 +154,6 @@ class Runner(Protocol):
     def others_drew(self) -> str | None:
         """Evidence that another thread drew random numbers during the checked call; None if there is none."""
 
-    def given_choices(self) -> Runner | None:
-        """A runner of the program with eager's float64 choices given to it; None if eager makes no choices."""
-
 
 class Runs:
     """The runs that one check has made, and those that could not be made.
@@ -179,12 +175,6 @@ class Runs:
         self._decisions = decisions
         self._made: dict[Recipe, Values | None] = {}
         self._room = REMEMBERED_BYTES
-
-    def of(self, runner: Runner) -> Runs:
-        """Runs of another runner, recorded in the same coverage."""
-        runs = Runs(runner, self._decisions)
-        runs.short_of_memory = self.short_of_memory
-        return runs
 
     def run(self, recipe: Recipe) -> Values | None:
         """What came out of a run, made now or before; None if it could not be made.

@@ -6,8 +6,6 @@ The worst clean case and the smallest caught bug in a docstring are those of ``t
 
 from __future__ import annotations
 
-import torch
-
 # -- Noise from control runs -------------------------------------------------------------------------------------------
 
 NEIGHBOUR_BITS = 10
@@ -16,7 +14,13 @@ NEIGHBOUR_BITS = 10
 # -- Monte Carlo runs --------------------------------------------------------------------------------------------------
 
 FIRST_RUNS = 3
-"""Monte Carlo runs for the first look at a tensor that is not settled."""
+"""Monte Carlo runs for the first look at a tensor that is not settled; runs of eager, to see how far it departs."""
+
+FEW_RUNS = 2
+"""Monte Carlo runs in float64 that a float64 twin is compared with; further runs of the candidate."""
+
+OTHER_RUNS = 4
+"""Runs at each magnitude, to see whether a shape changes; on other random numbers, to see what these do to a tensor."""
 
 MORE_RUNS = 8
 """Further runs at each magnitude, for elements still unexplained."""
@@ -48,15 +52,6 @@ STRONG_MAGNITUDE = 16.0
 At a quarter of this size they miss bins of ``quantile`` that flip, and two clean cases are called wrong.
 """
 
-OUT_OF_PROPORTION = 2.0
-"""A strong envelope is out of proportion if it is this many times the other envelope, scaled by the magnitudes."""
-
-EXACT_ROUNDOFFS = 1.0
-"""A difference of one rounding of the result itself (in unit roundoffs) is always allowed."""
-
-SUBNORMAL = 1e-30
-"""For dtypes whose least normal number is below this, subnormal numbers count as zero."""
-
 TWIN_TOLERANCE = 1e-9
 """Relative difference between the float64 reference and the float64 twin that can only be wrong logic.
 
@@ -79,20 +74,12 @@ CANCELLED_BITS = 60
 
 # -- Elements that jump where a choice flips ---------------------------------------------------------------------------
 
-STRONG_FACTOR = 4.0
-"""A candidate may lie this many strong envelopes from the reference, where they are out of proportion."""
+DRAW_FACTOR = 4.0
+"""One draw of a noise may be this many times another draw: of a remembered scale, of strong control runs where they are
+out of proportion, of what other random numbers make."""
 
 MISSED_JUMPS = 0.1
-"""The candidate alone may flip further elements: up to this share of those that flip in strong control runs.
-
-The same share holds for elements that turn into NaN or infinity.
-"""
-
-SAME_PLACE = 0.01
-"""An element may be NaN if one of about its value turns into NaN in control runs: this near, relative.
-
-Values within the distance that those elements move are near enough too.
-"""
+"""The candidate alone may flip further elements: up to this share of those that flip in strong control runs."""
 
 # -- Elements that have lost their digits ------------------------------------------------------------------------------
 
@@ -110,33 +97,20 @@ LOST_DIGITS_CHANCE = 1e-4
 
 # -- Tensors that are nothing but rounding -----------------------------------------------------------------------------
 
+FAR_SMALLER = 1e-3
+"""A tensor is zero but for rounding if its float64 result is also at most this part of what was computed instead.
+
+Eager's spread is rounding if in float64 it is at most this part of itself. From float32 to float64 rounding shrinks to
+``2 ** -29`` of itself. The rest is room for a few elements that jump.
+"""
+
 VANISHING = 1e-6
 """A tensor is zero but for rounding if its float64 result is at most this part of its noise.
 
 The gradient of a bias before a normalisation is such a tensor, and that of a key's bias under softmax: 1e-9 of their
-noise in float32.
+noise in float32. A float64 reference repeats itself if its control runs spread by no more than this: rounding spreads
+1e-16 times the condition of the program, junk in uninitialised memory spreads 1.
 """
-
-HIDDEN_SHARE = 0.5
-"""A tensor counts as hidden by its noise if at least this part of its squares is."""
-
-VANISHING_BESIDE_FOUND = 1e-3
-"""The float64 result of such a tensor must also be at most this part of the values that were computed instead."""
-
-COARSE_NOISE = 1 / ENVELOPE_FACTOR
-"""Relative noise in which an error of 100 % would be lost."""
-
-FLOAT64_REPEATS = 1e-6
-"""A float64 reference repeats itself if its control runs spread by no more than this, relative.
-
-The runs have junk in uninitialised memory. Rounding in float64 spreads 1e-16 times the program's condition. Junk
-spreads 1.
-"""
-
-# -- What earlier calls taught -----------------------------------------------------------------------------------------
-
-REMEMBERED_SLACK = 4.0
-"""A difference may be this many times a remembered scale before the tensor is decided about again."""
 
 # -- When the float64 twin is asked ------------------------------------------------------------------------------------
 
@@ -145,19 +119,10 @@ HIDING_ROUNDOFFS = 256.0
 
 # -- The float64 twin --------------------------------------------------------------------------------------------------
 
-TWIN_RUNS = 2
-"""Monte Carlo runs in float64 that a float64 twin is compared with; `MORE_RUNS` more before it is called wrong."""
-
 TWIN_WOULD_SHOW = 2.0
 """An error of the twin this many times what the candidate is allowed would be seen in the candidate too."""
 
 # -- What eager itself does not repeat ---------------------------------------------------------------------------------
-
-ROUNDING_SHRINKS = 1e-3
-"""Eager's spread is rounding if in float64 it is at most this part of itself.
-
-From float32 to float64 rounding shrinks to ``2 ** -29`` of itself. The rest is room for a few elements that jump.
-"""
 
 SPREAD_ROUNDOFFS = 4.0
 """A spread between two runs is looked into if it is above this, in machine epsilons of the tensor's size."""
@@ -165,34 +130,7 @@ SPREAD_ROUNDOFFS = 4.0
 SPREAD_DWARFED = 100.0
 """Eager's spread does not explain a difference this many times as large, in root mean square and at its greatest."""
 
-MORE_REPEATS = 3
-"""Further runs of eager, to see how far it departs from itself."""
-
-# -- Other random numbers ----------------------------------------------------------------------------------------------
-
-CANDIDATE_RUNS = 2
-"""Further runs of the candidate, to see how often a difference repeats."""
-
-OTHER_SEEDS = range(4)
-"""Seeds of the other random streams on which eager is run, to see what other random numbers do to a tensor."""
-
-OTHER_DRAWS_FACTOR = 4.0
-"""Other random numbers do not explain a difference more than this many times what they make, in root mean square."""
-
-# -- Kernels that round less often -------------------------------------------------------------------------------------
-
-LEFT_BY_CHANCE = 64
-"""If eager has at least this many nonzero elements, a lucky rounding does not make the candidate's all zero."""
-
-# -- Shapes that rounding changes --------------------------------------------------------------------------------------
-
-SHAPE_RUNS = 4
-"""Monte Carlo runs at each magnitude, to see whether eager's shape changes."""
-
 # -- What a finding is called ------------------------------------------------------------------------------------------
-
-COARSEST_ROUNDOFF = torch.finfo(torch.bfloat16).eps
-"""No program rounds more coarsely than to bfloat16. A difference beyond bfloat16's rounding is not one of precision."""
 
 PRECISION_ENVELOPES = 64.0
 """Rounding in half precision, however it is done, never adds up to this many envelopes."""
@@ -243,14 +181,11 @@ compiled program; rounding of the inputs moves the others by 1.7e-5.
 SMALL_ELEMENT = 1 / 16
 """An element is small if it is below this share of the tensor's root mean square."""
 
+FEW_ELEMENTS = 32
+"""In a tensor of fewer elements no element is left out, and all may be zero by a lucky rounding."""
+
 TRIMMED = 256
 """One element in this many is left out: a comparison or a tie that flips says nothing about an operator."""
 
 TRIMMED_JUMPS = 16
 """One element in this many is left out for an operator that chooses by floating-point values."""
-
-TRIMMED_FROM = 32
-"""No element is left out of a tensor with fewer elements than this."""
-
-GREATEST_RATIO = 1e4
-"""Ratios above this count as this, so that their squares can be added up."""

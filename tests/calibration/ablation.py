@@ -28,7 +28,6 @@ from checked_backend.modes import float64, monte_carlo
 from checked_backend.regions import compare_call, float64_twin
 from checked_backend.regions import compile as compiling
 from checked_backend.regions.operator_check.step import OperatorStep
-from checked_backend.regions.runner import RegionRunner
 from checked_backend.verdict import closing, decide, outliers, thresholds
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.runner import Recipe, Runs
@@ -124,7 +123,6 @@ def _mechanisms() -> Mapping[str, Switch]:
     patched = mock.patch.object
     return {
         "choices held": _choices_not_held,
-        "choices given": lambda: patched(RegionRunner, "given_choices", _nothing),
         "shapes that rounding changes": lambda: patched(compare_call, "tolerate_flipped_shapes", _same_findings),
         "fused rounding": _no_fused_rounding,
         "lost digits": _no_digits_are_lost,

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.checking.backward import Objective, run_backward
-from checked_backend.checking.cotangents import Incoming, draw, laid_out, variants_of
+from checked_backend.checking.backward import Incoming, Objective, draw, laid_out, run_backward, variants_of
 from checked_backend.errors import CheckedBackendError
 from tests.support.check_tools import agreed, batch
 
@@ -122,13 +121,6 @@ def test_layouts_have_the_values_which_are_exact_in_half_precision() -> None:
             assert torch.equal(values.half().bfloat16().double(), values)
             assert (values == 0).any()
             assert float(draw((), torch.float32, generator(), layout)) == 1  # as `loss.backward()` sends
-
-
-def test_conjugated_ones_have_the_values_and_a_bit_that_says_so() -> None:
-    values = torch.complex(*(draw((2, 3), torch.float32, generator(), Incoming.CONJUGATED) for _ in range(2)))
-    made = laid_out(values, Incoming.CONJUGATED)
-    assert made.is_conj()
-    assert torch.equal(made.resolve_conj(), values)
 
 
 @pytest.mark.parametrize("incoming", [Incoming.INFINITE, Incoming.NAN])

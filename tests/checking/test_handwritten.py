@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -130,6 +131,8 @@ def test_a_function_and_its_candidate_share_what_both_have_captured() -> None:
         ({"candidate": 3}, "candidate got int, which cannot be called"),
         ({"candidate": doubled, "dynamic": True}, "dynamic is for a compiled program"),
         ({"candidate": doubled, "compiler": "eager"}, "compiler is for a compiled program"),
+        ({"candidate": doubled, "compiler_options": {"a": 1}}, "compiler_options is for a compiled program"),
+        ({"candidate": doubled, "localize": True}, "localize is for a compiled program"),
         ({"candidate": doubled, "sizes": (1, 2)}, "sizes need a function in the place of args"),
         ({"sizes": (1, 2)}, "sizes are for a candidate"),
     ],
@@ -164,6 +167,24 @@ def test_a_candidate_of_another_signature_or_that_raises_is_a_crash() -> None:
         [finding] = cb.check(doubled, (torch.randn(3, 5),), candidate=candidate).findings
         assert finding.kind is Kind.CRASH
         assert "only" in finding.message
+
+
+def test_a_candidate_that_calls_exit_fails_and_does_not_end_the_process() -> None:
+    [finding] = cb.check(doubled, (torch.randn(3),), candidate=lambda _: sys.exit(0)).findings
+    assert finding.kind is Kind.CRASH
+    assert "it calls sys.exit(0)" in finding.actual
+
+
+def test_advice_on_a_candidate_blames_no_compiler() -> None:
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2).clone()
+
+    for candidate in (lambda x: (2 * x).double(), lambda x: x, writes):
+        report = cb.check(doubled, (torch.randn(3),), candidate=candidate)
+        assert report.verdict is Verdict.FAIL
+        advice = str(report).partition("What to do next")[2].partition("Notes")[0]
+        assert advice
+        assert "compiler" not in advice
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Random numbers that the compiler draws itself: structure, statistics, the masks of forward and backward pass."""
+"""Random numbers that the compiler draws itself: structure, seeds, the masks of forward and backward pass."""
 
 from __future__ import annotations
 
@@ -41,21 +41,6 @@ def test_dropout_of_another_probability_is_found() -> None:
     assert "fallback_random=False" in finding.message
 
 
-WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda x: torch.randn_like(x) + 0.1,
-    "spread": lambda x: torch.randn_like(x) * 1.1,
-    "NaN": lambda x: torch.randn_like(x).where(torch.rand_like(x) < 0.99, torch.tensor(torch.nan)),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_another_distribution_is_found(name: str) -> None:
-    (finding,) = compared(torch.randn_like, (X,), WRONG[name])
-    assert finding.detail == "rng.distribution"
-    assert finding.expected
-    assert finding.actual
-
-
 def test_numbers_that_no_seed_changes_are_found() -> None:
     fixed = torch.randn(40, 60, generator=torch.Generator().manual_seed(5))
     (finding,) = compared(torch.randn_like, (X,), lambda x: fixed.clone())
@@ -82,11 +67,7 @@ def test_a_backward_pass_that_drops_other_elements_is_found() -> None:
 
 CLEAN: dict[str, Callable[[torch.Tensor], Any]] = {
     "dropout": partial(dropped, 0.2),
-    "normal": lambda x: torch.randn_like(x),
-    "heavy tails": lambda x: torch.empty_like(x).cauchy_(),
     "whole channels": lambda x: F.dropout1d(x, 0.5),
-    "one element": lambda x: torch.rand(()),
-    "integers": lambda x: torch.randint(3, (5,)),
     "a mask": lambda x: torch.rand_like(x) < 0.5,
     "beside what is not drawn": lambda x: (x * 3.1, torch.rand_like(x) * 1e-9 + x),
     "shapes that are drawn": lambda x: x[torch.rand(40) < 0.5],
@@ -97,13 +78,6 @@ CLEAN: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", CLEAN)
 def test_the_same_distribution_is_not_reported(name: str) -> None:
     assert not compared(CLEAN[name], (X,), CLEAN[name])
-
-
-def test_rounding_of_what_is_hardly_random_is_not_reported() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x * 7.7 + torch.rand_like(x) * 1e-4
-
-    assert not compared(program, (X,), lambda x: program(x) * (1 + 3e-7))
 
 
 @pytest.mark.parametrize("seed", range(2))

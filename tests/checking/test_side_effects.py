@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.checking.side_effects import SideEffects
+from checked_backend.checking.code_search import SideEffects
 
 space = types.SimpleNamespace(count=0)
 containers: dict[str, Any] = {

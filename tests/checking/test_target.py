@@ -61,6 +61,27 @@ def test_what_a_factory_may_return(file: Path) -> None:
     assert len(load_factory(f"{file}:with_args")[1]) == 1
 
 
+def test_a_factory_that_asks_for_a_size_makes_arguments_for_it(file: Path) -> None:
+    file.write_text(
+        FILE
+        + """
+def of_size(size=3):
+    return helper.f, (torch.ones(size),)
+
+def of_n(n):
+    return helper.f, (torch.ones(n),)
+
+def of_options(dtype=torch.float32):
+    return helper.f, (torch.ones(2, dtype=dtype),)
+"""
+    )
+    for name in ("of_size", "of_n"):
+        make = load_factory(f"{file}:{name}", sized=True)[1]
+        assert callable(make)
+        assert make(5)[0].shape == (5,)
+    assert isinstance(load_factory(f"{file}:of_options", sized=True)[1], tuple)
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

@@ -202,26 +202,18 @@ def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> Non
     assert "crash" in [str(finding.kind) for finding in report.findings]
 
 
-@pytest.mark.forks
-def test_a_death_in_the_backward_pass_is_told_from_one_before_it(found: dict[str, Path]) -> None:
-    """The compiler is not tried in this process again."""
-
-    def dies_late(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        return faults.compiled_by_aot(backward=lambda _gm: lambda *_: os._exit(1))(gm, inputs)
-
+def test_the_compiler_that_killed_a_process_is_not_tried_in_this_one(found: dict[str, Path]) -> None:
     def dies(_gm: torch.fx.GraphModule, _inputs: Any) -> Any:
         os._exit(1)
 
-    for compiler, backward in ((dies_late, True), (dies, False)):
-        seen: list[Any] = []
+    seen: list[Any] = []
 
-        def note(failure: Failure, findings: Sequence[Finding], seen: list[Any] = seen) -> Sequence[Finding]:
-            seen.append(failure)
-            return findings
+    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        seen.append(failure)
+        return findings
 
-        report = replay_of_death(cb.load_dump(found["dynamo"]), JobEnd("", "", 1), compiler=compiler, investigator=note)
-        [finding] = [finding for finding in report.findings if str(finding.kind) == "crash"]
-        assert (finding.detail, finding.actual) == ("crash.exit", "exited with status 1")
-        [failure] = seen
-        assert failure.options.compiler is compiler
-        assert (failure.cotangents is not None) == backward
+    report = replay_of_death(cb.load_dump(found["dynamo"]), JobEnd("", "", 1), compiler=dies, investigator=note)
+    [finding] = [finding for finding in report.findings if str(finding.kind) == "crash"]
+    assert (finding.detail, finding.actual) == ("crash.exit", "exited with status 1")
+    [failure] = seen
+    assert failure.options.compiler is dies

@@ -96,8 +96,6 @@ class Scripted:
     def others_drew(self) -> str | None:
         return self.others
 
-    def given_choices(self) -> None: ...
-
     def _give(self, name: str, make: Make) -> Values:
         self.asked[name] = self.asked.get(name, 0) + 1
         if name in self.lost:

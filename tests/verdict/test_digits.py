@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import checked_backend as cb
-from checked_backend.verdict.digits import lost_digits
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.outliers import outside_noise
+from checked_backend.verdict.outliers import lost_digits, outside_noise
 
 
 def values(dtype: torch.dtype = torch.float32) -> Tensor:

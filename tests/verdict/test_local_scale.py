@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from checked_backend.verdict.local_scale import LocalScale, local_root_mean_square
+from checked_backend.verdict.elements import LocalScale, local_root_mean_square
 
 
 def expected(values: torch.Tensor, magnitude: torch.Tensor, reach: int) -> torch.Tensor:

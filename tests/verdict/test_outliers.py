@@ -8,16 +8,6 @@ from checked_backend.verdict.envelope import Envelope
 from checked_backend.verdict.outliers import outside_noise
 
 
-def test_of_many_nan_that_flip_a_few_may_flip_elsewhere():
-    reference, candidate = torch.ones(100), torch.ones(100)
-    unstable = torch.arange(100) < 40
-    runs = [Envelope(torch.zeros(100), 3, unstable.clone()) for _ in range(2)]
-    candidate[40:44] = torch.nan
-    assert not outside_noise(reference=reference, candidate=candidate, envelope=runs[0], strong=runs[1])
-    candidate[40:60] = torch.nan
-    assert outside_noise(reference=reference, candidate=candidate, envelope=runs[0], strong=runs[1]).nonfinite == 20
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("with_float64", [False, True])
 def test_how_many_blocks_a_tensor_has_does_not_matter(dtype, with_float64, monkeypatch):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 import checked_backend as cb
-from checked_backend.verdict.shapes import tolerate_flipped_shapes
+from checked_backend.verdict.decide import tolerate_flipped_shapes
 from tests.support import faults
 from tests.support.noise_tools import in_float32
 from tests.support.region_tools import checked, found, gathered

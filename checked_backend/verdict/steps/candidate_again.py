@@ -14,17 +14,13 @@ from checked_backend.findings import EvidenceKey, Kind
 from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
-from checked_backend.verdict.closing import close_as, close_as_noise, close_undecided
-from checked_backend.verdict.context import Context
+from checked_backend.verdict.closing import agrees, close_as, close_as_noise, close_undecided, rounds_less_often
 from checked_backend.verdict.elements import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Build, Control, Recipe
-from checked_backend.verdict.steps.fused_rounding import agrees, rounds_less_often
 
-AGAIN = tuple(
-    Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.CANDIDATE_RUNS)
-)
+AGAIN = tuple(Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.FEW_RUNS))
 ON_EAGERS_DRAWS = Recipe(Control.CANDIDATE_REPLAYED, Build.COMPILED, replays_draws=True)
 RECOMPILED = Recipe(Control.RECOMPILED, Build.RECOMPILED, replays_draws=True)
 
@@ -104,7 +100,7 @@ def _is_not_reproduced(context: Context, case: Evidence) -> bool:
         return False
     if any(same_bits(case.pair.candidate, one) for one in again):
         return False
-    alike = len(again) == thresholds.CANDIDATE_RUNS and all(same_bits(again[0], one) for one in again[1:])
+    alike = len(again) == thresholds.FEW_RUNS and all(same_bits(again[0], one) for one in again[1:])
     made = [values for recipe in AGAIN if (values := context.runs.run(recipe)) is not None]
     return alike or all(agrees(case, values) for values in made)
 
@@ -152,7 +148,7 @@ def _drawn_by_others(context: Context, case: Evidence, evidence: str | None) -> 
 def _other_draws_differ_as_much(context: Context, case: Evidence) -> bool:
     found = difference(case.pair.reference, case.pair.candidate)
     greatest = 0.0
-    for seed in thresholds.OTHER_SEEDS:
+    for seed in range(thresholds.OTHER_RUNS):
         sample = case.sample(context.runs.run(Recipe(Control.RESEEDED, reseeded=seed)))
         if sample is None:
             continue
@@ -160,4 +156,4 @@ def _other_draws_differ_as_much(context: Context, case: Evidence) -> bool:
         if not bool(other.isfinite().all()):  # other draws make NaN in some place, so they may in any place
             return True
         greatest = max(greatest, root_mean_square(other))
-    return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.OTHER_DRAWS_FACTOR * greatest
+    return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.DRAW_FACTOR * greatest

@@ -7,32 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
 from checked_backend.findings import EvidenceKey
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.context import Context
-from checked_backend.verdict.elements import (
-    blocks,
-    difference,
-    magnitudes,
-    picked,
-    root_mean_square,
-    unconfirmed,
-    widened,
-)
+from checked_backend.verdict.elements import LocalScale, difference, magnitudes, root_mean_square, unconfirmed, widened
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.evidence import Evidence
-from checked_backend.verdict.flips import as_rare_as_jumps, as_rare_as_unstable, known
-from checked_backend.verdict.local_scale import LocalScale
-from checked_backend.verdict.outliers import outside_noise, ratios
+from checked_backend.verdict.evidence import Context, Evidence
+from checked_backend.verdict.outliers import Allowed, Elements, outside_noise
 from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
 TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
-FIRST_SEEDS = range(1, 1 + thresholds.TWIN_RUNS)
+FIRST_SEEDS = range(1, 1 + thresholds.FEW_RUNS)
 """Seeds of the first perturbed runs in float64."""
 
 
@@ -92,28 +80,11 @@ def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) 
             further = range(100, 100 + 2 * thresholds.MORE_RUNS)
             perturb(jumping, runs, further, thresholds.STRONG_MAGNITUDE, float64=True)
             _compare(jumping)
-        _give_choices([case for case in differing if not case.logic_differs], runs)
     differing = [case for case in differing if case.logic_differs and not case.outside]
     if any(case.envelope is None for case in differing):
         perturb(differing, runs, range(thresholds.FIRST_RUNS))
     for case in differing:
         _let_candidate_answer(case, notes)
-
-
-def _give_choices(explained: Sequence[Evidence], runs: Runs) -> None:
-    """Look behind jumps: with the same choices given to eager and the twin, both must compute the same."""
-    given = runs.ask(Control.GIVEN_CHOICES, runs.runner.given_choices) if explained else None
-    if given is None:
-        return
-    inner = runs.of(given)
-    shadows = [Evidence(case.pair, case.metrics) for case in explained]
-    if not _run_high_precision(shadows, inner):
-        return
-    _hold_against_twin(shadows, inner, [])
-    for case, shadow in zip(explained, shadows, strict=True):
-        if shadow.logic_differs:
-            case.logic_differs = True
-            case.evidence[EvidenceKey.TWIN_ERROR_GIVEN_CHOICES] = shadow.twin_difference
 
 
 def _compare(cases: Iterable[Evidence]) -> None:
@@ -165,7 +136,7 @@ class TwinDifference:
     Attributes:
         differs: Whether only different logic can explain that.
         relative: Greatest difference over the tensor's root mean square.
-        ratio: Greatest ratio of a difference to what was allowed.
+        ratio: Greatest ratio of a difference to what was allowed; with further runs, of one that is not allowed.
         equal: Whether no element differs, so that no noise had to be allowed.
     """
 
@@ -190,67 +161,22 @@ def twin_difference(
         further: Noise from more runs, in which choices may flip. It counts only for elements that jump.
         float64_nonfinite: Elements about which float64 says nothing: those that `unconfirmed` finds.
     """
-    if not high_precision.numel():
-        return TwinDifference(False, 0.0, 0.0, equal=True)
-    whole = _InFloat64(
-        high_precision,
-        twin,
-        None if envelope is None else envelope.values,
-        None if envelope is None else envelope.unstable,
-        None if further is None else further.values,
-        None if further is None else further.unstable,
-        float64_nonfinite,
+    if float64_nonfinite is not None:
+        high_precision, twin = widened(high_precision), widened(twin)
+        twin = torch.where(float64_nonfinite, high_precision, twin)
+    distance = difference(high_precision, twin)
+    found = outside_noise(
+        reference=high_precision,
+        candidate=twin,
+        envelope=Envelope(torch.zeros_like(distance)) if envelope is None else envelope,
+        strong=further,
+        allowances=_TwinAllowances(high_precision, envelope),
     )
-    allowances = _TwinAllowances(high_precision, envelope)
-    masks: list[torch.Tensor] = []
-    worst, greatest, jumping, furthest = 0.0, -1.0, 0, 0.0
-    for part in map(_InFloat64._make, blocks(*whole)):  # most elements are settled here
-        distance, (allowed, jumps) = part.distance(), allowances.of(part)
-        inside = distance <= allowed
-        masks.append(~inside)
-        worst = max(worst, float(torch.where(inside, ratios(distance, allowed), 0.0).max()))
-        greatest = max(greatest, float(torch.where(inside, distance, -1.0).max()))
-        if jumps is not None and part.further is not None and bool(jumps.any()):
-            jumping, furthest = jumping + int(jumps.sum()), max(furthest, float(part.further[jumps].max()))
-    left = torch.cat(masks)
-    scale = root_mean_square(high_precision)
-    if not bool(left.any()):
-        return TwinDifference(False, greatest / scale if scale else greatest, worst, equal=not greatest)
-    part = _InFloat64._make(picked(left, *whole))
-    distance, (allowed, _) = part.distance(), allowances.of(part)
-    values = known(widened(part.high_precision), widened(part.twin))
-    for runs, unstable in ((envelope, part.unstable), (further, part.further_unstable)):
-        if runs is not None and unstable is not None:
-            distance[unstable & distance.isinf()] = 0.0
-            infinite = distance.isinf()
-            tolerated = as_rare_as_unstable(values[infinite], (runs,), high_precision, twin)
-            distance[infinite] = torch.where(tolerated, 0.0, distance[infinite])
-    outside = ~(distance <= allowed)
-    if as_rare_as_jumps(distance[outside], jumping, furthest):
-        distance[outside] = 0.0
     finite = distance[distance.isfinite()]
-    if finite.numel():
-        greatest = max(greatest, float(finite.max()))
-    elif greatest < 0:  # no distance is a number
-        greatest = float(distance.max())
-    worst = max(worst, float(ratios(distance, allowed).max()))
-    return TwinDifference(bool((~(distance <= allowed)).any()), greatest / scale if scale else greatest, worst)
-
-
-class _InFloat64(NamedTuple):
-    """Elements of a tensor in float64, and what is known of them: one-dimensional, or pairs for complex numbers."""
-
-    high_precision: torch.Tensor
-    twin: torch.Tensor
-    noise: torch.Tensor | None
-    unstable: torch.Tensor | None
-    further: torch.Tensor | None
-    further_unstable: torch.Tensor | None
-    float64_nonfinite: torch.Tensor | None
-
-    def distance(self) -> torch.Tensor:
-        distance = difference(self.high_precision, self.twin).to(torch.float64)
-        return distance if self.float64_nonfinite is None else torch.where(self.float64_nonfinite, 0.0, distance)
+    distances = finite if finite.numel() else distance
+    greatest = float(distances.max()) if distances.numel() else 0.0
+    relative = greatest / (root_mean_square(high_precision) or 1.0)
+    return TwinDifference(bool(found), relative, found.worst, equal=not bool(distance.any()))
 
 
 class _TwinAllowances:
@@ -260,16 +186,16 @@ class _TwinAllowances:
         self._sizes = LocalScale.of_sizes(high_precision)
         self._noise = None if envelope is None else envelope.scale(high_precision)
 
-    def of(self, part: _InFloat64) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """How far each element may lie from the reference, and which elements jump."""
-        magnitude = magnitudes(part.high_precision).to(torch.float64)
+    def of(self, part: Elements) -> Allowed:
+        magnitude = magnitudes(part.reference).to(torch.float64)
         allowed = thresholds.TWIN_TOLERANCE * (magnitude + self._sizes.at(magnitude))
         allowed += torch.finfo(torch.float64).tiny  # where numbers are subnormal nothing is relative
         allowed += 2.0**-thresholds.CANCELLED_REST_BITS * self._sizes.at(magnitude, thresholds.CANCELLED_BITS)
-        if part.noise is not None and self._noise is not None:
+        if self._noise is not None:
             noise = torch.maximum(part.noise.to(torch.float64), self._noise.at(magnitude))
             allowed += thresholds.TWIN_ENVELOPE_FACTOR * noise
-        if part.further is None:
-            return allowed, None
-        jumps = part.further > allowed
-        return torch.where(jumps, thresholds.STRONG_FACTOR * part.further.to(torch.float64), allowed), jumps
+        if part.strong is None:
+            return Allowed(allowed)
+        jumps = part.strong > allowed
+        allowed = torch.where(jumps, thresholds.DRAW_FACTOR * part.strong.to(torch.float64), allowed)
+        return Allowed(allowed, jumps=jumps)

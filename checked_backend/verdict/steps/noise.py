@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_as_noise, is_as_near_as_eager
-from checked_backend.verdict.context import Context
-from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Runs, monte_carlo
 

@@ -16,9 +16,8 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
 from checked_backend.verdict.closing import close_as
-from checked_backend.verdict.context import Context
 from checked_backend.verdict.elements import difference, root_mean_square
-from checked_backend.verdict.evidence import Evidence
+from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
 from checked_backend.verdict.steps.float64 import FIRST_SEEDS
 from checked_backend.verdict.steps.noise import perturb
@@ -118,7 +117,7 @@ def _is_rounding(case: Evidence) -> bool:
         return True
     double = case.pair.reference.dtype in (torch.float64, torch.complex128)
     in_float64 = None if case.float64_envelope is None else case.float64_envelope.rms
-    if in_float64 is not None and not double and in_float64 <= thresholds.ROUNDING_SHRINKS * case.spread:
+    if in_float64 is not None and not double and in_float64 <= thresholds.FAR_SMALLER * case.spread:
         return True
     case.evidence[EvidenceKey.EAGER_SPREAD] = case.spread
     case.evidence[EvidenceKey.NOISE_IN_FLOAT64] = "could not be found out" if in_float64 is None else in_float64
@@ -129,7 +128,7 @@ def _dwarfs(case: Evidence, repeated: Values, runs: Runs) -> bool:
     """Whether eager's own spread is far too small to explain how far the candidate is from eager."""
     found = difference(case.pair.reference, case.pair.candidate)
     spread = torch.zeros_like(found)
-    more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.MORE_REPEATS))
+    more = (runs.run(replace(REPEAT, number=number)) for number in range(2, 2 + thresholds.FIRST_RUNS))
     for values in (repeated, *more):
         again = case.sample(values)
         if again is None:
