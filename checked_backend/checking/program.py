@@ -289,6 +289,12 @@ class ProgramCopy:
         """The leaves of this run's copies of a call's arguments, by name."""
         return argument_leaves(self._program.function, *self._copies(call))
 
+    def memory(self, call: ProgramCall) -> list[Any]:
+        """What a call may change by right: its arguments, parameters and buffers."""
+        leaves = self.leaves(call)
+        state = State.of(self._function, self._copier.captured, leaves, self._copier.leaves)
+        return [*(value for _, value in leaves), *state.restorable()]
+
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was copied for this run."""
         return self._copier.is_copy(tensor)

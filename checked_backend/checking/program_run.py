@@ -38,6 +38,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure, Keep
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.returned_tensors import Results, Returned, Snapshot, memory_range
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.session import Session, collect
@@ -58,6 +59,7 @@ FurtherCalls = Callable[[Program, Shapes, Ledger], Iterable[ProgramCall]]
 
 
 _COMPILED = "the compiled program"
+_HANDWRITTEN = "a handwritten candidate"
 
 
 @dataclass(slots=True)
@@ -225,6 +227,8 @@ class _Pair:
         self._main = 0
         self._learned: Comparison | None = None
         self._rounding: Mapping[str, float] = {}
+        self._results = Results()
+        self._holding: list[list[torch.Tensor]] = []
 
         def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return self._checked_region(gm, example_inputs)
@@ -269,8 +273,13 @@ class _Pair:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
         index, run = len(self.calls), self.run
         run.results.forget()
+        held = None if run.program.candidate is None else self._held_results(call)
         with collect(closing=False) as session, run.tracing.watch(), self._numpy_draws(reference):
             candidate = self.candidate.step(index, call)
+        if held is not None:
+            sides = [candidate.outputs.values(), map(reference.outputs.get, candidate.outputs)]
+            run.found += [(index, one) for one in held.overwritten(index + 1, _HANDWRITTEN, *map(list, sides))]
+            self._hold(index + 1, candidate)
         self.calls.append(call)
         run.references.append(reference)
         self.candidates.append(candidate)
@@ -280,6 +289,22 @@ class _Pair:
             found = without_rounding(found, call, self._rounding, run.own)
         run.in_regions += [(index, finding) for finding in found]
         return sum(region.checked_calls for region in self._coverage.regions)
+
+    def _held_results(self, call: ProgramCall) -> Snapshot:
+        """The results of a handwritten candidate that its caller still holds, as they are before a call."""
+        return Snapshot((self._results,), self.candidate.memory(call), self.run.own.skip)
+
+    def _hold(self, number: int, candidate: Outcome) -> None:
+        """Hold the results of the first call, and of the latest."""
+        del self._holding[1:]
+        self._holding.append([value for value in candidate.outputs.values() if isinstance(value, torch.Tensor)])
+        self._results.add(
+            [
+                Returned.of(value, memory, name, _HANDWRITTEN, number)
+                for name, value in candidate.outputs.items()
+                if (memory := memory_range(value)) is not None
+            ]
+        )
 
     @contextmanager
     def _numpy_draws(self, reference: Outcome) -> Iterator[None]:

@@ -142,6 +142,7 @@ _OF_DYNAMO = (
 _OF_CANDIDATE = (
     (re.compile(r"(?<=[Tt]he )compiled (program|function)"), "candidate"),
     (re.compile(r"\bwhen compiled\b"), "in the candidate"),
+    (re.compile(r"\bthis region\b"), "the candidate"),
     (re.compile(r"compiling or running the candidate"), "the candidate"),
     (re.compile(r"that compiled and ran the program"), "that ran the candidate"),
     (re.compile(r" \(no float64 twin could run\)"), ""),

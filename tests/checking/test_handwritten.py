@@ -17,7 +17,7 @@ from checked_backend import Verdict
 from checked_backend.checking.handwritten import SIZES
 from checked_backend.errors import OptionError
 from checked_backend.findings import Kind
-from tests.support.kernels import RIGHT, WRONG, Kernel, doubled, online_softmax, softmax
+from tests.support.kernels import RIGHT, WRONG, Kernel, ReturnsItsBuffer, doubled, online_softmax, softmax
 
 SOME_SIZES = (0, 1, 15, 16, 17, 127, 513)
 WIDE, *LOW = torch.float32, torch.bfloat16, torch.float16
@@ -202,3 +202,23 @@ def test_a_candidate_that_kills_or_hangs_its_process_is_a_crash() -> None:
     assert dead.stage is None, "nothing was compiled, so there is no level"
     [hung] = isolated(candidate=hangs, timeout=15.0).findings
     assert "did not end in time" in hung.message
+
+
+def test_a_result_that_a_later_call_overwrites_is_found() -> None:
+    """The buffer is right whenever it is looked at, and no call sees what the next does to it."""
+    report = cb.check(doubled, (torch.randn(8, 16),), candidate=ReturnsItsBuffer())
+    assert [(one.kind, one.detail) for one in report.findings] == [(Kind.ALIAS, "alias.overwritten")]
+    assert "call 1 of the candidate returned it" in str(report).replace("\n               ", " ")
+    assert cb.check(doubled, (torch.randn(8, 16),), candidate=lambda x: 2 * x).verdict is cb.Verdict.PASS
+
+
+def test_a_buffer_that_the_reference_returns_too_is_no_fault() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.seen.add_(x.sum(0))
+
+    assert cb.check(Counts(), (torch.randn(8, 4),), candidate=Counts()).verdict is cb.Verdict.PASS
