@@ -95,6 +95,10 @@ class ProgramResult:
     report: str = field(default="", repr=False)
     program: str = field(default="", repr=False)
 
+    def fails_as(self, other: ProgramResult) -> bool:
+        """Whether both fail in the same way, as far as their kinds tell."""
+        return (self.kind, self.detail) == (other.kind, other.detail)
+
     def to_json(self) -> str:
         """As JSON text."""
         return encode(self)

@@ -138,7 +138,7 @@ def _until_told(tried: Tried, fault: Fault, programs: Iterator[FuzzProgram]) -> 
         tried = _one_more(tried, result)
         if not fault.is_told_by(result.kind, result.detail):
             continue
-        if not _is_of_torch(program, result):
+        if not examining.check_program(program, _DYNAMO_ALONE).fails_as(result):
             return replace(tried, caught=True, finding=result.message)
         tried = replace(tried, left_out=tried.left_out + 1)
     return tried
@@ -179,12 +179,6 @@ def _lethal(name: str, fault: Fault) -> Tried:
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:
     undecided = tried.undecided + (result.status is Status.INCONCLUSIVE)
     return replace(tried, programs=tried.programs + 1, undecided=undecided)
-
-
-def _is_of_torch(program: FuzzProgram, result: ProgramResult) -> bool:
-    """Whether Dynamo alone gets a program wrong in the same way."""
-    alone = examining.check_program(program, _DYNAMO_ALONE)
-    return (alone.kind, alone.detail) == (result.kind, result.detail)
 
 
 def run_selftest(place: JobResources) -> list[Tried]:
