@@ -127,13 +127,12 @@ class Recorder:
     def flush(self) -> None:
         """Hand what was recorded to the system: a process may be killed."""
         with self._lock:
-            self._file().flush()
+            self._file().file.flush()
 
     def close(self) -> None:
         """End the file of this process."""
-        file = self._files.pop(os.getpid(), None)
-        if file is not None:
-            file.close()
+        if (records := self._files.pop(os.getpid(), None)) is not None:
+            records.file.close()
 
     def _file(self) -> RecordFile:
         if os.getpid() not in self._files:
@@ -144,52 +143,44 @@ class Recorder:
 
 def describe(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
     """The record of a tensor. What cannot be read must not stop the program; the comparison tells it."""
+    shape, device = tuple(int(size) for size in tensor.shape), tensor.device.type
+    record = TensorRecord(region, call, subject, str(tensor.dtype).removeprefix("torch."), shape, device=device)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         why = f"a tensor of the class {type(tensor).__qualname__}"
-    elif tensor.layout is not torch.strided or tensor.device.type == "meta":
-        why = f"a tensor with layout {tensor.layout} on device {tensor.device.type}"
+    elif tensor.layout is not torch.strided or device == "meta":
+        why = f"a tensor with layout {tensor.layout} on device {device}"
     else:
         try:
-            return _values(region, call, subject, tensor.detach())
+            return replace(record, **_values(tensor.detach()))
         except (RuntimeError, TypeError) as error:  # a dtype for which torch has no arithmetic
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
-    kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(int(size) for size in tensor.shape)
-    return TensorRecord(region, call, subject, kind, shape, None, 0.0, 0.0, 0, 0.0, (), tensor.device.type, why)
+    return replace(record, unread=why)
 
 
-def _values(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
+def _values(tensor: torch.Tensor) -> dict[str, Any]:
+    """The members of a tensor's record that follow from its values."""
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    bits = fingerprint(tensor)
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    floating, roundoff = real.is_floating_point(), 0.0
-    if floating:
-        roundoff = unit_roundoff(real.dtype)
-        real = real.float() if real.element_size() == 1 else real  # torch has no arithmetic in 8 bits
-    finite = real.isfinite() if floating else None
-    nonfinite = 0 if finite is None else int((~finite).sum().item())
-    plain = real if finite is None or not nonfinite else torch.where(finite, real, torch.zeros((), dtype=real.dtype))
+    floating = real.is_floating_point()
+    roundoff = unit_roundoff(real.dtype) if floating else 0.0
+    if floating and real.element_size() == 1:
+        real = real.float()  # torch has no arithmetic in 8 bits
     wide = torch.float64 if real.device.type != "mps" else torch.float32
-    norm = float(torch.linalg.vector_norm(plain.to(wide)).item()) if plain.numel() else 0.0
     flat = real.reshape(-1)
-    count = min(_SAMPLE, flat.numel())
-    places = torch.tensor([at * flat.numel() // count for at in range(count)], device=flat.device, dtype=torch.long)
-    wider = plain.reshape(-1).to(wide)
-    return TensorRecord(
-        region=region,
-        call=call,
-        subject=subject,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(int(size) for size in tensor.shape),
-        bits=bits,
-        rms=min(norm / max(1, plain.numel()) ** 0.5, sys.float_info.max),  # squares of float64 may overflow
-        max=float(plain.abs().max().to(wide).item()) if plain.numel() and floating else 0.0,
-        nonfinite=nonfinite,
-        roundoff=roundoff,
-        sample=tuple(flat[places].to(wide).tolist()) if count else (),
-        device=tensor.device.type,
-        projections=_projections(wider) if count else (),
-    )
+    finite = flat.isfinite() if floating else torch.ones_like(flat, dtype=torch.bool)
+    plain = torch.where(finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device)).to(wide)
+    count, total = min(_SAMPLE, flat.numel()), flat.numel()
+    norm = float(torch.linalg.vector_norm(plain).item()) if count else 0.0
+    places = torch.tensor([at * total // count for at in range(count)], device=flat.device, dtype=torch.long)
+    return {
+        "bits": fingerprint(tensor),
+        "rms": min(norm / max(1, total) ** 0.5, sys.float_info.max),  # squares of float64 may overflow
+        "nonfinite": int((~finite).sum().item()),
+        "roundoff": roundoff,
+        "sample": tuple(flat[places].to(wide).tolist()),
+        "projections": _projections(plain) if count else (),
+    }
 
 
 def _projections(flat: torch.Tensor) -> tuple[float, ...]:
