@@ -20,14 +20,16 @@ from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.settings import precision_in_effect
 from checked_backend._torch.tensors import inner_tensors
+from checked_backend.aot.backend import compile_with
+from checked_backend.aot.boxed import BoxedCallable, boxed, boxed_module
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.options import CheckOptions, parse_options
+from checked_backend.options import AotOptions, CheckOptions, parse_options
 from checked_backend.program.compile_calls import CompileWatch
 from checked_backend.program.records import RecordFile, TensorRecord
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.compile import compile_candidate, copy_graph, eager_graph, resolve_compiler
+from checked_backend.regions.compile import compile_candidate, copy_graph, resolve_compiler
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.torch_state import RngState
@@ -84,7 +86,8 @@ class RecordWatch(CompileWatch):
         with random_untouched():
             written = copy_graph(gm)  # as it is now: the compiler may change the graph
             if self._noise:
-                run = under_mode(copy_graph(gm), MonteCarloMode(self._noise + sum(self._names.values())))
+                noise = MonteCarloMode(self._noise + sum(self._names.values()))
+                run = under_mode(copy_graph(gm), example_inputs, noise)
             else:
                 parsed = parse_options(CheckOptions, "numcheck", dict(options))
                 run = compile_candidate(resolve_compiler(parsed, mode), gm, example_inputs)
@@ -311,56 +314,18 @@ def coarsest(device: str, operations: Sequence[str] | frozenset[str]) -> float:
     return max((_ROUNDOFFS.get(precision_in_effect(device, operation), 0.0) for operation in operations), default=0.0)
 
 
-class _UnderMode(torch.autograd.Function):
-    """Runs a region on detached inputs, and its backward pass when gradients arrive, both under a mode."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], mode: AbstractContextManager[Any], *args: Any) -> tuple[Any, ...]:
-        """Run the region with a graph of its own."""
-        leaves = [
-            arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args
-        ]
-        with torch.enable_grad(), mode:
-            outputs = run(*leaves)
-        ctx.leaves, ctx.outputs, ctx.mode = leaves, outputs, mode
-        detached = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in outputs)
-        ctx.mark_non_differentiable(
-            *(
-                result
-                for value, result in zip(outputs, detached, strict=True)
-                if isinstance(value, torch.Tensor) and not value.requires_grad
-            )
-        )
-        return detached
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        """Run its backward pass."""
-        pairs = [
-            (value, gradient)
-            for value, gradient in zip(ctx.outputs, gradients, strict=True)
-            if isinstance(value, torch.Tensor) and value.requires_grad and gradient is not None
-        ]
-        wanted = [leaf for leaf in ctx.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        found: dict[int, torch.Tensor | None] = {}
-        if pairs:
-            values, entering = zip(*pairs, strict=True)
-            with ctx.mode:
-                computed = torch.autograd.grad(values, wanted, entering, allow_unused=True)
-            found = dict(zip(map(id, wanted), computed, strict=True))
-        return None, None, *(found.get(id(leaf)) for leaf in ctx.leaves)
-
-
-def under_mode(gm: fx.GraphModule, mode: AbstractContextManager[Any]) -> Callable[..., Any]:
+def under_mode(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], mode: AbstractContextManager[Any]
+) -> Callable[..., Any]:
     """A region in eager, forward and backward under a mode, which may be entered any number of times."""
-    run = eager_graph(gm).forward
 
-    def perturbed(*args: Any) -> Sequence[Any]:
-        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
-            outputs: Sequence[Any] = _UnderMode.apply(run, mode, *args)  # type: ignore[no-untyped-call]
-            return outputs
-        with mode:
-            returned: Sequence[Any] = run(*args)
-            return returned
+    def compiler(graph: fx.GraphModule, _inputs: Sequence[Any], /) -> BoxedCallable:
+        run = boxed_module(graph)
 
-    return perturbed
+        def perturbed(args: list[Any]) -> Any:
+            with mode:
+                return run(args)
+
+        return boxed(perturbed)
+
+    return compile_with(gm, example_inputs, options=AotOptions(), fw_compiler=compiler)
