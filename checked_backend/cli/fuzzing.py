@@ -92,7 +92,7 @@ def fuzz(
     The exit code is 1 if a group is new: in no folder of --against. `checked-backend report DIR` shows it again.
     """
     import_module("torch")
-    tasks, drive = import_module("checked_backend.fuzz.tasks"), import_module("checked_backend.fuzz.drive")
+    worker, drive = import_module("checked_backend.fuzz.worker"), import_module("checked_backend.fuzz.drive")
     drawn, job = import_module("checked_backend.fuzz.generate.draft"), import_module("checked_backend.process.job")
     seconds = _seconds(time)
     if not -_MOST_SEED <= seed < _MOST_SEED:
@@ -108,7 +108,7 @@ def fuzz(
     known = _known(against or ())
     choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
     options = compiler_options(compiler_option)
-    asked = tasks.FuzzOptions(
+    asked = worker.FuzzOptions(
         compiler=compiler,
         options=options,
         choices=choices,

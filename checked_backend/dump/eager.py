@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.autograd import get_dynamic_layer_stack_depth, transforms_unharmed
-from checked_backend._torch.operators import HigherOrderOperator, OpOverload, find_op_packet, is_writing_out
+from checked_backend._torch.operators import OpOverload, find_op_packet, is_writing_out
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.dump.load import Dump
 from checked_backend.errors import DumpError
@@ -38,19 +38,11 @@ class _Guard(OperatorMode):
     """Checks each operator's arguments before it runs."""
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _refuse(func, args, kwargs, operator_argument_problem(func, args, kwargs))
+        leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        why = operator_argument_problem(func, args, kwargs) or next(filter(None, map(memory_problem, leaves)), None)
+        if why is not None:
+            raise OutOfRange(f"{func.name().partition('.')[0].replace('::', '.')}: {why}")
         return func(*args, **kwargs)
-
-    def _higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _refuse(func, args, kwargs, block_mask_problem(func.name(), args, kwargs))
-        return super()._higher_order(func, args, kwargs)
-
-
-def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str | None) -> None:
-    leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-    why = why or next(filter(None, map(memory_problem, leaves)), None)
-    if why is not None:
-        raise OutOfRange(f"{func.name().partition('.')[0].replace('::', '.')}: {why}")
 
 
 class _Refused(Exception):
@@ -168,19 +160,6 @@ def operator_argument_problem(overload: OpOverload, args: tuple[Any, ...], kwarg
     given |= {argument.name: value for argument, value in zip(declared, args, strict=False)}
     found = (_first_problem(rule, _Arguments(**{**given, **kwargs})) for rule in rules)
     return next(filter(None, found), None)
-
-
-def block_mask_problem(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Why the tables of blocks that a higher-order operator takes would have it leave its memory; None if not.
-
-    Only compiled kernels read these tables. Running the graph in eager does not show that they are wrong.
-    """
-    if name not in ("flex_attention", "flex_attention_backward"):
-        return None
-    mask = kwargs.get("block_mask")
-    if mask is None:
-        mask = next((arg for arg in args if isinstance(arg, (tuple, list)) and len(arg) > _TABLES), ())
-    return _first_problem(_block_mask, _Arguments(query=args[0], key=args[1], mask=mask))
 
 
 def _first_problem(rule: _Rule, given: _Arguments) -> str | None:
@@ -382,43 +361,6 @@ def _recurrent(a: _Arguments) -> Iterator[_Requirement]:
 
 _GATES = MappingProxyType({0: 1, 1: 1, 2: 4, 3: 3})
 """The number of gates of a recurrent cell, by the number of its kind: plain with ReLU or tanh, LSTM, GRU."""
-
-_TABLES = 10
-"""The number of first entries of a block mask that are the same in all versions of torch."""
-
-_LARGEST_BLOCK = 2**30
-"""The number of rows of the single block that stands for "no mask"."""
-
-
-def _block_mask(a: _Arguments) -> Iterator[_Requirement]:
-    if len(a.mask) <= _TABLES + 2:
-        yield "it has no block mask"
-    sizes = a.mask[-3], a.mask[-2]
-    for what, size in zip(("rows", "columns"), sizes, strict=True):
-        if not isinstance(size, int) or not 1 <= size <= _LARGEST_BLOCK:
-            yield f"a block of its mask has {size!r} {what}"
-    rows, columns = (-(-one.shape[-2] // size) for one, size in zip((a.query, a.key), sizes, strict=True))
-    for what, height, width, at in (("kv", rows, columns, 2), ("q", columns, rows, 6)):
-        for prefix, place in (("", at), ("full_", at + 2)):
-            if a.mask[place] is not None or a.mask[place + 1] is not None:
-                needed = (a.query.shape[0], a.query.shape[1], height)
-                yield from _block_table(f"{prefix}{what}", a.mask[place], a.mask[place + 1], needed, width)
-
-
-def _block_table(
-    what: str, counts: torch.Tensor, indices: torch.Tensor, needed: tuple[int, int, int], end: int
-) -> Iterator[_Requirement]:
-    """Each row of blocks has a count of the indices that are read; later ones are not read."""
-    if counts.dtype != torch.int32 or indices.dtype != torch.int32:
-        yield f"{what}_indices and their numbers are {counts.dtype} and {indices.dtype}, not torch.int32"
-    batch, heads, height = counts.shape
-    if batch not in (1, needed[0]) or not heads or needed[1] % heads or height < needed[2]:
-        yield f"{what}_num_blocks is of shape {tuple(counts.shape)}, where {needed} is needed"
-    yield f"{what}_indices", indices, (*counts.shape, indices.shape[-1])
-    yield f"{what}_num_blocks", counts, range(indices.shape[-1] + 1)
-    places = torch.arange(indices.shape[-1], device=indices.device)
-    yield f"{what}_indices", indices[places < counts.unsqueeze(-1)], range(end)
-
 
 _RULES: Mapping[str, _Rule] = MappingProxyType(
     {

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from checked_backend.fuzz.control import run_in_order, straight_line
+from checked_backend.fuzz.control import run_in_order
 from checked_backend.fuzz.known import METHOD, operation
-from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Size, Statement, map_leaves
+from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Statement, map_leaves, value_of
 from checked_backend.fuzz.source import NAME, function_of
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
@@ -120,44 +120,33 @@ def inputs_for(programs: Sequence[FuzzProgram]) -> tuple[torch.Tensor, ...]:
 
 
 def run_call(call: Statement, known: Sequence[Any]) -> Any:
-    """Run one call in eager."""
+    """Run one call in eager, given all earlier values."""
     how, target = operation(call.op)
-    args, kwargs = _values(call.args, known), _values(dict(call.kwargs), known)
+    args, kwargs = eager_value(call.args, known), eager_value(dict(call.kwargs), known)
     if how == METHOD:
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)
 
 
-def run_eager(program: FuzzProgram) -> list[Any]:
-    """Run a program in eager on fresh inputs, and return all of its values."""
+def eager_value(raw: Any, known: Sequence[Any]) -> Any:
+    """An argument as eager takes it, given all earlier values."""
+
+    def value(leaf: Any) -> Any:
+        return getattr(torch, leaf.name) if isinstance(leaf, Constant) else value_of(leaf, known)
+
+    return map_leaves(raw, value)
+
+
+def run_eager(program: FuzzProgram, run: Callable[[Statement, Sequence[Any]], Any] = run_call) -> list[Any]:
+    """Run a program in eager on fresh inputs, and return all of its values; ``run`` runs one call."""
     known: list[Any] = list(make_inputs(program.inputs))
-    run_in_order(program, known, lambda place, call: run_statement(place, call, known, len(program.inputs)))
+
+    def do(place: int, call: Statement) -> None:
+        if call.op == "let":
+            target, source = call.args
+            known[target.value] = known[source.value]
+        else:
+            known[len(program.inputs) + place] = run(call, known)
+
+    run_in_order(program, known, do)
     return known
-
-
-def run_statement(place: int, call: Statement, known: list[Any], inputs: int) -> None:
-    """Run a call or a ``let`` in eager, and keep its value."""
-    if call.op == "let":
-        target, source = call.args
-        known[target.value] = known[source.value]
-    else:
-        known[inputs + place] = run_call(call, known)
-
-
-def straightened(program: FuzzProgram) -> FuzzProgram:
-    """The same program without loops and branches: the calls that it makes with its inputs, in order."""
-    return straight_line(program, run_call, make_inputs(program.inputs))
-
-
-def _values(raw: Any, known: Sequence[Any]) -> Any:
-    def value_of(leaf: Any) -> Any:
-        match leaf:
-            case Ref(value):
-                return known[value]
-            case Size(value, dim):
-                return known[value].size(dim)
-            case Constant(name):
-                return getattr(torch, name)
-        return leaf
-
-    return map_leaves(raw, value_of)

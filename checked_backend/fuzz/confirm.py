@@ -6,7 +6,8 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,7 @@ from checked_backend.fuzz.program import FuzzProgram, decode_program
 from checked_backend.fuzz.results import DEATHS, ProgramResult, signature_of
 from checked_backend.fuzz.shrink import shrink
 from checked_backend.fuzz.text import DIFFERS, render_check, render_script
-from checked_backend.fuzz.worker import CONFIRMING, begin
+from checked_backend.fuzz.worker import CONFIRMING, FuzzOptions, begin, options_of
 from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, run
 from checked_backend.process.worker import run_in_worker
 from checked_backend.runs.case import encode
@@ -67,24 +68,14 @@ _COMPILER_OF_STAGE: Mapping[str, str] = MappingProxyType({"eager": "eager", "aot
 _SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """The question, as far as the candidate is concerned."""
-
-    name: str
-    compiler: Compiler
-    options: Mapping[str, Any]
-    timeout: float
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which a program hangs."""
-        return min(ISOLATED_SECONDS, self.timeout)
+_Check = Callable[..., ProgramResult]
+"""`check_program` with the candidate."""
 
 
 def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     """Do `confirm` in a process of its own."""
-    begin(question["reports"] if question["localize"] else answers.path / "reports")  # other reports are in the answer
+    reports = options_of(question).folder if question["localize"] else answers.path / "reports"
+    begin(reports)  # other reports are in the answer
     confirm(question, answers)
 
 
@@ -92,16 +83,14 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     """Answer with a record of the group of the smallest program found that fails as the given one does.
 
     Args:
-        question: The program, the candidate, the time for making it smaller, and what else to do.
+        question: The program, the options of the run, and what else to do.
         answers: Where answers go, each better than the last: a later step may end this process.
     """
-    program = decode_program(question["program"])
+    program, asked = decode_program(question["program"]), options_of(question)
     answers.note("loading the compiler")
-    name = question["compiler"]
-    asked = _Candidate(name, compiler_of(name), question["options"], question["timeout"])
+    check = partial(check_program, compiler=compiler_of(asked.compiler), options=asked.options)
     answers.note(CONFIRMING)
-    isolate = asked.patience if question["isolate"] else None
-    first = check_program(program, asked.compiler, asked.options, isolate=isolate)
+    first = check(program, isolate=_patience(asked) if question["isolate"] else None)
 
     def tell(smallest: FuzzProgram, came: ProgramResult, script: str = "", shown: bool = False) -> None:
         group = replace(signature_of(smallest, came), confirmed=True, script=script, script_shows=shown)
@@ -111,102 +100,102 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     if not first.kind:
         return
     answers.note("reducing")
-    deadline = time.monotonic() + question["seconds"]
+    deadline = time.monotonic() + (0.0 if question["localize"] else asked.reduce_seconds)
     if first.detail in DEATHS:
         smallest, last = _smaller_that_dies(program, first, asked, deadline), first
     else:
-        smallest, last = _smaller(program, first, asked, deadline, tell)
+        soon = _smaller_at_its_stage(program, first, asked.compiler, deadline)
+        smallest, last = _smaller(program, first, soon, check, deadline, tell)
     tell(smallest, last)
     if question["localize"]:
         answers.note("localizing")
-        localized = check_program(smallest, asked.compiler, asked.options, localize=True)
+        localized = check(smallest, localize=True)
         if localized.kind:
             last = replace(localized, stage=localized.stage or last.stage)
             tell(smallest, last)
-    if question["scripts"]:
+    if asked.scripts:
         answers.note("running the script")
         tell(smallest, last, *_script(smallest, last, asked))
+
+
+def _patience(asked: FuzzOptions) -> float:
+    """Seconds after which a program hangs."""
+    return min(ISOLATED_SECONDS, asked.timeout)
 
 
 def _smaller(
     program: FuzzProgram,
     first: ProgramResult,
-    asked: _Candidate,
+    soon: FuzzProgram,
+    check: _Check,
     deadline: float,
     tell: Callable[[FuzzProgram, ProgramResult], None],
 ) -> tuple[FuzzProgram, ProgramResult]:
-    """The smallest program found that fails in the same way, and what came out for it."""
+    """The smallest program found that fails in the same way, and what came out for it; ``soon`` is tried first."""
     smallest, last = program, first
     levels = first.stage == "eager"  # only there the kind depends on the level
 
     def goes_wrong(candidate: FuzzProgram) -> bool:
         nonlocal smallest, last
-        came = check_program(candidate, asked.compiler, asked.options, levels=levels)
-        if not _is_same(came, first):
+        came = check(candidate, levels=levels)
+        if not came.fails_as(first):
             return False
         smallest, last = candidate, replace(came, stage=came.stage or first.stage)
         tell(smallest, last)
         return True
 
-    soon = _smaller_at_its_stage(program, first, asked, deadline)
     if soon == program or not goes_wrong(soon):
         shrink(program, goes_wrong, deadline)
     if smallest is not program and not levels:
-        whole = check_program(smallest, asked.compiler, asked.options)
-        last = whole if _is_same(whole, first) else last
+        whole = check(smallest)
+        last = whole if whole.fails_as(first) else last
     return smallest, last
 
 
-def _smaller_at_its_stage(
-    program: FuzzProgram, first: ProgramResult, asked: _Candidate, deadline: float
-) -> FuzzProgram:
+def _smaller_at_its_stage(program: FuzzProgram, first: ProgramResult, name: str, deadline: float) -> FuzzProgram:
     """The smallest program found that fails in the same way where compilation goes no further than the fault's stage.
 
     To compile so far costs a small part of what a compiler such as Inductor takes. What fails there need not fail so
     when it is compiled to the end.
     """
     compiler = _COMPILER_OF_STAGE.get(first.stage)
-    if compiler in (None, asked.name):
+    if compiler in (None, name):
         return program
 
     def goes_wrong(candidate: FuzzProgram) -> bool:
-        return _is_same(check_program(candidate, compiler, levels=first.stage == "eager"), first)
+        return check_program(candidate, compiler, levels=first.stage == "eager").fails_as(first)
 
     return shrink(program, goes_wrong, deadline) if goes_wrong(program) else program
 
 
-def _is_same(one: ProgramResult, other: ProgramResult) -> bool:
-    return (one.kind, one.detail) == (other.kind, other.detail)
-
-
-def _smaller_that_dies(program: FuzzProgram, first: ProgramResult, asked: _Candidate, deadline: float) -> FuzzProgram:
+def _smaller_that_dies(program: FuzzProgram, first: ProgramResult, asked: FuzzOptions, deadline: float) -> FuzzProgram:
     """The smallest program found that ends its process in the same way."""
-    hangs = first.detail == _HANG
+    hangs, patience, compiler = first.detail == _HANG, _patience(asked), compiler_of(asked.compiler)
 
     def dies(candidate: FuzzProgram, seconds: float) -> bool:
-        return death_of(candidate, asked.compiler, asked.options, seconds) == first.detail
+        return death_of(candidate, compiler, asked.options, seconds) == first.detail
 
-    soon = min(HUNG_SECONDS, asked.patience) if hangs else asked.patience
+    soon = min(HUNG_SECONDS, patience) if hangs else patience
     smallest = shrink(program, lambda candidate: dies(candidate, soon), deadline)
-    slow = hangs and smallest != program and not dies(smallest, asked.patience)
+    slow = hangs and smallest != program and not dies(smallest, patience)
     return program if slow else smallest
 
 
-def _script(program: FuzzProgram, result: ProgramResult, asked: _Candidate) -> tuple[str, bool]:
+def _script(program: FuzzProgram, result: ProgramResult, asked: FuzzOptions) -> tuple[str, bool]:
     """A script, and whether it shows the failure: localizing's own, one of torch alone, or one that checks."""
     report = json.loads(result.report or "{}")
-    timeout = asked.patience if result.detail == _HANG else asked.timeout
+    timeout = _patience(asked) if result.detail == _HANG else asked.timeout
     repros = [finding.get("repro") for finding in report.get("findings", ()) if finding.get("repro")]
     for path in map(Path, repros):
         if path.is_file() and shows(path, timeout, result.detail):
             return path.read_text(encoding="utf-8"), True
-    about = [result.message]
-    plain = render_script(program, asked.name, about)
+    name, about = asked.compiler, [result.message]
+    plain = render_script(program, name, about)
     scripts = [
         (plain, DIFFERS),
-        (render_script(program, asked.name, about, again=True), DIFFERS),
-        (render_check(program, asked.name, asked.options, about), "FAIL: "),
-        (render_check(program, asked.name, asked.options, about, again=True), "FAIL: "),
+        (render_script(program, name, about, again=True), DIFFERS),
+        (render_check(program, name, asked.options, about), "FAIL: "),
+        (render_check(program, name, asked.options, about, again=True), "FAIL: "),
     ]
     with tempfile.TemporaryDirectory(prefix="checked-backend-fuzz-") as folder:
         path = Path(folder) / "repro.py"

@@ -8,12 +8,12 @@ writes in place, and the values that ``let`` gives to an earlier name. So a prog
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.known import OPERATORS
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Size, Statement, map_leaves, map_refs, refs_of
+from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, Size, Statement, refs_of, value_of
 
 RELATIONS = ("<", "<=", "==", "!=", ">", ">=", "%")
 """The operators of a condition. A remainder is true unless it is 0."""
@@ -168,95 +168,38 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
     Raises:
         FuzzError: It is no program, or it takes too many steps.
     """
-    items = parse(program)
-    walk = _Walk(program.calls, known, len(known), do)
-    known.extend([None] * len(program.calls))
-    walk.through(items)
+    first, steps = len(known), 0
 
+    def holds(condition: Sequence[Any]) -> bool:
+        left, *others = (value_of(leaf, known) for leaf in condition)
+        return bool(OPERATORS[others[0]](left, others[1]) if others else left)
 
-@dataclass(slots=True)
-class _Walk:
-    calls: Sequence[Statement]
-    known: list[Any]
-    first: int
-    do: Callable[[int, Statement], None]
-    steps: int = 0
-
-    def through(self, items: Sequence[Item]) -> None:
+    def run(items: Sequence[Item]) -> None:
+        nonlocal steps
         for item in items:
-            if isinstance(item, Block):
-                self._block(item)
-                continue
-            self.steps += 1
-            if self.steps > _MOST_STEPS:
-                raise FuzzError(f"a program takes more than {_MOST_STEPS} steps")
-            call = self.calls[item]
-            if call.op == "flag":
-                self.known[self.first + item] = call.args[0]
+            place = item.head if isinstance(item, Block) else item
+            call = program.calls[place]
+            if not isinstance(item, Block):
+                steps += 1
+                if steps > _MOST_STEPS:
+                    raise FuzzError(f"a program takes more than {_MOST_STEPS} steps")
+                if call.op == "flag":
+                    known[first + place] = call.args[0]
+                else:
+                    do(place, call)
+            elif call.op == "if":
+                run(item.body if holds(call.args) else item.otherwise)
             else:
-                self.do(item, call)
+                turns = value_of(call.args[0], known)
+                if turns > _MOST_TURNS:
+                    raise FuzzError(f"a program: calls[{place}]: more than {_MOST_TURNS} turns")
+                for turn in range(turns):
+                    known[first + place] = turn
+                    run(item.body)
 
-    def _block(self, block: Block) -> None:
-        call = self.calls[block.head]
-        if call.op == "if":
-            self.through(block.body if self._holds(call.args) else block.otherwise)
-            return
-        turns = self._number(call.args[0])
-        if turns > _MOST_TURNS:
-            raise FuzzError(f"a program: calls[{block.head}]: more than {_MOST_TURNS} turns")
-        for turn in range(turns):
-            self.known[self.first + block.head] = turn
-            self.through(block.body)
-
-    def _holds(self, condition: Sequence[Any]) -> bool:
-        if len(condition) == 1:
-            return bool(self._number(condition[0]))
-        left, relation, right = condition
-        return bool(OPERATORS[relation](self._number(left), self._number(right)))
-
-    def _number(self, raw: Any) -> Any:
-        match raw:
-            case Ref(value):
-                return self.known[value]
-            case Size(value, dim):
-                return self.known[value].size(dim)
-        return raw
-
-
-def straight_line(
-    program: FuzzProgram, run: Callable[[Statement, list[Any]], Any], inputs: Sequence[Any]
-) -> FuzzProgram:
-    """The same program without loops and branches: the calls that it makes, in order.
-
-    Args:
-        run: Runs a call, given the values so far; the sizes of its result decide of loops and branches.
-    """
-    first = len(program.inputs)
-    known = list(inputs)
-    made: list[Statement] = []
-    now = {place: place for place in range(first)}
-
-    def do(place: int, call: Statement) -> None:
-        if call.op == "let":
-            target, source = (ref.value for ref in call.args)
-            known[target], now[target] = known[source], now[source]
-            return
-        known[first + place] = run(call, known)
-        made.append(_with_numbers(map_refs(call, lambda number: now.get(number, ~number)), known))
-        now[first + place] = first + len(made) - 1
-
-    run_in_order(program, known, do)
-    returns = tuple(now[number] for number in program.returns)
-    return replace(program, calls=tuple(made), returns=returns).unused_dropped()
-
-
-def _with_numbers(call: Statement, known: Sequence[Any]) -> Statement:
-    """The same call with numbers in the place of turns and flags, which `straight_line` names by negative numbers."""
-
-    def number(leaf: Any) -> Any:
-        return known[~leaf.value] if isinstance(leaf, Ref) and leaf.value < 0 else leaf
-
-    return Statement(call.op, map_leaves(call.args, number), map_leaves(dict(call.kwargs), number))
+    items = parse(program)
+    known.extend([None] * len(program.calls))
+    run(items)
 
 
 def writes(call: Statement) -> bool:

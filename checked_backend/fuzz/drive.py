@@ -15,7 +15,8 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz.corpus import Corpus, Entry, left_out_words
 from checked_backend.fuzz.report import Progress
 from checked_backend.fuzz.results import Group, documented, may_be, signature_of
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, Task
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Task
+from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.process.job import RunningProcesses
 
 GRACE = 30.0

@@ -251,6 +251,7 @@ def _checked(
     began = time.monotonic()
     try:
         torch.manual_seed(_SEED)
+        others = [on_other_values(program) for program in programs]  # in other tensors, then in the first call's
         report = check(
             build(programs),
             inputs_for(programs),
@@ -258,7 +259,7 @@ def _checked(
             gradients=programs[0].gradients,
             dynamic=programs[0].dynamic or None,
             compiler_options=dict(options or {}),
-            effort=_called_again(effort, programs),
+            effort=replace(effort, further=[inputs_for(others)], refilled=[inputs_for(others)]),
             **more,
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
@@ -275,12 +276,6 @@ def _checked(
         )
         return failed, None
     return _examined(report, time.monotonic() - began), report
-
-
-def _called_again(effort: Effort, programs: Sequence[FuzzProgram]) -> Effort:
-    """The same with two further calls, on other values: one in other tensors, one in those of the first call."""
-    others = [on_other_values(program) for program in programs]
-    return replace(effort, further=[inputs_for(others)], refilled=[inputs_for(others)])
 
 
 def worst_finding(report: Report) -> Finding | None:

@@ -26,7 +26,8 @@ CONTROL = "none"
 SHARED = "shared"
 """The name of the fault that one of several programs in one compile has."""
 
-_Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_Run = Callable[..., Any]
+_Backend = Callable[[fx.GraphModule, Sequence[Any]], _Run]
 _Edit = Callable[[Any, tuple[Any, ...]], Any]
 
 
@@ -104,27 +105,28 @@ def _rounded(value: torch.Tensor) -> torch.Tensor:
     return value.bfloat16().float() if value.dtype is torch.float32 else value
 
 
+def _run(wrap: Callable[[_Run], _Run]) -> _Backend:
+    """A compiler that runs the graph as another function does."""
+    return lambda gm, _example_inputs: wrap(gm.forward)
+
+
 def _results(edit: Callable[[list[Any], tuple[Any, ...]], Any]) -> _Backend:
     """A compiler that changes what a region returns."""
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda *args: edit(list(gm.forward(*args)), args)
-
-    return compiler
+    return _run(lambda forward: lambda *args: edit(list(forward(*args)), args))
 
 
-def _only_later(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _only_later(forward: _Run) -> _Run:
     """The second call is wrong, and no other."""
     calls = itertools.count(1)
 
     def run(*args: Any) -> Any:
-        results = gm.forward(*args)
+        results = forward(*args)
         return [_five_percent(r) for r in results] if next(calls) == 2 else results
 
     return run
 
 
-def _only_other_sizes(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _only_other_sizes(forward: _Run) -> _Run:
     """A call with other sizes than those of the first is wrong."""
     first: list[list[torch.Size]] = []
 
@@ -132,7 +134,7 @@ def _only_other_sizes(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Cal
         sizes = [one.shape for one in args if isinstance(one, torch.Tensor)]
         if not first:
             first.append(sizes)
-        results = gm.forward(*args)
+        results = forward(*args)
         return results if sizes == first[0] else [_five_percent(r) for r in results]
 
     return run
@@ -143,12 +145,12 @@ def _five_percent(value: Any) -> Any:
     return value * 1.05 + 0.05 if plain else value
 
 
-def _one_memory(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _one_memory(forward: _Run) -> _Run:
     """All calls return their results in the memory of the first call's."""
     kept: list[torch.Tensor | None] = []
 
     def run(*args: Any) -> Any:
-        results = [*gm.forward(*args)]
+        results = [*forward(*args)]
         if kept:
             return [
                 new if old is None or old.shape != new.shape else old.copy_(new)
@@ -175,24 +177,22 @@ def _copied(results: list[Any], _args: tuple[Any, ...]) -> Any:
     return [r.clone() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results]
 
 
-def _on_copies(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _on_copies(forward: _Run) -> _Run:
     """The inputs are copied, so what the program writes to them is lost."""
-    return lambda *args: gm.forward(*(a.clone() if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args))
+    return lambda *args: forward(*(a.clone() if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args))
 
 
-def _uncounted(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _uncounted(forward: _Run) -> _Run:
     """The inputs are written to, but not counted, as a kernel does that has their addresses alone."""
-    return lambda *args: gm.forward(
-        *(a.data if isinstance(a, torch.Tensor) and not a.requires_grad else a for a in args)
-    )
+    return lambda *args: forward(*(a.data if isinstance(a, torch.Tensor) and not a.requires_grad else a for a in args))
 
 
-def _drawing(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _drawing(forward: _Run) -> _Run:
     """A random number too many is drawn, so that the program's next one is another."""
 
     def run(*args: Any) -> Any:
         torch.rand(())
-        return gm.forward(*args)
+        return forward(*args)
 
     return run
 
@@ -238,10 +238,6 @@ def _hang(_name: str) -> None:
     time.sleep(3600)
 
 
-def _right(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return gm.forward
-
-
 _COMMON = ("add", "iadd", "mul", "imul", "sub", "where", "clamp", "sum")
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
@@ -259,26 +255,29 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
             frozenset({Kind.PRECISION}),
             "an operator loses half of its bits",
         ),
-        "random": Fault(_drawing, frozenset({Kind.RNG}), "a random number too many is drawn"),
+        "random": Fault(_run(_drawing), frozenset({Kind.RNG}), "a random number too many is drawn"),
         "structure": Fault(_results(_wrong_dtype), frozenset({Kind.STRUCTURE}), "a result has another dtype"),
         "alias": Fault(_results(_copied), frozenset({Kind.ALIAS}), "a returned view is a copy"),
-        "mutation": Fault(_on_copies, frozenset({Kind.MUTATION}), "an input is not changed in place"),
+        "mutation": Fault(_run(_on_copies), frozenset({Kind.MUTATION}), "an input is not changed in place"),
         "uncounted": Fault(
-            _uncounted, frozenset({Kind.MUTATION}), "a write to an input is not counted", detail="mutation.uncounted"
+            _run(_uncounted),
+            frozenset({Kind.MUTATION}),
+            "a write to an input is not counted",
+            detail="mutation.uncounted",
         ),
         "gradient": Fault(_results(_halved), frozenset({Kind.LOGIC}), "gradients are halved", gradients=True),
-        "later": Fault(_only_later, frozenset({Kind.LOGIC}), "the second call is wrong, and no other"),
+        "later": Fault(_run(_only_later), frozenset({Kind.LOGIC}), "the second call is wrong, and no other"),
         "overwrites": Fault(
-            _one_memory, frozenset({Kind.ALIAS}), "a call overwrites earlier results", detail="alias.overwritten"
+            _run(_one_memory), frozenset({Kind.ALIAS}), "a call overwrites earlier results", detail="alias.overwritten"
         ),
-        "sizes": Fault(_only_other_sizes, frozenset({Kind.LOGIC}), "other sizes are wrong", dynamic=True),
+        "sizes": Fault(_run(_only_other_sizes), frozenset({Kind.LOGIC}), "other sizes are wrong", dynamic=True),
         "refuses": Fault(_where_common(_refuse), frozenset({Kind.CRASH}), "the compiler raises"),
         "dies": Fault(_where_common(_die), frozenset({Kind.CRASH}), "the process is killed"),
         "hangs": Fault(_where_common(_hang), frozenset({Kind.CRASH}), "the compiler never ends"),
         SHARED: Fault(
             _after(("sinh",), _on_tensor(_off_by_a_bit)), frozenset({Kind.LOGIC}), "one of four in a compile is wrong"
         ),
-        CONTROL: Fault(_right, frozenset(), "nothing is wrong"),
+        CONTROL: Fault(_run(lambda forward: forward), frozenset(), "nothing is wrong"),
     }
 )
 """The faults by name. `CONTROL` is no fault: nothing may be found."""

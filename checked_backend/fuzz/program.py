@@ -119,6 +119,10 @@ class Statement:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def mapped(self, change: Callable[[Any], Any]) -> Statement:
+        """The same with the leaves of its arguments changed, as by `map_leaves`."""
+        return Statement(self.op, map_leaves(self.args, change), map_leaves(dict(self.kwargs), change))
+
 
 @dataclass(frozen=True, slots=True)
 class FuzzProgram:
@@ -165,6 +169,16 @@ class FuzzProgram:
         )
 
 
+def value_of(leaf: Any, known: Sequence[Any]) -> Any:
+    """The value of an argument without parts, given all earlier values."""
+    match leaf:
+        case Ref(value):
+            return known[value]
+        case Size(value, dim):
+            return known[value].size(dim)
+    return leaf
+
+
 def refs_of(call: Statement) -> list[Ref | Size]:
     """The earlier values that a call uses."""
     return [leaf for leaf in leaves_of(call) if isinstance(leaf, Ref | Size)]
@@ -176,7 +190,7 @@ def map_refs(call: Statement, moved: Callable[[int], int]) -> Statement:
     def change(leaf: Any) -> Any:
         return replace(leaf, value=moved(leaf.value)) if isinstance(leaf, Ref | Size) else leaf
 
-    return Statement(call.op, map_leaves(call.args, change), map_leaves(dict(call.kwargs), change))
+    return call.mapped(change)
 
 
 def map_leaves(raw: Any, change: Callable[[Any], Any]) -> Any:
@@ -309,8 +323,8 @@ def _decode(raw: Any, there: int, depth: int = 0) -> Any:
         raise FuzzError("a program: arguments are nested too deep")
     if raw is None or isinstance(raw, bool | str):
         return raw
-    if isinstance(raw, int | float):
-        return _number(raw, "an argument")
+    if isinstance(raw, int | float) and abs(raw) <= 1.8e308:
+        return raw
     if isinstance(raw, list):
         return [_decode(item, there, depth + 1) for item in raw]
     match raw:
@@ -338,12 +352,6 @@ def _decode(raw: Any, there: int, depth: int = 0) -> Any:
 def _whole(raw: Any, what: str, end: int = _MOST_ELEMENTS + 1) -> int:
     if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw < end:
         raise FuzzError(f"a program: {what} got {raw!r:.80}; expected a number from 0 to {end - 1}")
-    return raw
-
-
-def _number(raw: Any, what: str) -> Any:
-    if not isinstance(raw, int | float) or isinstance(raw, bool) or not abs(raw) <= 1.8e308:
-        raise FuzzError(f"a program: {what} got {raw!r:.80}; expected a finite number")
     return raw
 
 

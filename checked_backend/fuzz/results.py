@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter
+from pydantic import AfterValidator, ConfigDict
 
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
 from checked_backend.fuzz.source import function_of
-from checked_backend.runs.case import decode, encode
 from checked_backend.runs.status import Status
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -95,17 +94,11 @@ class ProgramResult:
     report: str = field(default="", repr=False)
     program: str = field(default="", repr=False)
 
-    def to_json(self) -> str:
-        """As JSON text."""
-        return encode(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ProgramResult:
-        """Read what `to_json` wrote, as `checked_backend.runs.case.decode` does."""
-        return decode(_RESULT, text, "a result of fuzz")
+    def fails_as(self, other: ProgramResult) -> bool:
+        """Whether both fail in the same way, as far as their kinds tell."""
+        return (self.kind, self.detail) == (other.kind, other.detail)
 
 
-_RESULT = TypeAdapter(ProgramResult)
 _NUMBER = re.compile(r"\d+")
 
 

@@ -66,31 +66,23 @@ class Tried:
         return f"{self.programs} programs{without}{unclear}"
 
 
-def _plain(*calls: Statement, dtype: str = "float32", **more: Any) -> FuzzProgram:
+def _plain(*calls: tuple[Any, ...], dtype: str = "float32", **more: Any) -> FuzzProgram:
+    """A program in which each call takes the result of the one before, and what else is given."""
     given = Input(dtype, (4, 4), (4, 1), seed=1, requires_grad=bool(more.get("gradients")))
-    return FuzzProgram((given,), calls, (len(calls),), **more)
+    statements = [Statement(op, (Ref(place), *others)) for place, (op, *others) in enumerate(calls)]
+    return FuzzProgram((given,), tuple(statements), (len(calls),), **more)
 
 
 PLAIN: Mapping[str, FuzzProgram] = MappingProxyType(
     {
-        "sums": _plain(
-            Statement("torch.exp", (Ref(0),)), Statement("torch.add", (Ref(1), 1)), Statement("torch.sum", (Ref(2), 1))
-        ),
-        "views": _plain(Statement("Tensor.t", (Ref(0),)), Statement("Tensor.mul_", (Ref(1), 2))),
-        "hyperbolic": _plain(Statement("torch.sinh", (Ref(0),))),
-        "integers": _plain(
-            Statement("torch.mul", (Ref(0), 3)), Statement("torch.clamp", (Ref(1), -2, 5)), dtype="int64"
-        ),
-        "half": _plain(
-            Statement("torch.matmul", (Ref(0), Ref(0))), Statement("torch.relu", (Ref(1),)), dtype="bfloat16"
-        ),
-        "casts": _plain(Statement("Tensor.to", (Ref(0), Constant("float64"))), Statement("torch.neg", (Ref(1),))),
-        "gradients": _plain(
-            Statement("torch.tanh", (Ref(0),)), Statement("torch.mul", (Ref(1), Ref(0))), gradients=True
-        ),
-        "sizes": _plain(
-            Statement("torch.sin", (Ref(0),)), Statement("torch.mean", (Ref(1), 0)), gradients=False, dynamic=True
-        ),
+        "sums": _plain(("torch.exp",), ("torch.add", 1), ("torch.sum", 1)),
+        "views": _plain(("Tensor.t",), ("Tensor.mul_", 2)),
+        "hyperbolic": _plain(("torch.sinh",)),
+        "integers": _plain(("torch.mul", 3), ("torch.clamp", -2, 5), dtype="int64"),
+        "half": _plain(("torch.matmul", Ref(0)), ("torch.relu",), dtype="bfloat16"),
+        "casts": _plain(("Tensor.to", Constant("float64")), ("torch.neg",)),
+        "gradients": _plain(("torch.tanh",), ("torch.mul", Ref(0)), gradients=True),
+        "sizes": _plain(("torch.sin",), ("torch.mean", 0), gradients=False, dynamic=True),
     }
 )
 """Programs that each torch and each right compiler get right. What is reported of them is a false alarm."""
@@ -138,7 +130,7 @@ def _until_told(tried: Tried, fault: Fault, programs: Iterator[FuzzProgram]) -> 
         tried = _one_more(tried, result)
         if not fault.is_told_by(result.kind, result.detail):
             continue
-        if not _is_of_torch(program, result):
+        if not examining.check_program(program, _DYNAMO_ALONE).fails_as(result):
             return replace(tried, caught=True, finding=result.message)
         tried = replace(tried, left_out=tried.left_out + 1)
     return tried
@@ -179,12 +171,6 @@ def _lethal(name: str, fault: Fault) -> Tried:
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:
     undecided = tried.undecided + (result.status is Status.INCONCLUSIVE)
     return replace(tried, programs=tried.programs + 1, undecided=undecided)
-
-
-def _is_of_torch(program: FuzzProgram, result: ProgramResult) -> bool:
-    """Whether Dynamo alone gets a program wrong in the same way."""
-    alone = examining.check_program(program, _DYNAMO_ALONE)
-    return (alone.kind, alone.detail) == (result.kind, result.detail)
 
 
 def run_selftest(place: JobResources) -> list[Tried]:

@@ -14,10 +14,21 @@ from typing import Any
 
 import torch
 
-from checked_backend.fuzz.build import run_eager, straightened, strides_of
-from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse
+from checked_backend.fuzz.build import make_inputs, run_call, run_eager, strides_of
+from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse, run_in_order
 from checked_backend.fuzz.generate.defined import runs_alike
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Input, Statement, encode_program, map_refs, refs_of
+from checked_backend.fuzz.program import (
+    CONTROL,
+    FuzzProgram,
+    Input,
+    Ref,
+    Size,
+    Statement,
+    encode_program,
+    map_refs,
+    refs_of,
+    value_of,
+)
 
 _MARKS = ("for", "if", "else", "end")
 
@@ -98,6 +109,33 @@ def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
             yield _without(program, set(block.places) - _places(half))
         for turns in (1, 2, 3) if not halves else ():
             yield _with_call(program, block.head, Statement("for", (turns,)))
+
+
+def straightened(program: FuzzProgram) -> FuzzProgram:
+    """The same program without loops and branches: the calls that it makes with its inputs, in order."""
+    first = len(program.inputs)
+    known: list[Any] = list(make_inputs(program.inputs))
+    made: list[Statement] = []
+    now = {place: place for place in range(first)}
+
+    def moved(leaf: Any) -> Any:
+        """What the straight line has: another number of a value, and turns and flags as they are."""
+        if not isinstance(leaf, Ref | Size):
+            return leaf
+        return replace(leaf, value=now[leaf.value]) if leaf.value in now else value_of(leaf, known)
+
+    def do(place: int, call: Statement) -> None:
+        if call.op == "let":
+            target, source = (ref.value for ref in call.args)
+            known[target], now[target] = known[source], now[source]
+        else:
+            known[first + place] = run_call(call, known)
+            made.append(call.mapped(moved))
+            now[first + place] = first + len(made) - 1
+
+    run_in_order(program, known, do)
+    returns = tuple(now[number] for number in program.returns)
+    return replace(program, calls=tuple(made), returns=returns).unused_dropped()
 
 
 def _places(items: Sequence[Item]) -> set[int]:

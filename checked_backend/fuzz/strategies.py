@@ -119,7 +119,7 @@ def _is_wrong(result: ProgramResult) -> bool:
 
 
 def _is_same_fault(one: ProgramResult, other: ProgramResult) -> bool:
-    return _is_wrong(other) and (one.kind, one.detail) == (other.kind, other.detail)
+    return _is_wrong(other) and one.fails_as(other)
 
 
 def _leave_out(why: str) -> NoReturn:

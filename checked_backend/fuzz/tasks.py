@@ -5,48 +5,20 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.corpus import Entry, Record
-from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.program import decode_program, encode_program, merge
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, signature_of
-from checked_backend.fuzz.worker import CONFIRMING, GENERATING
-from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, RunningProcesses, run
+from checked_backend.fuzz.worker import CONFIRMING, GENERATING, FuzzOptions
+from checked_backend.process.job import IMPORTING, Job, JobEnd, RunningProcesses, run
 from checked_backend.runs.status import Status
 
 _LOCALIZE_SECONDS = 400.0
 _TIMES_OF_DEATH = 5
 """How often a program that hangs may take all of its time while it is confirmed."""
-
-
-@dataclass(frozen=True, slots=True)
-class FuzzOptions:
-    """The user's choices for a run.
-
-    Attributes:
-        generator: The checkout whose torchfuzz makes them; empty for this package's own generator.
-        chunk: How many programs a process makes and checks, at most.
-        timeout: Seconds for one program, or for one batch.
-        reduce_seconds: Seconds for making a program smaller.
-    """
-
-    compiler: str = "inductor"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    choices: Choices = field(default_factory=Choices)
-    generator: str = ""
-    seed: int = 0
-    batch: int = 8
-    chunk: int = 64
-    timeout: float = 120.0
-    reduce_seconds: float = 60.0
-    localize: bool = True
-    scripts: bool = True
-    place: JobResources = field(default_factory=JobResources)
-    folder: Path = Path("checked_backend_fuzz")
 
 
 class Stopped(Exception):
@@ -68,16 +40,7 @@ class CheckTask:
         Raises:
             FuzzError: The process ended before it made or checked a program.
         """
-        question = {
-            "seed": asked.seed,
-            "numbers": list(self.numbers),
-            "choices": asdict(asked.choices),
-            "generator": asked.generator,
-            "compiler": asked.compiler,
-            "options": dict(asked.options),
-            "batch": self.batch,
-            "timeout": asked.timeout,
-        }
+        question = {"numbers": list(self.numbers), "batch": self.batch}
         end = _run("checked_backend.fuzz.worker:check", question, math.inf, asked, running)
         programs = Record.from_json(end.answer).programs if end.answer else []
         at = [entry for entry in programs if entry.result.status is Status.LOST]
@@ -132,17 +95,7 @@ class ConfirmTask:
         result, group = self.of.result, self.of if isinstance(self.of, Group) else None
         died = result.status in (Status.CRASH, Status.HANG) or result.detail in DEATHS
         localize = group is not None
-        question = {
-            "program": encode_program(self.of.program),
-            "compiler": asked.compiler,
-            "options": dict(asked.options),
-            "seconds": 0.0 if localize else asked.reduce_seconds,
-            "localize": localize,
-            "scripts": asked.scripts,
-            "isolate": died,
-            "timeout": asked.timeout,
-            "reports": str(asked.folder.resolve()),
-        }
+        question = {"program": encode_program(self.of.program), "localize": localize, "isolate": died}
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
         end = _run("checked_backend.fuzz.confirm:answer", question, seconds, asked, running)
@@ -167,5 +120,6 @@ Task = CheckTask | ConfirmTask
 def _run(
     work: str, question: Mapping[str, Any], seconds: float, asked: FuzzOptions, running: RunningProcesses
 ) -> JobEnd:
+    question = {**question, "asked": asdict(replace(asked, folder=asked.folder.resolve()))}
     with running.one() as started:
         return run(Job(work, question, seconds), asked.place, "fresh", started)

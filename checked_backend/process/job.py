@@ -22,7 +22,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -313,7 +313,7 @@ def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[in
                 sys.stdout, sys.stderr = (
                     (folder / one).open("w", encoding="utf-8", errors="backslashreplace") for one in _PRINTED
                 )
-            _work(_function(job.work, job.question), folder, parent, resources.memory, resources.threads, logged=logged)
+            _work(job, resources, folder, parent, logged=logged)
         finally:
             os._exit(1)  # never return into the parent's code
     return _Forked(child)
@@ -329,15 +329,7 @@ def _drop_signal_handlers() -> None:
 
 def _fresh(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> subprocess.Popen[bytes]:
     path = [*([resources.folder] if resources.folder is not None else []), *map(os.path.abspath, sys.path)]
-    asked = {
-        "path": path,
-        "work": job.work,
-        "question": job.question,
-        "memory": resources.memory,
-        "threads": resources.threads,
-        "parent": os.getpid(),
-        "logged": logged,
-    }
+    asked = {"job": asdict(job), "resources": asdict(resources), "parent": os.getpid(), "logged": logged, "path": path}
     (folder / _JOB).write_text(json.dumps(asked, default=str), encoding="utf-8")
     with contextlib.ExitStack() as files:
         streams: dict[str, Any] = {}
@@ -409,40 +401,27 @@ def work_in(folder: str, asked: Mapping[str, Any]) -> NoReturn:
     Args:
         asked: What its parent has written into the folder.
     """
-    work = _function(asked["work"], asked["question"])
-    _work(work, Path(folder), asked["parent"], asked["memory"], asked["threads"], logged=asked["logged"])
+    job, resources = Job(**asked["job"]), JobResources(**asked["resources"])
+    _work(job, resources, Path(folder), asked["parent"], logged=asked["logged"])
 
 
-def _function(
-    work: str | Callable[[AnswerFolder], object], question: Mapping[str, Any]
-) -> Callable[[AnswerFolder], object]:
-    if callable(work):
-        return work
-    module, _, name = work.partition(":")
-    return lambda answers: getattr(importlib.import_module(module), name)(question, answers)
-
-
-def _work(
-    work: Callable[[AnswerFolder], object],
-    folder: Path,
-    parent: int,
-    memory: int | None,
-    threads: int | None,
-    *,
-    logged: bool,
-) -> NoReturn:
+def _work(job: Job, resources: JobResources, folder: Path, parent: int, *, logged: bool) -> NoReturn:
     """Do work, and end this process."""
     status = 1
     try:
         die_with(parent)
         if logged:
             faulthandler.enable()
-        limit_memory(memory)
+        limit_memory(resources.memory)
         answers = AnswerFolder(folder)
         answers.note(IMPORTING)
-        if threads is not None:
-            importlib.import_module("torch").set_num_threads(threads)
-        result = work(answers)
+        if resources.threads is not None:
+            importlib.import_module("torch").set_num_threads(resources.threads)
+        if callable(job.work):
+            result = job.work(answers)
+        else:
+            module, _, name = job.work.partition(":")
+            result = getattr(importlib.import_module(module), name)(job.question, answers)
         status = result if isinstance(result, int) else 0
     except BaseException:  # a forked process must not go on in its parent's code
         traceback.print_exc()

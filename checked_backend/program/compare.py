@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,11 +73,6 @@ class Arithmetic:
         if _may_have_dtypes(one, other):
             self.ratio = max(self.ratio, other.roundoff / one.roundoff)
         self.drew = self.drew or (self.other_device and (one.drew or other.drew))
-
-    def with_products_outside(self, one: TensorRecord, other: TensorRecord) -> Arithmetic:
-        """The same, if code between the regions multiplied as coarsely as the settings let it."""
-        first, second = max(self.first, one.products_outside), max(self.second, other.products_outside)
-        return replace(self, first=first, second=second)
 
     def factor(self, record: TensorRecord) -> float:
         """By how much a tensor's noise may be greater than the noise runs have it.
@@ -356,11 +351,12 @@ def _of_the_device(record: TensorRecord, other: TensorRecord, spread: float | No
         return _INTEGERS
     if not record.subject.startswith(("input[", "grad_output[")):
         return ""
-    outside = met.with_products_outside(record, other)
+    first, second = max(met.first, record.products_outside), max(met.second, other.products_outside)
+    outside = replace(met, first=first, second=second)  # if code between the regions multiplied as coarsely as it may
     products = max(record.products_outside, other.products_outside)
     if compare_tensor(record, other, noise_of(record, spread, outside.factor(record), products)) is not None:
         return ""
-    met.first, met.second = outside.first, outside.second
+    met.first, met.second = first, second
     return _OUTSIDE
 
 
@@ -373,12 +369,10 @@ def _unread(one: TensorRecord, other: TensorRecord) -> str:
 
 
 def _regions(mine: Recording, theirs: Recording) -> Iterator[RegionInfo]:
-    calls: dict[str, set[int]] = {}
-    shared: dict[str, set[int]] = {}
+    calls: defaultdict[str, dict[int, bool]] = defaultdict(dict)
     for place in mine.tensors:
-        calls.setdefault(place[1], set()).add(place[2])
-        if place in theirs.tensors:
-            shared.setdefault(place[1], set()).add(place[2])
-    for region, numbers in calls.items():
-        both = shared.get(region, set())
-        yield RegionInfo(region, calls=max(numbers), checked_calls=len(both), last_checked_call=max(both, default=0))
+        _, region, call, _ = place
+        calls[region][call] = calls[region].get(call, False) or place in theirs.tensors
+    for region, found in calls.items():
+        both = [call for call, is_shared in found.items() if is_shared]
+        yield RegionInfo(region, calls=max(found), checked_calls=len(both), last_checked_call=max(both, default=0))

@@ -20,14 +20,16 @@ from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.settings import precision_in_effect
 from checked_backend._torch.tensors import inner_tensors
+from checked_backend.aot.backend import compile_with
+from checked_backend.aot.boxed import BoxedCallable, boxed, boxed_module
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.options import CheckOptions, parse_options
+from checked_backend.options import AotOptions, CheckOptions, parse_options
 from checked_backend.program.compile_calls import CompileWatch
 from checked_backend.program.records import RecordFile, TensorRecord
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.compile import compile_candidate, copy_graph, eager_graph, resolve_compiler
+from checked_backend.regions.compile import compile_candidate, copy_graph, resolve_compiler
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.torch_state import RngState
@@ -84,7 +86,8 @@ class RecordWatch(CompileWatch):
         with random_untouched():
             written = copy_graph(gm)  # as it is now: the compiler may change the graph
             if self._noise:
-                run = under_mode(copy_graph(gm), MonteCarloMode(self._noise + sum(self._names.values())))
+                noise = MonteCarloMode(self._noise + sum(self._names.values()))
+                run = under_mode(copy_graph(gm), example_inputs, noise)
             else:
                 parsed = parse_options(CheckOptions, "numcheck", dict(options))
                 run = compile_candidate(resolve_compiler(parsed, mode), gm, example_inputs)
@@ -127,13 +130,12 @@ class Recorder:
     def flush(self) -> None:
         """Hand what was recorded to the system: a process may be killed."""
         with self._lock:
-            self._file().flush()
+            self._file().file.flush()
 
     def close(self) -> None:
         """End the file of this process."""
-        file = self._files.pop(os.getpid(), None)
-        if file is not None:
-            file.close()
+        if (records := self._files.pop(os.getpid(), None)) is not None:
+            records.file.close()
 
     def _file(self) -> RecordFile:
         if os.getpid() not in self._files:
@@ -144,52 +146,44 @@ class Recorder:
 
 def describe(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
     """The record of a tensor. What cannot be read must not stop the program; the comparison tells it."""
+    shape, device = tuple(int(size) for size in tensor.shape), tensor.device.type
+    record = TensorRecord(region, call, subject, str(tensor.dtype).removeprefix("torch."), shape, device=device)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         why = f"a tensor of the class {type(tensor).__qualname__}"
-    elif tensor.layout is not torch.strided or tensor.device.type == "meta":
-        why = f"a tensor with layout {tensor.layout} on device {tensor.device.type}"
+    elif tensor.layout is not torch.strided or device == "meta":
+        why = f"a tensor with layout {tensor.layout} on device {device}"
     else:
         try:
-            return _values(region, call, subject, tensor.detach())
+            return replace(record, **_values(tensor.detach()))
         except (RuntimeError, TypeError) as error:  # a dtype for which torch has no arithmetic
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
-    kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(int(size) for size in tensor.shape)
-    return TensorRecord(region, call, subject, kind, shape, None, 0.0, 0.0, 0, 0.0, (), tensor.device.type, why)
+    return replace(record, unread=why)
 
 
-def _values(region: str, call: int, subject: str, tensor: torch.Tensor) -> TensorRecord:
+def _values(tensor: torch.Tensor) -> dict[str, Any]:
+    """The members of a tensor's record that follow from its values."""
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    bits = fingerprint(tensor)
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    floating, roundoff = real.is_floating_point(), 0.0
-    if floating:
-        roundoff = unit_roundoff(real.dtype)
-        real = real.float() if real.element_size() == 1 else real  # torch has no arithmetic in 8 bits
-    finite = real.isfinite() if floating else None
-    nonfinite = 0 if finite is None else int((~finite).sum().item())
-    plain = real if finite is None or not nonfinite else torch.where(finite, real, torch.zeros((), dtype=real.dtype))
+    floating = real.is_floating_point()
+    roundoff = unit_roundoff(real.dtype) if floating else 0.0
+    if floating and real.element_size() == 1:
+        real = real.float()  # torch has no arithmetic in 8 bits
     wide = torch.float64 if real.device.type != "mps" else torch.float32
-    norm = float(torch.linalg.vector_norm(plain.to(wide)).item()) if plain.numel() else 0.0
     flat = real.reshape(-1)
-    count = min(_SAMPLE, flat.numel())
-    places = torch.tensor([at * flat.numel() // count for at in range(count)], device=flat.device, dtype=torch.long)
-    wider = plain.reshape(-1).to(wide)
-    return TensorRecord(
-        region=region,
-        call=call,
-        subject=subject,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(int(size) for size in tensor.shape),
-        bits=bits,
-        rms=min(norm / max(1, plain.numel()) ** 0.5, sys.float_info.max),  # squares of float64 may overflow
-        max=float(plain.abs().max().to(wide).item()) if plain.numel() and floating else 0.0,
-        nonfinite=nonfinite,
-        roundoff=roundoff,
-        sample=tuple(flat[places].to(wide).tolist()) if count else (),
-        device=tensor.device.type,
-        projections=_projections(wider) if count else (),
-    )
+    finite = flat.isfinite() if floating else torch.ones_like(flat, dtype=torch.bool)
+    plain = torch.where(finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device)).to(wide)
+    count, total = min(_SAMPLE, flat.numel()), flat.numel()
+    norm = float(torch.linalg.vector_norm(plain).item()) if count else 0.0
+    places = torch.tensor([at * total // count for at in range(count)], device=flat.device, dtype=torch.long)
+    return {
+        "bits": fingerprint(tensor),
+        "rms": min(norm / max(1, total) ** 0.5, sys.float_info.max),  # squares of float64 may overflow
+        "nonfinite": int((~finite).sum().item()),
+        "roundoff": roundoff,
+        "sample": tuple(flat[places].to(wide).tolist()),
+        "projections": _projections(plain) if count else (),
+    }
 
 
 def _projections(flat: torch.Tensor) -> tuple[float, ...]:
@@ -320,56 +314,18 @@ def coarsest(device: str, operations: Sequence[str] | frozenset[str]) -> float:
     return max((_ROUNDOFFS.get(precision_in_effect(device, operation), 0.0) for operation in operations), default=0.0)
 
 
-class _UnderMode(torch.autograd.Function):
-    """Runs a region on detached inputs, and its backward pass when gradients arrive, both under a mode."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], mode: AbstractContextManager[Any], *args: Any) -> tuple[Any, ...]:
-        """Run the region with a graph of its own."""
-        leaves = [
-            arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args
-        ]
-        with torch.enable_grad(), mode:
-            outputs = run(*leaves)
-        ctx.leaves, ctx.outputs, ctx.mode = leaves, outputs, mode
-        detached = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in outputs)
-        ctx.mark_non_differentiable(
-            *(
-                result
-                for value, result in zip(outputs, detached, strict=True)
-                if isinstance(value, torch.Tensor) and not value.requires_grad
-            )
-        )
-        return detached
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        """Run its backward pass."""
-        pairs = [
-            (value, gradient)
-            for value, gradient in zip(ctx.outputs, gradients, strict=True)
-            if isinstance(value, torch.Tensor) and value.requires_grad and gradient is not None
-        ]
-        wanted = [leaf for leaf in ctx.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        found: dict[int, torch.Tensor | None] = {}
-        if pairs:
-            values, entering = zip(*pairs, strict=True)
-            with ctx.mode:
-                computed = torch.autograd.grad(values, wanted, entering, allow_unused=True)
-            found = dict(zip(map(id, wanted), computed, strict=True))
-        return None, None, *(found.get(id(leaf)) for leaf in ctx.leaves)
-
-
-def under_mode(gm: fx.GraphModule, mode: AbstractContextManager[Any]) -> Callable[..., Any]:
+def under_mode(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], mode: AbstractContextManager[Any]
+) -> Callable[..., Any]:
     """A region in eager, forward and backward under a mode, which may be entered any number of times."""
-    run = eager_graph(gm).forward
 
-    def perturbed(*args: Any) -> Sequence[Any]:
-        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
-            outputs: Sequence[Any] = _UnderMode.apply(run, mode, *args)  # type: ignore[no-untyped-call]
-            return outputs
-        with mode:
-            returned: Sequence[Any] = run(*args)
-            return returned
+    def compiler(graph: fx.GraphModule, _inputs: Sequence[Any], /) -> BoxedCallable:
+        run = boxed_module(graph)
 
-    return perturbed
+        def perturbed(args: list[Any]) -> Any:
+            with mode:
+                return run(args)
+
+        return boxed(perturbed)
+
+    return compile_with(gm, example_inputs, options=AotOptions(), fw_compiler=compiler)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.runs.case import decode
 
 PLAIN = "plain"
 """The folder of the run as it is; those beside it are of runs in which every rounding is random."""
@@ -36,7 +38,6 @@ class TensorRecord:
         subject: ``input[x]``, ``output[0]``, ``grad_output[0]`` or ``grad[weight]``.
         bits: A checksum of all its bits; None where that cannot be had.
         rms: Root mean square of its finite elements.
-        max: Greatest magnitude of them.
         nonfinite: How many elements are no numbers.
         roundoff: The unit roundoff of its dtype; 0 for integers.
         sample: Some of its elements, at places that follow from their number alone.
@@ -54,12 +55,11 @@ class TensorRecord:
     subject: str
     dtype: str
     shape: tuple[int, ...]
-    bits: int | None
-    rms: _Size
-    max: _Size
-    nonfinite: int
-    roundoff: _Size
-    sample: tuple[float, ...]
+    bits: int | None = None
+    rms: _Size = 0.0
+    nonfinite: int = 0
+    roundoff: _Size = 0.0
+    sample: tuple[float, ...] = ()
     device: str = ""
     unread: str = ""
     projections: tuple[float, ...] = ()
@@ -93,42 +93,29 @@ _TENSOR: TypeAdapter[TensorRecord] = TypeAdapter(TensorRecord)
 
 
 class RecordFile:
-    """Writes the file of this process. The header has facts about it."""
+    """A file of records that no other process has: those of one rank are numbered as they come.
+
+    Args:
+        header: Facts about this process.
+    """
 
     def __init__(self, folder: Path, rank: str, header: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = _claimed(folder, rank)
+        for number in itertools.count():
+            with contextlib.suppress(FileExistsError):
+                self.file = (folder / f"rank{rank}-{number}.jsonl").open("x", encoding="ascii")
+                break
         self._line({"schema": "checked_backend.record", "version": 1, **header})
 
     def add(self, record: TensorRecord) -> None:
-        """Write one tensor. What is written survives the process."""
+        """Write one tensor."""
         values = asdict(record)
-        self._line(values | {"sample": _written(record.sample), "projections": _written(record.projections)})
-
-    def flush(self) -> None:
-        """Hand everything to the system."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """End the file."""
-        self._file.close()
+        for name in ("sample", "projections"):
+            values[name] = [value if math.isfinite(value) else str(value) for value in values[name]]
+        self._line(values)
 
     def _line(self, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(values, allow_nan=False) + "\n")
-
-
-def _written(values: tuple[float, ...]) -> list[float | str]:
-    return [value if math.isfinite(value) else str(value) for value in values]
-
-
-def _claimed(folder: Path, rank: str) -> TextIO:
-    """A file that no other process has: processes of one rank are numbered as they come."""
-    for number in itertools.count():
-        try:
-            return (folder / f"rank{rank}-{number}.jsonl").open("x", encoding="ascii")
-        except FileExistsError:
-            continue
-    raise AssertionError
+        self.file.write(json.dumps(values, allow_nan=False) + "\n")
 
 
 def noise_folders(folder: Path) -> list[Path]:
@@ -153,15 +140,12 @@ def read_run(folder: Path) -> Recording:
     for path in sorted(folder.glob("rank*.jsonl")):
         found.environments[path.stem] = {}
         for number, line in enumerate(_lines(path), 1):
-            try:
-                if number == 1:
-                    found.environments[path.stem] = _HEADER.validate_json(line).environment
-                    continue
-                record = _TENSOR.validate_json(line)
-            except ValidationError as error:
-                why = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors()[:3])
-                raise CheckedBackendError(f"{path}:{number}: no line of a recording: {why}") from None
-            found.tensors[path.stem, record.region, record.call, record.subject] = record
+            where = f"{path}:{number}: no line of a recording"
+            if number == 1:
+                found.environments[path.stem] = decode(_HEADER, line, where).environment
+            else:
+                record = decode(_TENSOR, line, where)
+                found.tensors[path.stem, record.region, record.call, record.subject] = record
     return found
 
 

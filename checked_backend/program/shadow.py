@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,10 +62,14 @@ class OwnCall:
     Attributes:
         program: The call as it was before it ran, to be run in eager or compiled on copies.
         changed: What other runs changed beside the program's own call, and was left so.
+        expected: Eager's outcome, as far as it is compared.
+        ledger: Receives the coverage of the comparison.
     """
 
     program: Program
     changed: list[str] = field(default_factory=list)
+    expected: Outcome = field(default_factory=Outcome)
+    ledger: Ledger = field(default_factory=Ledger)
     _function: Callable[..., Any] = field(kw_only=True)
     _arguments: tuple[Sequence[Any], Mapping[str, Any]] = field(kw_only=True)
     _captured: Mapping[str, Any] = field(kw_only=True)
@@ -198,10 +202,9 @@ class OwnCall:
                 return
             entered = {names[place]: gradient for place, gradient in one.cotangents.outputs.items()}
             sent = {f"grad[{self._wanted[place]}]": gradient for place, gradient in one.gradients.items()}
-            found = Outcome(subjects=dict(sent), evaluations=1)
-            found.note_values(copies=False)
             if entered and sent:
-                then(replace(self, program=replace(self.program, keep_grad=False, entering=entered)), found)
+                program = replace(self.program, keep_grad=False, entering=entered)
+                then(replace(self, program=program, ledger=Ledger()), _of_gradients(sent))
 
         BackwardWatch(list(made.values()), {}, self._edges, self._since, BackwardObserver(passed))
 
@@ -209,6 +212,33 @@ class OwnCall:
         """Whether the call has made a tensor, with a history; it may also have changed an input in place."""
         node = value.grad_fn if isinstance(value, torch.Tensor) else None
         return node is not None and node._sequence_nr() >= self._since
+
+    def findings(self, actual: Outcome, ledger: Ledger, *, numpy: bool) -> list[Finding]:
+        """The differences of a run from eager; ``numpy`` says whether NumPy's functions are in the program's graphs."""
+        compared = compare_runs(
+            [self.expected],
+            [actual],
+            lambda: ProgramRunner(self.program, numpy=numpy),
+            ledger,
+            again=self.program.run_all,
+        )
+        ledger.limits(compared.limits, compared.own_precision_limits)
+        return [finding for _, finding in compared.found]
+
+    def on_copies(self, compile_copy: Compile, *, numpy: bool) -> list[Finding]:
+        """Compile a copy, run it, and return its differences from eager."""
+        actual = ProgramCopy(self.program, compile_copy).step(0, self.program.calls[0])
+        if not self.expected.outputs:  # it is about gradients alone
+            sent = {name: actual.gradients.get(name) for name in self.expected.subjects}
+            actual = _of_gradients(sent, error=actual.error, backward_error=actual.backward_error)
+        return self.findings(actual, Ledger(), numpy=numpy)
+
+
+def _of_gradients(subjects: Mapping[str, Any], **errors: Any) -> Outcome:
+    """The outcome of a backward pass."""
+    outcome = Outcome(subjects=dict(subjects), evaluations=1, **errors)
+    outcome.note_values(copies=False)
+    return outcome
 
 
 Compile = Callable[..., Callable[..., Any]]
@@ -310,15 +340,14 @@ class Shadows:
             shadow.close()
 
 
-class _Shadow:
+class _Shadow(Reporter):
     """One compiled function or module."""
 
     def __init__(self, shadows: Shadows, original: Callable[..., Any], compile_again: Compile) -> None:
+        super().__init__(RegionInfo(_name(original)), shadows.options)
         self._shadows = shadows
         self._original = original
         self._compile = compile_again
-        self._name = _name(original)
-        self._reporter = _Reporter(self._name, shadows.options)
         self._lock = threading.Lock()
         self._calls = 0
         self._compared_calls = 0
@@ -340,48 +369,47 @@ class _Shadow:
     def close(self) -> None:
         """Note it if no call was compared."""
         if self._calls and not self._compared_calls:
-            why = self._why_not or "no call was due"
-            self._shadows.session().ledger.skip(
-                Skip("whole calls", f"not compared with eager: {why}", matters=True, region=self._name)
-            )
+            self._skip("whole calls", self._why_not or "no call was due", matters=True)
 
     def _called(self, compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._lock:
             self._calls += 1
             number = self._calls
         with _outermost():
-            eager = None
+            call = None
             if self._due(number):
                 with self._aside():
-                    eager = self._in_eager(args, kwargs)
+                    call = self._in_eager(args, kwargs)
             try:
                 returned = compiled(*args, **kwargs)
             except StopRecomputationError:  # activation checkpointing has what it needs
                 raise
             except Exception as error:
-                if eager is not None and not isinstance(error, CheckedBackendError):
-                    self._compare(eager, eager.call.raised(error), number, raises=False)
+                if call is not None and not isinstance(error, CheckedBackendError):
+                    self._compare(call, call.raised(error), number, raises=False)
                 raise
-            if eager is None:
+            if call is None:
                 return returned
             if isinstance(returned, (Iterator, Coroutine)):
                 self._not_compared("it returns an iterator, which can be read only once")
                 return returned
-            actual = eager.call.returned(returned)
-            self._compare(eager, actual, number)
+            actual = call.returned(returned)
+            self._compare(call, actual, number)
             with self._aside():
                 not_compared = partial(self._not_compared, what=_GRADIENTS)
-                eager.call.watch(actual, partial(self._differentiated, number), not_compared)
+                call.watch(actual, partial(self._differentiated, number), not_compared)
             return returned
 
     def _differentiated(self, number: int, call: OwnCall, actual: Outcome) -> None:
         """Compare the gradients of a call, which its backward pass has sent just now."""
+        is_known = False
         with _outermost():
-            eager = None
             with self._aside(_GRADIENTS):
-                eager = self._eager_gradients(call, actual)
-            if eager is not None:
-                self._compare(eager, actual, number, what=_GRADIENTS)
+                call.expected = self._eager_gradients(call, actual)
+                call.ledger.count({_GRADIENTS: len(actual.subjects)})
+                is_known = True
+            if is_known:
+                self._compare(call, actual, number, what=_GRADIENTS)
 
     def _due(self, number: int) -> bool:
         """Calls 1, 2, 4, 8, ... of those that the option ``every`` leaves."""
@@ -408,68 +436,66 @@ class _Shadow:
     def _not_compared(self, why: str, what: str = _WHOLE) -> None:
         if what == _WHOLE:
             self._why_not = self._why_not or why
-        skip = Skip(what, f"not compared with eager: {why}", matters=what != _WHOLE, region=self._name)
+        self._skip(what, why, matters=what != _WHOLE)
+
+    def _skip(self, what: str, why: str, *, matters: bool) -> None:
+        skip = Skip(what, f"not compared with eager: {why}", matters, self._region.name)
         self._shadows.session().ledger.skip(skip)
 
-    def _in_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _EagerCall:
+    def _in_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OwnCall:
         """Run a call in eager, before it runs compiled."""
         if distributed_is_on():
             raise CheckedBackendError("running a program twice that exchanges tensors with other ranks would stop them")
         call = OwnCall.before(self._original, args, kwargs)
         reference = ProgramCopy(call.program)
-        outcome = reference.step(0, call.program.calls[0])
+        call.expected = reference.step(0, call.program.calls[0])
         call.refuse_harm()
-        ledger = Ledger()
-        for skip in not_differentiated(outcome.unreached, reference.is_copy, lambda: call.program.run().unreached):
-            ledger.skip(skip)
-        return _EagerCall(call, outcome, ledger, self._shadows)
+        for skip in not_differentiated(
+            call.expected.unreached, reference.is_copy, lambda: call.program.run().unreached
+        ):
+            call.ledger.skip(skip)
+        return call
 
-    def _eager_gradients(self, call: OwnCall, actual: Outcome) -> _EagerCall:
+    def _eager_gradients(self, call: OwnCall, actual: Outcome) -> Outcome:
         """Run a call in eager, forward and backward, from the gradients that entered at what it made."""
         outcome = ProgramCopy(call.program).step(0, call.program.calls[0])
         if (error := outcome.error or outcome.backward_error) is not None:
             raise CheckedBackendError(f"eager has none: {type(error).__name__}: {error}".partition("\n")[0])
         if unknown := sorted(actual.subjects.keys() - outcome.gradients.keys()):
             raise CheckedBackendError(f"eager's {unknown[0]} is not known")
-        eager = Outcome(subjects={name: outcome.gradients[name] for name in actual.subjects}, evaluations=1)
-        eager.note_values(copies=False)
-        ledger = Ledger()
-        ledger.count({_GRADIENTS: len(actual.subjects)})
-        return _EagerCall(call, eager, ledger, self._shadows)
+        return _of_gradients({name: outcome.gradients[name] for name in actual.subjects})
 
-    def _compare(
-        self, eager: _EagerCall, actual: Outcome, number: int, *, raises: bool = True, what: str = _WHOLE
-    ) -> None:
+    def _compare(self, call: OwnCall, actual: Outcome, number: int, *, raises: bool = True, what: str = _WHOLE) -> None:
         """Compare the program's own call with eager's, and report."""
         findings: Sequence[Finding] | None = None
         with self._aside(what):
-            differences: Sequence[Finding] = eager.findings(actual)
+            differences: Sequence[Finding] = call.findings(actual, call.ledger, numpy=self._shadows.numpy)
             if any(finding.fails for finding in differences):
-                differences = self._explained_once(differences, eager, number)
-            for name in dict.fromkeys(eager.call.changed):
-                eager.ledger.skip(Skip(name, _CHANGED, matters=True))
+                differences = self._explained_once(differences, call, number)
+            for name in dict.fromkeys(call.changed):
+                call.ledger.skip(Skip(name, _CHANGED, matters=True))
             findings = differences
         if findings is not None:
-            self._report(findings, eager.ledger.coverage(), number, raises=raises, what=what)
+            self._report(findings, call.ledger.coverage(), number, raises=raises, what=what)
 
-    def _explained_once(self, findings: Sequence[Finding], eager: _EagerCall, number: int) -> Sequence[Finding]:
+    def _explained_once(self, findings: Sequence[Finding], call: OwnCall, number: int) -> Sequence[Finding]:
         """Tell at which level findings arise, and look for the operator where it is Dynamo's, once for each."""
         places = {(finding.subject, finding.detail) for finding in findings if finding.fails}
         if places <= self._unlike_copies:
-            return _without_failing(findings, eager.ledger)
+            return _without_failing(findings, call.ledger)
         if places <= self._explained:
             return [replace(finding, stage="eager") for finding in findings]
-        options = self._shadows.options
-        stale = not any(finding.fails for finding in eager.on_copies(partial(self._compile, fresh=True)))
+        options, on_copies = self._shadows.options, partial(call.on_copies, numpy=self._shadows.numpy)
+        stale = not any(finding.fails for finding in on_copies(partial(self._compile, fresh=True)))
         if stale and number == 1:  # there was no earlier call
             self._unlike_copies |= places
-            return _without_failing(findings, eager.ledger)
+            return _without_failing(findings, call.ledger)
         if stale:
             explained = [_stale(finding) for finding in findings]
         else:
 
             def with_compiler(name: str) -> Sequence[Finding]:
-                return eager.on_copies(partial(torch.compile, backend=name))
+                return on_copies(partial(torch.compile, backend=name))
 
             explained = with_levels(findings, options.compiler, with_compiler, numpy=self._shadows.numpy)
         self._explained |= {
@@ -477,100 +503,40 @@ class _Shadow:
         }
         if stale or not options.localize:
             return explained
-        return with_dynamo_cause(explained, eager.call.program, options, None)
+        return with_dynamo_cause(explained, call.program, options, None)
 
     def _report(
         self, differences: Sequence[Finding], coverage: Coverage, number: int, *, raises: bool, what: str
     ) -> None:
-        session = self._shadows.session()
+        """Record findings and coverage, and raise or warn as the user asked.
+
+        Raises:
+            DivergenceError: With ``on_divergence="raise"``, if a finding fails.
+        """
+        session, name, options = self._shadows.session(), self._region.name, self._shadows.options
         if what == _WHOLE:
             with self._lock:
                 self._compared_calls += 1
             session.ledger.count({WHOLE_CALLS: 1})
         findings = [finding for finding in differences if not _is_told(finding, session.ledger.findings())]
-        limits = {f"{subject} of {self._name}": limit for subject, limit in coverage.detection_limit.items()}
-        session.ledger.count({name: count for name, count in coverage.checked.items() if name == _GRADIENTS})
-        session.ledger.limits(limits, {})
+        session.ledger.count({kind: count for kind, count in coverage.checked.items() if kind == _GRADIENTS})
+        session.ledger.limits({f"{subject} of {name}": one for subject, one in coverage.detection_limit.items()}, {})
         for skip in coverage.skipped:
-            session.ledger.skip(replace(skip, region=self._name))
+            session.ledger.skip(replace(skip, region=name))
         for note in coverage.notes:
-            session.ledger.note(f"{self._name}: {note}")
+            session.ledger.note(f"{name}: {note}")
         if any(finding.fails for finding in findings):
-            self._shadows.tell(f"{self._name} as a whole", number)
-        self._reporter.answer(findings, number, session, raises=raises)
-
-
-@dataclass(frozen=True, slots=True)
-class _EagerCall:
-    """One call that ran in eager. Other runs of it are compared with that run.
-
-    Attributes:
-        expected: Eager's outcome, as far as it is compared.
-        ledger: Receives the coverage of the program's own call.
-    """
-
-    call: OwnCall
-    expected: Outcome
-    ledger: Ledger
-    _shadows: Shadows
-
-    def findings(self, actual: Outcome, ledger: Ledger | None = None) -> list[Finding]:
-        """The differences of a run from eager."""
-        kept = self.ledger if ledger is None else ledger
-        compared = compare_runs(
-            [self.expected],
-            [actual],
-            lambda: ProgramRunner(self.call.program, numpy=self._shadows.numpy),
-            kept,
-            again=self.call.program.run_all,
-        )
-        kept.limits(compared.limits, compared.own_precision_limits)
-        return [finding for _, finding in compared.found]
-
-    def on_copies(self, compile_copy: Compile) -> list[Finding]:
-        """Compile a copy, run it, and return its differences from eager."""
-        actual = ProgramCopy(self.call.program, compile_copy).step(0, self.call.program.calls[0])
-        if not self.expected.outputs:  # it is about gradients alone
-            actual = Outcome(
-                subjects={name: actual.gradients.get(name) for name in self.expected.subjects},
-                evaluations=1,
-                error=actual.error,
-                backward_error=actual.backward_error,
-            )
-            actual.note_values(copies=False)
-        return self.findings(actual, Ledger())
-
-
-class _Reporter(Reporter):
-    """Answers findings about whole calls as the user asked."""
-
-    def __init__(self, name: str, options: CheckOptions) -> None:
-        super().__init__(RegionInfo(name), options)
-        self._options = options
-
-    def answer(self, findings: Sequence[Finding], number: int, session: Session, *, raises: bool) -> None:
-        """Record findings, and raise or warn.
-
-        Raises:
-            DivergenceError: With ``on_divergence="raise"``, if a finding fails.
-        """
-        which = f"call {number} of {self._region.name}"
-        seen: Mapping[str, Any] = {
-            EvidenceKey.COMPARED: f"the program's own call, and eager on copies of what it began with ({which})"
-        }
-        named = [
-            replace(finding, region=self._region.name, evidence={**finding.evidence, **seen}) for finding in findings
-        ]
+            self._shadows.tell(f"{name} as a whole", number)
+        where = f"the program's own call, and eager on copies of what it began with (call {number} of {name})"
+        named = [replace(one, region=name, evidence={**one.evidence, EvidenceKey.COMPARED: where}) for one in findings]
         with session.entered(alone=True):
             reported, ignored = self._graded(named)
             new = self._add(reported, ignored)
             self._warn_of_layout([finding for finding in new if finding.severity is Severity.WARNING])
-        failing = [finding for finding in new if finding.fails]
-        if not failing:
-            return
-        report = KeptReport(self._options.report_dir).save(self._own.report(self._region.name, only=reported))
-        if raises and self._options.on_divergence == "raise":
-            raise DivergenceError(report)
+        if any(finding.fails for finding in new):
+            report = KeptReport(options.report_dir).save(self._own.report(name, only=reported))
+            if raises and options.on_divergence == "raise":
+                raise DivergenceError(report)
 
 
 def _is_told(finding: Finding, known: Sequence[Finding]) -> bool:
@@ -611,24 +577,13 @@ class _MutedStream:
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write, or drop."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
 
-@contextmanager
-def _muted() -> Iterator[None]:
+def _muted() -> AbstractContextManager[Any]:
     """Drop what this thread prints to stdout inside of a block, in which a call runs once more."""
-    stream = sys.stdout
-    if stream is None:
-        yield
-        return
-    replaced: Any = _MutedStream(stream)
-    sys.stdout = replaced
-    try:
-        yield
-    finally:
-        if sys.stdout is replaced:  # else the program has set its own meanwhile
-            sys.stdout = stream
+    muted: Any = _MutedStream(sys.stdout)
+    return nullcontext() if sys.stdout is None else redirect_stdout(muted)
 
 
 def _name(original: Any) -> str:

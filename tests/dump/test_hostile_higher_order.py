@@ -1,4 +1,4 @@
-"""Higher-order operators in dumps from strangers: what they call, what they are given, and the tables they follow."""
+"""Higher-order operators in dumps from strangers: what they call, and what they are given."""
 
 from __future__ import annotations
 
@@ -63,73 +63,6 @@ def test_bodies_are_called_by_higher_order_operators_under_the_guard(original: P
     with pytest.raises(cb.DumpError, match=why) as caught:
         tried(forged(original, tmp_path / "dump", calls, returned, {"b": LEAVING}))
     assert str(tmp_path / "dump" / "graph.json") in str(caught.value)
-
-
-def attention(
-    index: int = 0, count: int = 1, rows: Any = 32, columns: Any = 32, dtype: str = "int32", blocks: int = 4
-) -> list[dict[str, Any]]:
-    """Attention over 128 keys in 4 blocks; each row of blocks looks at ``count`` of them, at ``index``."""
-    kind = {"dtype": dtype}
-    tables = [
-        call("n", "function:torch:full", [1, 1, blocks], count, dtype=kind),
-        call("i", "function:torch:full", [1, 1, blocks, 4], index, dtype=kind),
-    ]
-    both = [node("n"), node("i"), None, None]
-    mask = given(128, 128, *both, *both, None, None, None, None, rows, columns, node("m"))
-    words = ("PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
-    options = {"dict": [["BACKEND", "AUTO"], ["WRITE_DQ", True], *([word, False] for word in words)]}
-    return [
-        *(call(name, "function:torch:ones", [1, 2, 128, 16]) for name in "qkv"),
-        *tables,
-        call(
-            "c",
-            "higher_order:flex_attention",
-            *(node("q"), node("k"), node("v"), node("s"), mask, 0.25, options, given(), given()),
-        ),
-        call("r", "function:operator:getitem", node("c"), 0),
-    ]
-
-
-BODIES = {
-    "s": body(["s", "b", "h", "q", "k"], [], node("s")),
-    "m": body(["b", "h", "q", "k"], [call("r", "op:aten.ge.Tensor", node("q"), node("k"))], node("r")),
-}
-TABLES: list[tuple[dict[str, Any], str]] = [
-    ({"index": 10**6}, "kv_indices from 1000000 to 1000000, where 0 to 3 are there"),
-    ({"index": 4}, "kv_indices from 4 to 4, where"),
-    ({"index": -1}, "kv_indices from -1 to -1, where"),
-    ({"count": 5}, "kv_num_blocks from 5 to 5, where 0 to 4 are there"),
-    ({"count": -1}, "kv_num_blocks from -1 to -1"),
-    ({"blocks": 1}, r"kv_num_blocks is of shape \(1, 1, 1\), where \(1, 2, 4\) is needed"),
-    ({"rows": 0}, "a block of its mask has 0 rows"),
-    ({"columns": -5}, "a block of its mask has -5 columns"),
-    ({"columns": 2**62}, "a block of its mask has"),
-    ({"rows": 1.5}, "a block of its mask has 1.5 rows"),
-    ({"dtype": "float32"}, "not torch.int32"),
-    ({"columns": 64, "index": 2}, "where 0 to 1 are there"),
-]
-
-
-@pytest.mark.parametrize(("how", "why"), TABLES, ids=str)
-def test_tables_of_blocks_stay_within_the_keys(original: Path, tmp_path: Path, how: dict[str, Any], why: str) -> None:
-    with pytest.raises(cb.DumpError, match=f"node c: it would leave its memory: flex_attention: .*{why}"):
-        tried(forged(original, tmp_path / "dump", attention(**how), bodies=BODIES))
-
-
-@pytest.mark.parametrize(
-    "how", [{}, {"index": 3}, {"index": 10**6, "count": 0}, {"rows": 2**30, "columns": 2**30, "blocks": 1}]
-)
-def test_tables_that_do_are_not_refused(original: Path, tmp_path: Path, how: dict[str, Any]) -> None:
-    tried(forged(original, tmp_path / "dump", attention(**how), bodies=BODIES))
-
-
-def test_tables_are_looked_at_also_within_bodies(original: Path, tmp_path: Path) -> None:
-    within = body(["a"], attention(index=10**6), {"tuple": [node("r")]})
-    within["nodes"][1:1] = [{**call(name, name), "op": "get_attr"} for name in BODIES]
-    within["subgraphs"] = BODIES
-    dump = forged(original, tmp_path / "dump", [call("c", "higher_order:wrap", node("b"), X)], bodies={"b": within})
-    with pytest.raises(cb.DumpError, match="flex_attention: kv_indices from 1000000"):
-        tried(dump)
 
 
 ENTERED: dict[str, list[dict[str, Any]]] = {

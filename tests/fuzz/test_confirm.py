@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.program import FuzzProgram, encode_program
 from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.text import DIFFERS
+from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.process.job import AnswerFolder
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import program_of
@@ -84,13 +86,9 @@ def _confirmed(folder: Path, name: str) -> Group:
     path.write_text(DEADLY)
     question = {
         "program": encode_program(program_of("torch.neg", "torch.exp", "torch.sin", "torch.cos", "torch.tanh")),
-        "compiler": f"{path}:{name}",
-        "options": {},
-        "timeout": 60.0,
-        "seconds": 40.0,
+        "asked": asdict(FuzzOptions(f"{path}:{name}", timeout=60.0, reduce_seconds=40.0)),
         "isolate": name != "five_percent",
         "localize": False,
-        "scripts": True,
     }
     confirm(question, AnswerFolder(folder))
     group = Record.from_json((folder / "result.json").read_text()).group

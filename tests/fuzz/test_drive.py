@@ -17,7 +17,8 @@ from checked_backend.fuzz.drive import run_fuzz
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.report import summarize
 from checked_backend.fuzz.results import Group, ProgramResult
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask
+from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS, STRIDES, entry_of, failing, group_of, program_of
 

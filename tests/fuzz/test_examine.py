@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checked_backend.errors import FuzzError, SuiteError
+from checked_backend.errors import FuzzError
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.examine import alike, check_program, compiler_of, examine, places_of
@@ -198,13 +198,6 @@ def test_a_check_that_raises_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None
     found = check_program(ADD, "eager")
     assert found.status is Status.INCONCLUSIVE
     assert "the check itself failed: RuntimeError: the check broke" in found.message
-
-
-def test_what_came_out_survives_json() -> None:
-    found = ProgramResult(Status.FAIL, "no", 1.5, True, kind="logic", detail="logic.this_call", subject="output[0]")
-    assert ProgramResult.from_json(found.to_json()) == found
-    with pytest.raises(SuiteError, match="a result of fuzz"):
-        ProgramResult.from_json("{}")
 
 
 def test_planted_compilers_have_names() -> None:

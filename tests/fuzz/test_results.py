@@ -12,7 +12,7 @@ import torch
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.results import DOCUMENTED, documented, may_be, signature_of
+from checked_backend.fuzz.results import DOCUMENTED, ProgramResult, documented, may_be, signature_of
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import STRIDES, failing, group_of, program_of
 
@@ -65,43 +65,32 @@ def test_documented_differences_are_one_group_whatever_the_operator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("detail", "expected", "actual"),
+    ("one", "other"),
     [
-        ("alias.identity", "the same object: output[0]", "shared memory: output[0]"),
-        ("structure.type", "None", "Tensor"),
+        (
+            failing(
+                "alias", "alias.identity", expected="the same object: output[0]", actual="shared memory: output[0]"
+            ),
+            failing("alias", "alias.identity", expected="other", actual="shared memory: output[0]"),
+        ),
+        (
+            failing("structure", "structure.type", expected="None", actual="Tensor"),
+            failing("structure", "structure.type", expected="other", actual="Tensor"),
+        ),
+        (failing("structure", "structure.outputs", expected="2 values", actual="1"), failing("structure")),
+        (failing("mutation", "mutation.uncounted"), failing("mutation", "mutation.wrong")),
+        (failing("mutation", "mutation.default_dtype", subject="state[default_dtype]"), failing("mutation")),
     ],
 )
-def test_what_is_made_at_the_edge_of_a_program_is_one_group(detail: str, expected: str, actual: str) -> None:
-    kind = detail.partition(".")[0]
-    results = [failing(kind, detail, expected=have, actual=actual) for have in (expected, "other")]
-    first, second = (signature_of(program_of(op), results[0]) for op in ("torch.exp", "torch.add"))
-    assert first.signature == second.signature
-    assert first.difference is None
-    assert signature_of(program_of("torch.exp"), results[1]).signature != first.signature
-
-
-def test_what_is_not_counted_is_one_bug_whatever_the_program() -> None:
-    one = failing("mutation", "mutation.uncounted")
+def test_what_is_made_at_the_edge_of_a_program_is_one_bug_whatever_the_program(
+    one: ProgramResult, other: ProgramResult
+) -> None:
     first, second = (signature_of(program_of(op), one) for op in ("torch.exp", "torch.add"))
     assert first.signature == second.signature
-    wrong = [signature_of(program_of(op), failing("mutation", "mutation.wrong")) for op in ("torch.exp", "torch.add")]
-    assert wrong[0].signature != wrong[1].signature
-
-
-def test_a_setting_that_is_left_changed_is_one_bug_whatever_the_program() -> None:
-    left = failing("mutation", "mutation.default_dtype", subject="state[default_dtype]")
-    assert (
-        signature_of(program_of("torch.exp"), left).signature == signature_of(program_of("torch.add"), left).signature
-    )
-
-
-def test_a_wrong_number_of_results_is_one_bug_whatever_the_program() -> None:
-    many, few = (
-        signature_of(program_of(op), failing("structure", "structure.outputs", expected=f"{count} values", actual="1"))
-        for op, count in (("torch.exp", 2), ("torch.add", 3))
-    )
-    assert many.signature == few.signature
-    assert may_be(many, few.program, few.result)
+    assert first.difference is None
+    assert may_be(first, second.program, second.result)
+    wrong, elsewhere = (signature_of(program_of(op), other) for op in ("torch.exp", "torch.add"))
+    assert wrong.signature != elsewhere.signature != first.signature
 
 
 def test_deaths_that_could_not_be_made_small_are_one_row() -> None:

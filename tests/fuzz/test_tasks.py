@@ -13,7 +13,8 @@ from checked_backend.fuzz import tasks
 from checked_backend.fuzz.corpus import Entry, Record
 from checked_backend.fuzz.program import decode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, FuzzOptions, Stopped
+from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Stopped
+from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources, RunningProcesses
 from checked_backend.runs.status import Status
 from tests.support.fuzz_tools import PASS, answer, answering, entry_of, failing, group_of, program_of

@@ -12,7 +12,6 @@ import pytest
 
 from checked_backend.fuzz import worker
 from checked_backend.fuzz.corpus import Record
-from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.process.job import AnswerFolder
@@ -69,8 +68,8 @@ def test_what_may_share_a_compile_is_checked_at_once_until_one_fails(
     world = World(tmp_path)
     monkeypatch.setattr(worker, "make_program", world.make)
     monkeypatch.setattr(worker, "examine", world.examine)
-    question = {"seed": 0, "numbers": numbers, "choices": asdict(Choices()), "generator": "", "batch": 2}
-    worker.check({**question, "compiler": "eager", "options": {}, "timeout": 9.0}, world.answers)
+    asked = worker.FuzzOptions("eager", timeout=9.0)
+    worker.check({"asked": asdict(asked), "numbers": numbers, "batch": 2}, world.answers)
     assert world.lost == lost
     assert world.told() == {number: Status(status) for number, status in told.items()}
     assert world.answers.stage()[2] == "done"

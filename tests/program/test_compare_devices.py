@@ -47,7 +47,7 @@ def cut(value: Any) -> Any:
     """Without the bits of the mantissa that TF32 lacks: 13 of them, cut off, as the coarsest hardware does it."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
         return value
-    return (value.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return (value.view(torch.int32) & ~0x1FFF).view(torch.float32)  # with the strides that it has
 
 
 class GpuRegion(RecordedRegion):
@@ -70,16 +70,18 @@ class OnDevice(Recorder):
 
 
 def recorded(
-    folder: Path, program: Callable[[Run], None], compiler: Callable[[fx.GraphModule], Run], device: str
+    folder: Path, program: Callable[[Run], None], compiler: Callable[[fx.GraphModule, Any], Run], device: str
 ) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     recorder, kind = OnDevice(folder, device), GpuRegion if device == "cuda" else RecordedRegion
     number = itertools.count(1)
 
-    def backend(gm: fx.GraphModule, _inputs: Any) -> Run:
+    def backend(gm: fx.GraphModule, inputs: Any) -> Run:
         graph = copy_graph(gm)
-        return kind(recorder, f"region {next(number)}", graph, GraphInfo.of(gm).inputs, compiler(graph))
+        return kind(
+            recorder, f"region {next(number)}", graph, GraphInfo.of(gm).inputs, compiler(copy_graph(gm), inputs)
+        )
 
     with contextlib.closing(recorder):
         program(lambda model: torch.compile(model, backend=backend))
@@ -87,12 +89,15 @@ def recorded(
 
 def against_gpu(folder: Path, program: Callable[[Run], None], fault: Callable[[Run], Run] = lambda run: run) -> Report:
     """Record a program on the CPU with its noise, then on the stand-in, and compare."""
-    recorded(folder / "cpu" / PLAIN, program, lambda gm: gm.forward, "cpu")
+    recorded(folder / "cpu" / PLAIN, program, lambda gm, _inputs: gm.forward, "cpu")
     for seed in (1, 2):
         recorded(
-            folder / "cpu" / f"noise-{seed}", program, lambda gm, seed=seed: under_mode(gm, MonteCarloMode(seed)), "cpu"
+            folder / "cpu" / f"noise-{seed}",
+            program,
+            lambda *graph, seed=seed: under_mode(*graph, MonteCarloMode(seed)),
+            "cpu",
         )
-    recorded(folder / "gpu" / PLAIN, program, lambda gm: fault(under_mode(gm, OnGpu())), "cuda")
+    recorded(folder / "gpu" / PLAIN, program, lambda *graph: fault(under_mode(*graph, OnGpu())), "cuda")
     return compare_recordings(folder / "cpu", folder / "gpu")
 
 

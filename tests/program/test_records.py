@@ -125,7 +125,7 @@ def test_a_program_that_fails_or_compiles_nothing(tmp_path: Path) -> None:
     assert (code, "no recording" in err) == (3, True)
 
 
-TENSOR = TensorRecord("f", 1, "output[0]", "float32", (3,), 1, 2.0, 3.0, 0, 2**-24, (1.0, 2.0, 3.0))
+TENSOR = TensorRecord("f", 1, "output[0]", "float32", (3,), 1, 2.0, 0, 2**-24, (1.0, 2.0, 3.0))
 
 
 def leave(folder: Path, runs: Sequence[Sequence[TensorRecord]]) -> Path:
@@ -133,7 +133,7 @@ def leave(folder: Path, runs: Sequence[Sequence[TensorRecord]]) -> Path:
         file = RecordFile(folder / (f"noise-{number}" if number else PLAIN), "0", {"environment": {"torch": "2"}})
         for tensor in tensors:
             file.add(tensor)
-        file.close()
+        file.file.close()
     return folder
 
 
@@ -334,7 +334,7 @@ def test_what_cannot_be_read_stops_no_program_and_is_told(tmp_path: Path) -> Non
 def test_a_line_that_a_killed_process_left_is_not_read(tmp_path: Path) -> None:
     file = RecordFile(tmp_path, "0", {})
     file.add(TENSOR)
-    file.close()
+    file.file.close()
     path = tmp_path / "rank0-0.jsonl"
     path.write_text(path.read_text() + '{"region": "f"')
     assert len(read_run(tmp_path).tensors) == 1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import dtype_name, make_inputs, run_eager, run_statement, same_value
-from checked_backend.fuzz.control import run_in_order
+from checked_backend.fuzz.build import dtype_name, run_call, run_eager, same_value
 from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.program import DTYPES, FuzzProgram, Statement
 from checked_backend.random_state import random_untouched
@@ -27,20 +28,23 @@ def run_defined(program: FuzzProgram) -> list[Any]:
     Raises:
         Exception: Eager refuses it, torch leaves a result open, or it is one that programs cannot have.
     """
-    known: list[Any] = list(make_inputs(program.inputs))
+    return run_eager(program, partial(run_defined_call, gradients=program.gradients))
 
-    def do(place: int, call: Statement) -> None:
-        if call.op != "let" and is_undefined(call, known):
-            raise FuzzError(f"{call.op}: not defined")
-        run_statement(place, call, known, len(program.inputs))
-        value = known[len(program.inputs) + place]
-        if call.op not in ("setitem", "let") and not is_usable(value):
-            raise FuzzError(f"{call.op}: too large")
 
-    with warnings.catch_warnings(), torch.set_grad_enabled(program.gradients):
+def run_defined_call(call: Statement, known: Sequence[Any], *, gradients: bool) -> Any:
+    """Run one call in eager, given all earlier values.
+
+    Raises:
+        Exception: As of `run_defined`.
+    """
+    with warnings.catch_warnings(), torch.set_grad_enabled(gradients):
         warnings.simplefilter("ignore")
-        run_in_order(program, known, do)
-    return known
+        if is_undefined(call, known):
+            raise FuzzError(f"{call.op}: not defined")
+        value = run_call(call, known)
+    if call.op != "setitem" and not is_usable(value):
+        raise FuzzError(f"{call.op}: too large")
+    return value
 
 
 def is_usable(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, same_value, strides_of
-from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, is_usable, run_defined
-from checked_backend.fuzz.generate.undefined import draws, is_undefined
+from checked_backend.fuzz.build import dtype_name, make_inputs, same_value, strides_of
+from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, run_defined, run_defined_call
+from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
 
 
@@ -245,14 +244,10 @@ class Draft:
         if call is None:
             return None
         try:
-            with warnings.catch_warnings(), torch.set_grad_enabled(self.gradients):
-                warnings.simplefilter("ignore")
-                if is_undefined(call, self.values):
-                    return None
-                value = run_call(call, self.values)
+            value = run_defined_call(call, self.values, gradients=self.gradients)
         except Exception:  # what eager refuses is no program; a call may raise whatever torch raises
             return None
-        if (call.op != "setitem" and not is_usable(value)) or (self._open and draws(call.op)):
+        if self._open and draws(call.op):
             return None
         made = whole = self._keep(call, value)
         if isinstance(value, tuple | list):

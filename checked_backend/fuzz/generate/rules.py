@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.op_database import operator_database
-from checked_backend.fuzz.build import dtype_name
+from checked_backend.fuzz.build import dtype_name, eager_value
 from checked_backend.fuzz.generate.draft import Draft, NothingFits
 from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS, is_overlapping
 from checked_backend.fuzz.known import is_known
@@ -219,20 +219,10 @@ def _assignment(draft: Draft, op: str) -> Statement | None:
             return Statement(op, (ref, mask, draft.rng.choice((0, 1, -1, 2.5))))
     if draft.chance(0.4):
         return Statement(op, (ref, index, draft.scalar()))
-    shape = draft.value(ref)[_eager(draft, index)].shape
+    shape = draft.value(ref)[eager_value(index, draft.values)].shape
     same = draft.any(lambda one: one.shape == shape and one.dtype == tensor.dtype)
     value = same if same is not None and draft.chance(0.6) else draft.fitting(shape, dtype_name(tensor))
     return Statement(op, (ref, index, value))
-
-
-def _eager(draft: Draft, index: Any) -> Any:
-    if isinstance(index, tuple):
-        return tuple(_eager(draft, item) for item in index)
-    if isinstance(index, slice):
-        return slice(*(_eager(draft, part) for part in (index.start, index.stop, index.step)))
-    if isinstance(index, Ref):
-        return draft.values[index.value]
-    return draft.value(Ref(index.value)).shape[index.dim] if isinstance(index, Size) else index
 
 
 def _index(draft: Draft, ref: Ref) -> Any:

@@ -23,11 +23,10 @@ import torch
 from torch import fx
 
 from checked_backend.errors import CheckedBackendError, FuzzError
-from checked_backend.fuzz.build import dtype_name, make_inputs, run_call
-from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.build import dtype_name, run_eager
+from checked_backend.fuzz.generate.defined import run_defined_call, runs_alike
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import matches
-from checked_backend.fuzz.generate.undefined import is_undefined
 from checked_backend.fuzz.known import is_known, name_of
 from checked_backend.fuzz.program import (
     CONSTANTS,
@@ -228,15 +227,16 @@ def _leaf(raw: Any, values: Mapping[fx.Node, Ref]) -> Any:
 
 
 def _refuse_undefined(program: FuzzProgram) -> None:
-    """Leave out what torch leaves undefined, and what eager does not repeat."""
-    values: list[Any] = list(make_inputs(program.inputs))
-    with torch.set_grad_enabled(program.gradients):
-        for call in program.calls:
-            if is_undefined(call, values):
-                raise LeftOut(f"{call.op}, whose result torch leaves open here")
-            try:
-                values.append(run_call(call, values))
-            except Exception as error:  # with values of ours, eager may refuse what it ran with torchfuzz's
-                raise LeftOut(f"{call.op}: {type(error).__name__}") from error
+    """Leave out what torch leaves undefined, what eager refuses with values of ours, and what it does not repeat."""
+
+    def run(call: Statement, known: Sequence[Any]) -> Any:
+        try:
+            return run_defined_call(call, known, gradients=program.gradients)
+        except FuzzError as error:
+            raise LeftOut(f"{call.op}, whose result torch leaves open here") from error
+        except Exception as error:
+            raise LeftOut(f"{call.op}: {type(error).__name__}") from error
+
+    run_eager(program, run)
     if not runs_alike(program):
         raise LeftOut("eager does not repeat it, or cannot differentiate it")

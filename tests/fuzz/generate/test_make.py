@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from checked_backend.fuzz.build import straightened
 from checked_backend.fuzz.generate import make
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.draft import Choices
@@ -18,6 +17,7 @@ from checked_backend.fuzz.generate.make import due, make_program, matches, rules
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule
 from checked_backend.fuzz.known import is_known, plain
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, refs_of
+from checked_backend.fuzz.shrink import straightened
 from tests.support.started_programs import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
