@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -54,7 +55,9 @@ from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
 from checked_backend.report.advice import CANDIDATE
 from checked_backend.report.environment import environment
+from checked_backend.report.file_names import process_rank
 from checked_backend.report.ledger import Ledger
+from checked_backend.report.progress import telling_whole
 from checked_backend.report.write import KeptReport, files_of_one_report, keep_alone
 
 ISOLATED_TIMEOUT = 1800.0
@@ -203,7 +206,9 @@ def check(
     )
     varied = (dynamic, iterations, optimizer, vary_data, vary_layout)
     plan = _Plan(program, options, *varied, effort, ONLY_CHOICE, sized)
-    with random_untouched(), files_of_one_report() as files:
+    tells = options.progress and not process_rank()
+    whole = telling_whole(f"checking {plan.title}") if tells else nullcontext()
+    with random_untouched(), files_of_one_report() as files, whole:
 
         def checked(choice: KernelChoice, fails: bool) -> Report:
             chosen = replace(plan.hastened if fails else plan, choice=choice)

@@ -17,7 +17,7 @@ import typer
 from checked_backend.autostart import HOOKED, ON, RUN
 from checked_backend.cli.options import AsJson, Html, Verbose
 from checked_backend.cli.printing import print_report, print_text, say, write_file
-from checked_backend.errors import CheckedBackendError
+from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.findings import Verdict
 from checked_backend.options import RunOptions, environment_variable, parse_options
 from checked_backend.process.foreground import die_by, run_in_foreground
@@ -84,8 +84,12 @@ def run(
     if dump is not None:
         given["dump"] = dump.absolute()  # the program may change its directory
     asked = parse_options(RunOptions, "numcheck", given)  # a message names the option, and not the variable below
-    if compiler is not None and not _needs_no_torch(compiler):
-        import_module("checked_backend.regions.compile").resolve_compiler(asked)
+    if compiler not in (None, "inductor", *entry_points(group="torch_dynamo_backends").names):  # torch takes seconds
+        try:
+            import_module("checked_backend.regions.compile").resolve_compiler(asked)
+        except OptionError as error:
+            variable = f"{environment_variable('compiler')}={compiler}"
+            raise OptionError(f"{error} If the program registers it: {variable} checked-backend run ...") from None
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise CheckedBackendError(f"--json-file: there is no folder {json_file.parent}")
     for name, value in given.items():
@@ -118,11 +122,6 @@ def run(
     if status < 0:
         die_by(-status)
     sys.exit(exit_code(result))
-
-
-def _needs_no_torch(compiler: str) -> bool:
-    """Whether a backend is known without asking torch, whose import takes seconds."""
-    return compiler == "inductor" or bool(entry_points(group="torch_dynamo_backends", name=compiler))
 
 
 def autostart(

@@ -37,7 +37,7 @@ from checked_backend.process.job import run as run_job
 from checked_backend.report.certificate import render_certificate
 from checked_backend.report.codec import dumps
 from checked_backend.report.html import render_html
-from checked_backend.report.progress import Progress
+from checked_backend.report.progress import Progress, telling_whole
 
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
@@ -108,9 +108,9 @@ def check(
 
     With --candidate, a kernel of yours is checked against plain PyTorch; FACTORY(size) has it called with many sizes.
     """
-    factory = import_module("checked_backend.checking.target")
     chosen = None if sizes is None else parse_sizes(sizes)
-    with users_code(as_json):
+    with telling_whole(f"loading {target}"), users_code(as_json):
+        factory = import_module("checked_backend.checking.target")
         function, args, kwargs = factory.load_factory(target, chosen, sized=candidate is not None)
         kernel = None if candidate is None else factory.load_function(candidate)
         compile_with = factory.load_compiler(compiler)

@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
-from checked_backend.report.progress import Progress
+from checked_backend.report.progress import Progress, current_progress
 from checked_backend.report.session import investigations
 from checked_backend.report.write import write_whole
 
@@ -83,11 +84,12 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
     )
     if not failure.options.progress:
         return _investigate_apart(failure, findings, log.info)
-    progress = Progress(limit=_limits(failure)[0])
-    try:
-        return _investigate_apart(failure, findings, progress)
-    finally:
-        progress.end()
+    progress, around = Progress(limit=_limits(failure)[0]), current_progress()
+    with nullcontext() if around is None else around.doing(""):  # which says nothing meanwhile
+        try:
+            return _investigate_apart(failure, findings, progress)
+        finally:
+            progress.end()
 
 
 def _investigate_apart(failure: Failure, findings: Sequence[Finding], tell: Callable[[str], None]) -> Sequence[Finding]:

@@ -179,15 +179,15 @@ def operator_script(
         return None
     operator, args, kwargs = call
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    writer = TensorWriter(tensors, offsets=True, long=_in_range)
 
     def tensor(value: Any) -> str | None:
         return writer.write(value, "it") if isinstance(value, torch.Tensor) else None
 
     try:
+        writer = TensorWriter(tensors, offsets=True, long=_in_range)
         written = [f"    {write_value(value, tensor)}," for value in args]
         keywords = [f"    {name!r}: {write_value(value, tensor)}," for name, value in kwargs.items()]
-    except (NotImplementedError, RuntimeError, Untranslatable):  # also dtypes whose values torch cannot read
+    except (RuntimeError, Untranslatable):  # also dtypes whose values torch cannot read, and tensors of vmap
         return None
     own = [f"# First import the module that registers {operator.name()}."] if is_custom(node) else []
     packet = f"torch.ops.{operator.namespace}.{operator._schema.name.partition('::')[2]}.{operator._overloadname}"

@@ -68,7 +68,8 @@ class MetadataReporter(Reporter):
         new = {self._key(finding) for finding in self._add(reported, ignored)}
         failing = [finding for finding in reported if finding.fails]
         if failing and self._options.on_divergence == "raise":
-            raise metadata_error(failing)
+            nodes = {finding.node for finding in failing}  # whoever mends one wants all that is wrong with it
+            raise metadata_error([finding for finding in reported if finding.node in nodes])
         news = [finding for finding in reported if self._key(finding) in new]
         self._warn_of_layout([finding for finding in news if not finding.fails])
         if self._options.on_divergence == "warn" and any(finding.fails for finding in news):

@@ -232,7 +232,7 @@ class GraphRun:
     ) -> None:
         if not mismatches:
             return
-        index = self._graph.position[step.node]
+        index, urgent = self._graph.position[step.node], False
         for mismatch in mismatches:
             found = NodeMismatch(
                 step.node, mismatch, self._owner.kind, _place_of(self._owner), given or self._inputs(step)
@@ -243,7 +243,12 @@ class GraphRun:
             if step.node.op != "placeholder" and self._owner.kind == "forward":
                 names = (item.name for item in (step.node, *step.node.users))
                 self._owner.history.hand_on(names, ignored=ignored)
-            self._deliver(found, step, ignored=ignored)
+            urgent |= self._deliver(found, step, ignored=ignored)
+        if urgent:  # once all that is wrong with the node is known
+            self._root().tell()
+
+    def _root(self) -> GraphRun:
+        return self if self._outer is None else self._outer._root()
 
     def _attributed(self, found: NodeMismatch, step: Step) -> NodeMismatch:
         """The mismatch, marked if it merely follows from an earlier one, or if the user ignores it."""
@@ -291,7 +296,8 @@ class GraphRun:
         if untold:
             self._owner.on_findings(tuple(self.findings[number] for number in untold))
 
-    def _deliver(self, found: NodeMismatch, step: Step, *, ignored: bool) -> None:
+    def _deliver(self, found: NodeMismatch, step: Step, *, ignored: bool) -> bool:
+        """Keep a mismatch. Returns whether it ends the run at once."""
         root, runs = self, [(self, self._graph.position[step.node])]
         while root._outer is not None:
             # the mismatch makes the results of the inner graph wrong
@@ -308,14 +314,13 @@ class GraphRun:
             root.findings.append(self._finding(replace(found, depended=reason)))
             root._untold.append(number)
         if found.ignored:
-            return
+            return False
         if layout and not reason:
             for run, place in runs:
                 run._layout[place] = run._layout.get(place, frozenset()) | before | {number}
-        else:
-            root._depend(before, found.subject)
-        if root._owner.settings.immediate and not (layout and not reason):
-            root.tell()
+            return False
+        root._depend(before, found.subject)
+        return root._owner.settings.immediate
 
     def _finding(self, found: NodeMismatch) -> Finding:
         """The finding of a mismatch. It is remembered, because the next call has the same mismatch."""

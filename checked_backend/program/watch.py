@@ -33,6 +33,7 @@ from checked_backend.regions.backward import eager_uses
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.health import HEALTH, CheckRecord
 from checked_backend.report.session import Session, active_sessions
+from checked_backend.report.words import plain_names
 
 
 class ProgramWatch(CompileWatch):
@@ -110,8 +111,8 @@ class ProgramWatch(CompileWatch):
             self._told.add(region)
         if is_news:  # later calls mostly differ for the same reason, and a program may make thousands
             say(
-                f"checked-backend: call {call} of {region} differs from eager, which is said once; the report follows "
-                "at the program's end",
+                f"checked-backend: call {call} of {plain_names(region)} differs from eager, which is said once; the "
+                "report follows at the program's end",
             )
 
     def _keep(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from checked_backend.report.causes import short_region
 from checked_backend.report.file_names import process_rank
-from checked_backend.report.progress import Progress
+from checked_backend.report.progress import Progress, current_progress
 from checked_backend.verdict.runner import Control
 
 CONTROL_RUNS: Mapping[Control, str] = MappingProxyType(
@@ -57,12 +57,14 @@ class Waiting:
 
     def begin(self) -> None:
         """A call begins, or a backward pass: a program of many quick ones has nothing to wait for."""
-        if self._progress is not None:
+        if self._progress is not None and current_progress() is None:
             self._progress.begin()
 
     def at(self, words: str) -> AbstractContextManager[None]:
         """A context manager around one step of a check: ``running eager``."""
-        return nullcontext() if self._progress is None else self._progress.doing(f"checking {self._region}: {words}")
+        if self._progress is None:
+            return nullcontext()
+        return (current_progress() or self._progress).doing(f"checking {self._region}: {words}")
 
     def control_run(self, control: Control) -> AbstractContextManager[None]:
         """A context manager around a control run."""

@@ -16,15 +16,11 @@ _STATE = "mutation of a setting"  # its details are the settings' names
 
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
-        "structure": (
-            "structure: the compiled program returned another type, number, dtype, shape or device of results than "
-            "eager. This is a bug in the compiler, not in your model; report it with the repro."
-        ),
+        "structure": "structure: this is a bug in the compiler, not in your model; report it with the repro.",
         "structure.stride": (
-            "stride: the values are eager's, and lie in memory in another order. Code that calls .view() on the "
-            "result, or hands its pointer to a kernel that assumes strides, breaks. Return x.contiguous() from 'your "
-            "line' to pin the layout: that is cheap. If nothing of yours depends on it, numcheck takes "
-            'options={"layout": "ignore"}.'
+            "stride: code that calls .view() on the result, or hands its pointer to a kernel that assumes strides, "
+            "breaks. Return x.contiguous() from 'your line' to pin the layout: that is cheap. If nothing of yours "
+            'depends on it, numcheck takes options={"layout": "ignore"}.'
         ),
         "node.layout": (
             "traced layout: a node's real strides or storage offset are not the traced ones, and nothing in the graph "
@@ -33,9 +29,8 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             'it, debug_interpreter takes options={"layout": "ignore"}.'
         ),
         "node": (
-            "traced metadata: what ran is not what was traced, and a compiler that trusts the trace makes wrong code. "
-            "For a custom operator make its register_fake and its schema say what its kernel does; for an operator of "
-            "torch report it."
+            "traced metadata: for a custom operator make its register_fake and its schema say what its kernel does; "
+            "for an operator of torch report it."
         ),
         _DYNAMO: (
             "Dynamo: what it traced is wrong already, before any kernel is compiled. Look at what the code depends on "
@@ -48,17 +43,15 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "checked-backend run."
         ),
         "structure.requires_grad": (
-            "requires_grad: a result takes part in autograd on one side only, so a gradient is lost or made up. "
-            "Look for detach() or no_grad() inside the compiled function; if there is none, report it."
+            "requires_grad: a gradient is lost or made up. Look for detach() or no_grad() in the compiled function; "
+            "if there is none, report it."
         ),
         "alias": (
-            "alias: an output shares memory with an input, or with another output, on one side only. Writing to one "
-            "of them in place afterwards gives different results. Return x.clone() where you return a view. If you "
-            'never write to them in place: options={"ignore": ("alias",)}.'
+            "alias: return x.clone() where you return a view. If you never write to them in place: "
+            'options={"ignore": ("alias",)}.'
         ),
         "alias.overwritten": (
-            "overwritten: the compiled program writes to a result that it returned in an earlier call, or returns its "
-            "memory again. Until that is mended, keep y.clone() of results that you hold across calls, and report it."
+            "overwritten: until that is mended, keep y.clone() of results that you hold across calls, and report it."
         ),
         "alias.identity": (
             "identity: eager returns the very tensor object that it was given, the compiled program a new object over "
@@ -66,56 +59,43 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             'result. If yours does not: options={"ignore": ("alias.identity",)}.'
         ),
         "logic.sign_of_zero": (
-            "sign of zero: the values are eager's, but for zeros of the other sign. Code that divides by them, or asks "
-            "for their sign (atan2, copysign, signbit), goes another way. Return x + 0.0 from 'your line' to have "
-            "positive zeros alone. If nothing of yours depends on it, numcheck takes "
-            'options={"layout": "ignore"}.'
+            "sign of zero: code that divides by such zeros, or asks for their sign (atan2, copysign, signbit), goes "
+            "another way. Return x + 0.0 from 'your line' to have positive zeros alone. If nothing of yours depends "
+            'on it, numcheck takes options={"layout": "ignore"}.'
         ),
         "mutation": (
-            "mutation: an input or buffer was changed in place differently. Replace the in-place operation by its "
-            "out-of-place form, or move it out of the compiled function, and check again."
+            "mutation: replace the in-place operation by its out-of-place form, or move it out of the compiled "
+            "function, and check again."
         ),
         "mutation.uncounted": (
             "uncounted: a kernel that writes to a tensor through raw memory must count that for autograd: call "
             "torch.autograd.graph.increment_version on the input after the write. Until then, write out of place "
             "inside the compiled function, and report it."
         ),
-        _STATE: (
-            "state: the compiled program leaves a setting of this process (grad mode, default dtype, threads, ...) "
-            "at another value than eager. Set it again after the compiled function, and report it."
-        ),
-        "logic": (
-            "logic: the compiled program computes something else; rounding does not explain it. Report it, with the "
-            "repro if there is one."
-        ),
+        _STATE: "state: set it again after the compiled function, and report it.",
+        "logic": "logic: report it, with the repro if there is one.",
         "logic.this_compilation": (
             "logic: the code is right when it is compiled once more, with empty caches. Inductor's caches do not tell "
             "apart all settings that its code depends on: ATEN_CPU_CAPABILITY is one that they miss. Run it with "
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. If it is right then, delete the cache (TORCHINDUCTOR_CACHE_DIR)."
         ),
-        "precision": "precision: the compiled program rounds more than eager has to.",
+        "precision": "precision: report it, if your model needs what is lost.",
         "precision.traced": (
             "precision: when it is compiled, this code takes another way, which rounds more: torch's own optimizers "
             "compute with Python's numbers in eager, and with float32 tensors when compiled. If that is too little "
             "for you, keep it out of the compiler with torch.compiler.disable."
         ),
         "nonfinite": (
-            "nonfinite: NaN or infinity on one side only. Look at divisions, log, exp, sqrt and masked softmax: a "
-            "rewrite that is equal on paper can overflow."
+            "nonfinite: look at divisions, log, exp, sqrt and masked softmax: a rewrite that is equal on paper can "
+            "overflow."
         ),
         "rng": (
-            "rng: the random numbers differ. Inductor draws its own unless told otherwise: set "
-            'options={"compiler_options": {"fallback_random": True}} to compare the same draws. If the finding stays, '
-            "the random state is advanced differently."
+            "rng: Inductor draws its own unless told otherwise: set "
+            'options={"compiler_options": {"fallback_random": True}} to compare the same numbers. If the finding '
+            "stays, the random state is advanced differently."
         ),
-        "exception": (
-            "exception: eager raises where the compiled program does not, or they raise different types. Code that "
-            "relies on that exception is not safe to compile; fix what eager complains about first."
-        ),
-        "crash": (
-            "crash: only the compiled program fails. Run the repro in a process of its own to get the whole message, "
-            "and report it."
-        ),
+        "exception": "exception: code that relies on it is not safe to compile; fix what eager complains about first.",
+        "crash": "crash: run the repro in a process of its own to get the whole message, and report it.",
         "crash.differentiating": (
             "crash.differentiating: torch.compile has no gradient there, eager has. Take the gradient inside of the "
             "compiled function and return it, or keep this part out of the compiler with torch.compiler.disable."
@@ -127,13 +107,9 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "torch.library.get_ctx().new_dynamic_size(), and the result is the same whatever it is."
         ),
         "nondeterministic": (
-            "nondeterministic: the program does not repeat its own results, so they cannot be compared. Call "
-            "torch.use_deterministic_algorithms(True), fix the seeds, and check again."
+            "nondeterministic: call torch.use_deterministic_algorithms(True), fix the seeds, and check again."
         ),
-        "unsupported": (
-            "unsupported: this could not be checked. It is not a pass: compare it by other means, or leave it out of "
-            "the compiled function."
-        ),
+        "unsupported": "unsupported: compare it by other means, or leave it out of the compiled function.",
     }
 )
 

@@ -9,6 +9,7 @@ from checked_backend.report.clean import clean, listed, plural
 from checked_backend.report.coverage_view import but_for_ignored, counts, region_line, skips
 from checked_backend.report.details import what
 from checked_backend.report.report import Report
+from checked_backend.report.words import plain_names
 
 _SHOWN = 30
 _SAID = {
@@ -84,7 +85,7 @@ def _rest(count: int, noun: str) -> Iterator[str]:
 
 def _text(text: str) -> str:
     """Text in one line that Markdown shows as it is."""
-    text = clean(text).replace("\n", " ")
+    text = plain_names(clean(text)).replace("\n", " ")
     for character in "\\`*_<>|[]#&":
         text = text.replace(character, f"\\{character}")
     return text

@@ -17,7 +17,8 @@ from checked_backend.report.charts import error_chart, heat_map, heat_words, his
 from checked_backend.report.clean import clean, first_line, plural
 from checked_backend.report.details import kernel_words, side_by_side, told_apart
 from checked_backend.report.flow_chart import flow_chart, flow_sentence
-from checked_backend.report.view import CauseView, sections, view
+from checked_backend.report.view import CauseView, ReportView, sections, view
+from checked_backend.report.words import plain_names, with_texts
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -71,16 +72,18 @@ def _breakable(text: str) -> Markup:
 
 
 def _part(report: Report) -> dict[str, Any]:
-    """What the template shows of one report."""
-    parts = view(report)
-    causes = zip(parts.causes, causes_of(report.findings), strict=False)  # more are counted
+    """What the template shows of one report. Names that Dynamo makes up are only where all is told of a finding."""
+    verbose = view(report)
+    parts: ReportView = with_texts(verbose, plain_names)
+    told = (replace(short, findings=long.findings) for short, long in zip(parts.causes, verbose.causes, strict=True))
+    causes = zip(told, causes_of(report.findings), strict=False)  # more are counted
     limits = sorted(report.coverage.detection_limit.items(), key=lambda item: -item[1])
     own = report.coverage.own_precision_limit
     return {
         "view": replace(parts, bluntest=()),  # the table has them all
         "causes": [_drawn(said, cause.findings) for said, cause in causes],
         "limits": [
-            (clean(subject), f"{limit:.2g}", f"{own[subject]:.2g}" if subject in own else "")
+            (plain_names(clean(subject)), f"{limit:.2g}", f"{own[subject]:.2g}" if subject in own else "")
             for subject, limit in limits[:_SHOWN_LIMITS]
         ],
         "more_limits": max(0, len(limits) - _SHOWN_LIMITS),
@@ -89,8 +92,10 @@ def _part(report: Report) -> dict[str, Any]:
 
 def _drawn(said: CauseView, findings: Sequence[Finding]) -> dict[str, Any]:
     """A cause with its pictures; None where there is nothing to draw."""
+    findings = [replace(finding, region=plain_names(finding.region)) for finding in findings]
     worst, where = worst_first(findings), several_regions(findings)
-    rows = [row for one in worst if (row := side_by_side(one, region=where)) is not None]
+    inside = [one for one in worst if one.distribution is not None][:_SHOWN_TENSORS]  # with their worst elements
+    rows = [row for one in worst if one not in inside and (row := side_by_side(one, region=where)) is not None]
     flowing = next((finding for finding in findings if finding.flow), None)
     return {
         "view": said,

@@ -31,7 +31,7 @@ _SAME_AGAIN = 15.0
 _TICK = 1.0
 """Seconds after which the time on a terminal goes on."""
 
-_PATIENCE, _PATIENCE_OF_A_LOG = 3.0, 15.0
+_PATIENCE, _PATIENCE_OF_A_LOG = 3.0, 12.0
 """Seconds that a person waits without asking why: at a terminal, and where each line stays."""
 
 _NEVER = float("-inf")
@@ -77,7 +77,7 @@ class Progress:
         self._patience = 0.0
         if patient:
             self._patience = _PATIENCE if self.is_terminal() else _PATIENCE_OF_A_LOG
-        self._begun = clock()
+        self._begun = self._call = self._ended = clock()
         self._latest = _NEVER
         self._text = ""
         self._doing: list[str] = []
@@ -91,8 +91,11 @@ class Progress:
         self._keep_telling()
 
     def begin(self) -> None:
-        """Count the time anew: what follows is something else to wait for."""
-        self._begun = self._clock()
+        """Count the time anew, unless what follows goes on with a long wait: a first call, and its backward pass."""
+        now = self._clock()
+        if self._ended - self._call < _PATIENCE or now - self._ended > _OFTEN:
+            self._begun = now
+        self._call = now
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
@@ -108,7 +111,8 @@ class Progress:
         finally:
             self._doing.remove(text)
             self._text = self._doing[-1] if self._doing else ""
-            (self._quick.add if self._clock() - begun < _QUICK else self._quick.discard)(text)
+            self._ended = self._clock()
+            (self._quick.add if self._ended - begun < _QUICK else self._quick.discard)(text)
             if not self._doing:
                 self.end()
 
@@ -173,3 +177,23 @@ class Progress:
             self._stream.flush()
         except (AttributeError, OSError, ValueError):
             return
+
+
+_whole: list[Progress] = []
+
+
+def current_progress() -> Progress | None:
+    """The progress of the whole that this process is at, if any: its parts tell theirs there."""
+    return _whole[-1] if _whole else None
+
+
+@contextmanager
+def telling_whole(text: str) -> Iterator[None]:
+    """Tell of work that has many calls as one piece: their steps are told on its clock."""
+    progress = Progress(on_interrupt="", patient=True)
+    _whole.append(progress)
+    try:
+        with progress.doing(text):
+            yield
+    finally:
+        _whole.remove(progress)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
@@ -42,21 +41,11 @@ _SHOWN_RESULTS = 8
 _SHOWN_LINES = 20
 _SHORT_LINES = 5
 
-_TOLD: Mapping[EvidenceKey, str] = MappingProxyType(
-    {
-        EvidenceKey.EXPLAINS: "explains",
-        EvidenceKey.AT_FAULT: "at fault",
-        EvidenceKey.LOCALIZED: "localized",
-        EvidenceKey.STOPPED: "stopped",
-        EvidenceKey.WORKAROUND: "workaround",
-        EvidenceKey.REPRO: "repro",
-        EvidenceKey.HOST: "host",
-        EvidenceKey.DEVICE: "device",
-        EvidenceKey.TIME: "time",
-        EvidenceKey.BUG_REPORT: "bug report",
-    }
+_TOLD = (
+    *(EvidenceKey.EXPLAINS, EvidenceKey.AT_FAULT, EvidenceKey.LOCALIZED, EvidenceKey.STOPPED, EvidenceKey.WORKAROUND),
+    *(EvidenceKey.REPRO, EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME, EvidenceKey.BUG_REPORT),
 )
-"""The evidence that a person needs at once, with its labels. The verbose report has all of it."""
+"""The evidence that a person needs at once. The verbose report has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +331,7 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
     evidence = {key: _listed(main.evidence[key]) for key in _TOLD if key in main.evidence}
     if EvidenceKey.BUG_REPORT in evidence:
         evidence[EvidenceKey.BUG_REPORT] = shown_path(evidence[EvidenceKey.BUG_REPORT])
-    rows += [row(_TOLD[key], said) for key, said in evidence.items()]
+    rows += [row(key.replace("_", " "), said) for key, said in evidence.items()]
     rows.append(row("workaround", main.workaround, code=True))
     script = "repro" if main.repro_confirmed else "script"  # the evidence says that it does not show it
     rows.append(row(script, main.repro and f"python {shown_path(main.repro)}", code=True))

@@ -40,7 +40,7 @@ _WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "The numbers are right, but the result takes part in autograd on one side only.",
         ),
         "alias": (
-            "shares memory otherwise than in eager",
+            "shares memory differently than in eager",
             "Writing to this tensor in place changes another one in eager and not when compiled, or the reverse.",
         ),
         "alias.overwritten": (
@@ -48,7 +48,7 @@ _WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "The compiled program writes to a result that it gave you in an earlier call.",
         ),
         "mutation": (
-            "is changed otherwise than in eager",
+            "is changed differently than in eager",
             "Something that the program changes in place has other values afterwards than in eager.",
         ),
         "mutation.uncounted": (
@@ -57,7 +57,7 @@ _WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "logic": (
             "is wrong",
-            "The compiled program computes something else than your model; rounding does not explain it.",
+            "The compiled program computes something else than your model.",
         ),
         "logic.sign_of_zero": (
             "has zeros of another sign than in eager",
@@ -76,7 +76,7 @@ _WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "The compiled program makes NaN or infinity of inputs of which eager makes numbers.",
         ),
         "rng": (
-            "is drawn otherwise than in eager",
+            "is drawn differently than in eager",
             "The compiled program draws other random numbers.",
         ),
         "exception": (

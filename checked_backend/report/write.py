@@ -94,7 +94,7 @@ def read_reports(path: Path) -> ReadReports:
 
 def _slug(title: str) -> str:
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode("ascii").lower()
-    slug = re.sub(r"[^a-z0-9._-]+", "-", plain)[:_MAX_SLUG].strip("-._")
+    slug = re.sub(r"[^a-z0-9._]+", "-", plain)[:_MAX_SLUG].strip("-._")
     return slug or "report"
 
 

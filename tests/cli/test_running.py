@@ -393,6 +393,9 @@ MISUSE = {
     "option 'compiler' got 'indctor', which is no Dynamo backend here. Did you mean 'inductor'?": (
         *("--compiler", "indctor", "p.py"),
     ),
+    "If the program registers it: CHECKED_BACKEND_COMPILER=mine checked-backend run": (
+        *("--compiler", "mine", "p.py"),
+    ),
     "--json-file: there is no folder nowhere": ("--json-file", "nowhere/x.json", "p.py"),
 }
 

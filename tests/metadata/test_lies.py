@@ -214,6 +214,17 @@ def test_raise_stops_at_the_first(library: Any) -> None:
     assert caught.value.finding.node == "lie"
 
 
+@pytest.mark.parametrize("returned", [True, False])
+def test_raise_tells_all_that_is_wrong_with_the_first(library: Any, returned: bool) -> None:
+    operator = define(library, "both(Tensor x) -> Tensor", lambda x: x.t().double(), torch.empty_like)
+    program = operator if returned else lambda x: operator(x).sum()
+    compiled = torch.compile(lambda x: program(x), backend=debug_interpreter)
+    with pytest.raises(cb.MetadataError, match=r"dtype torch\.float32, ran with torch\.float64") as caught:
+        compiled(torch.randn(3, 3))
+    assert "stride (3, 1), ran with (1, 3)" in str(caught.value)
+    assert caught.value.finding.detail == "structure.dtype"
+
+
 def test_the_backward_graph_names_the_users_line_and_module(library: Any) -> None:
     operator = define(library, "grad(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
 

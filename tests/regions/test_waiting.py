@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,18 @@ def test_control_runs_are_told_once_the_check_has_taken_a_while(
         assert stream.getvalue() == "numcheck:   21 s: checking Net: running eager in float64\n"
 
 
+@pytest.mark.parametrize(("pause", "told"), [(0.5, True), (60.0, False)])
+def test_a_long_wait_goes_on_with_the_backward_pass(pause: float, told: bool) -> None:
+    clock, stream = Clock(), io.StringIO()
+    one = Waiting("Net", stream=stream, clock=clock)
+    for _ in range(2):
+        one.begin()
+        run(one, clock, Control.REPEAT, 8.0)
+        run(one, clock, Control.FLOAT64, 0.1)
+        clock.now += pause
+    assert bool(stream.getvalue()) is told
+
+
 def test_every_control_run_has_words() -> None:
     assert {*CONTROL_RUNS} == {*Control} - {Control.SHAPES}  # these are Monte Carlo runs
 
@@ -89,7 +102,8 @@ def test_a_wrong_program_says_what_is_done_about_it_until_told_not_to(
     told = [line.partition(" s: ")[2] for line in capfd.readouterr().err.splitlines() if line.startswith("numcheck: ")]
     assert bool(told) is tells
     if tells:
-        assert all(line.startswith("checking f: ") for line in told)
+        assert all(re.match("checking f(: |$)", line) for line in told)
+        assert ("checking f" in told) is (face == "check")  # from its beginning to its end, on one clock
         assert "checking f: running eager in float64" in told
         steps = ("compiling it", "running eager", "running the compiled program", "compiling it in float64")
         assert {f"checking f: {step}" for step in steps} <= {*told}

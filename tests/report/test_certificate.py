@@ -23,7 +23,7 @@ TEXT = """\
 The compiled program agrees with eager in everything that was compared.
 
 Compared: 12 outputs and 4 gradients.
-- Net \\[0/0\\]: 34 nodes, 3 of 3 calls, 1 backward checked; model.py:3 in forward
+- Net: 34 nodes, 3 of 3 calls, 1 backward checked; model.py:3 in forward
 
 An error greater than this, relative to the tensor's root mean square, would have been caught:
 

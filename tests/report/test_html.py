@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ from checked_backend.findings import (
     Kernel,
     Kind,
     NodeError,
+    RegionInfo,
     WorstElement,
 )
 from checked_backend.findings.pictures import MOST_NODES
@@ -125,6 +127,19 @@ def test_the_page_has_the_repro_to_copy_and_to_save() -> None:
     assert link["download"] == "repro_relu.py"
     assert unquote(str(link["href"]).partition(",")[2]) == script
     assert script in page.texts
+
+
+def test_names_that_dynamo_makes_up_are_only_where_all_is_told() -> None:
+    region, limits = "torch_dynamo_resume_in_forward_at_9 [1/0]", {"input[___stack0]": 0.5}
+    coverage = replace(CHECKED, regions=(RegionInfo(region, calls=1, checked_calls=1),), detection_limit=limits)
+    findings = (Finding(Kind.LOGIC, "output[0]", "m", region=region), Finding(Kind.LOGIC, "output[1]", "n", region="f"))
+    page = Report(findings, coverage).to_html()
+    told = re.findall(r"<summary>All that is known.*?</details>", page, re.DOTALL)
+    short = "".join(parse(re.sub(r"<summary>All that is known.*?</details>", "", page, flags=re.DOTALL)).texts)
+    assert not re.search(r"\[1/0\]|___stack|torch_dynamo", short)
+    assert "forward from line 9 on: 0 nodes, 1 of 1 call checked" in short
+    assert "input[value 0 at the graph break]" in short
+    assert "torch_dynamo_resume_in_forward_at_9 [1/0]" in "".join(parse(told[0]).texts)
 
 
 def test_the_page_says_why_it_has_no_generated_code() -> None:
