@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
-from checked_backend.report.progress import Progress, current_progress
+from checked_backend.report.progress import Progress, nothing_told
 from checked_backend.report.session import investigations
 from checked_backend.report.write import write_whole
 
@@ -77,15 +76,15 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
     Raises:
         CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
     """
-    log.log(
-        logging.WARNING if failure.options.progress else logging.INFO,
-        "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
-        "localize=False skips it)",
-    )
-    if not failure.options.progress:
-        return _investigate_apart(failure, findings, log.info)
-    progress, around = Progress(limit=_limits(failure)[0]), current_progress()
-    with nullcontext() if around is None else around.doing(""):  # which says nothing meanwhile
+    with nothing_told():
+        log.log(
+            logging.WARNING if failure.options.progress else logging.INFO,
+            "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
+            "localize=False skips it)",
+        )
+        if not failure.options.progress:
+            return _investigate_apart(failure, findings, log.info)
+        progress = Progress(limit=_limits(failure)[0])
         try:
             return _investigate_apart(failure, findings, progress)
         finally:

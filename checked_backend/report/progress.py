@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Event
 from typing import TextIO
 
@@ -103,7 +103,7 @@ class Progress:
         begun = self._clock()
         self._doing.append(text)
         self._text = text
-        self._tell(_OFTEN)
+        self._tell(_OFTEN) if text else self._wipe()
         if text not in self._quick:
             self._keep_telling()
         try:
@@ -122,6 +122,9 @@ class Progress:
         if self._over is not None:
             self._over.set()
             self._over = None
+        self._wipe()
+
+    def _wipe(self) -> None:
         if self.is_terminal() and not (self._patience and self._latest == _NEVER):
             self._write(f"\r{'':<{self._width()}}\r")
             self._latest = _NEVER
@@ -185,6 +188,12 @@ _whole: list[Progress] = []
 def current_progress() -> Progress | None:
     """The progress of the whole that this process is at, if any: its parts tell theirs there."""
     return _whole[-1] if _whole else None
+
+
+def nothing_told() -> AbstractContextManager[None]:
+    """A block in which the whole's progress says nothing: it tells by itself what it does."""
+    progress = current_progress()
+    return nullcontext() if progress is None else progress.doing("")
 
 
 @contextmanager

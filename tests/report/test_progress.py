@@ -231,3 +231,15 @@ def test_it_is_printed_where_no_logger_has_it_unless_that_was_not_asked_for(
     with collect(closing=closing) as session:
         session.ledger.add_coverage(CLEAN)
     assert stderr is None or ("agree with eager" in stderr.getvalue()) is closing
+
+
+def test_a_part_that_tells_by_itself_finds_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    with module.telling_whole("checking Net"):
+        with module.nothing_told():
+            assert stream.getvalue().endswith(" \r")
+            stream.write("the part's own")
+        assert stream.getvalue().endswith("the part's own")
+    assert module.current_progress() is None
