@@ -92,7 +92,7 @@ def test_a_setting_that_is_left_changed_is_found_and_set_back(name: str, when: A
     assert f"the compiled program changes the setting {name}{where}, and eager leaves it as it was" in finding.message
     if not where:
         assert finding.evidence["seen_in_calls"] == 2
-    assert "leaves a setting of this process" in " ".join(str(report).split())
+    assert "set it again after the compiled function" in " ".join(str(report).split())
 
 
 def test_by_default_the_call_raises_with_the_setting_set_back(state: ProcessState) -> None:

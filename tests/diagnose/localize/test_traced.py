@@ -88,7 +88,7 @@ def test_the_operator_and_the_line_of_its_register_fake_are_named(monkeypatch: p
     assert f"test_traced.py:{_rows.__code__.co_firstlineno})" in finding.at_fault
     text = " ".join(str(Report((finding,), cb.Coverage())).split())
     assert "at fault the register_fake of the custom operator test_traced.turned.default" in text
-    assert "For a custom operator make its register_fake and its schema say what its kernel does" in text
+    assert "for a custom operator make its register_fake and its schema say what its kernel does" in text
     assert "torch.compiler.disable" not in text
 
 
