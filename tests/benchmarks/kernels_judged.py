@@ -86,10 +86,14 @@ def step(case: Case, way: str, *, dynamic: bool) -> tuple[list[CheckedModule], l
 def judged(module: CheckedModule) -> Mapping[str, str]:
     """How a buffer is judged, by its name: `ITSELF`, `READER`, or the reason why it is not."""
     checks, lowered = module.checks, module.module
-    known = checks.limits[False].keys() | {wrong.node.name for wrong in checks.wrong}
+    [output] = lowered.graph.graph.find_nodes(op="output")
+    compared = module.values.keys() | {node.name for node in output.all_input_nodes}
+    known = checks.limits[False].keys() | (compared - checks.unchecked.keys())
     nodes_by_name = {node.name: node for node in lowered.graph.graph.nodes}
     found = {}
     for name, held in lowered.held.items():
+        if name in lowered.written:
+            continue
         nodes = [node for node in held if node is not None]
         traced = [recorded_value(node) for node in nodes]
         if traced and not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in traced):
@@ -100,6 +104,8 @@ def judged(module: CheckedModule) -> Mapping[str, str]:
             found[name] = ITSELF
         elif any(one.name in known for node in behind for one in (node, *reached(node))):
             found[name] = READER
+        elif any(node.target is torch.ops.aten.copy_.default for one in behind for node in (one, *reached(one))):
+            found[name] = "written to an input, which is compared with the region"
         else:
             found[name] = next((checks.unchecked[one] for one in own if one in checks.unchecked), "nothing reads it")
     return found
