@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Literal
 
 import typer
@@ -100,7 +101,8 @@ def run(
     folder.mkdir(parents=True)
     if not module and words[0] != "-" and not Path(words[0]).exists():
         tidy(folder)
-        raise CheckedBackendError(f"{words[0]}: there is no such program")
+        command = "; a command is run by its module: torchrun is -m torch.distributed.run" if which(words[0]) else ""
+        raise CheckedBackendError(f"{words[0]}: there is no such program{command}")
     environment = {environment_variable("report_dir"): str(reports), RUN: str(folder), **checking_environment()}
     began = time.perf_counter()
     program = [*(["-m"] if module else []), *words]

@@ -381,6 +381,7 @@ def test_a_signal_to_the_command_reaches_the_program(tmp_path: Path, number: str
 MISUSE = {
     "option 'every' got 0": ("--every", "0", "p.py"),
     "q.py: there is no such program": ("q.py",),
+    "ls: there is no such program; a command is run by its module": ("ls",),
     "'every' checks every n-th call, 'budget' as many as a share of the time": (
         "--every",
         "2",
