@@ -153,7 +153,8 @@ class Progress:
         """
         if self._over is None:
             self._over = Event()
-            _thread.start_new_thread(self._tick, (self._over,))
+            with suppress(RuntimeError):  # a limit of the system; what comes next is told all the same
+                _thread.start_new_thread(self._tick, (self._over,))
 
     def _tick(self, over: Event) -> None:
         while not over.wait(_TICK):
