@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from itertools import compress
@@ -31,10 +31,11 @@ from checked_backend._torch.inductor import (
     inductor_passed,
     inductor_setting_names,
 )
-from checked_backend._torch.operators import HigherOrderOperator, OpOverloadPacket, find_op_packet
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, find_op_packet
 from checked_backend.aot.boxed import boxed_module
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.graphs.effects import has_effects
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.workarounds import powers_called
 from checked_backend.numerics.bits import holds_floats
 from checked_backend.options import CheckOptions, did_you_mean
@@ -46,6 +47,7 @@ from checked_backend.tensors.streams import wait_for_devices
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
+_HALF = (torch.float16, torch.bfloat16)
 _FOR_TESTS = ("_TESTING_ONLY", "minifier_backend")
 """Endings of the names of backends that test torch itself."""
 
@@ -114,9 +116,34 @@ def inductor_front_compiler(options: CheckOptions, mode: str | None = None) -> C
     patches = inductor_patches(options, mode)
 
     def inner(gm: fx.GraphModule, _example_inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
-        return boxed_module(inductor_passed(gm, inference=bool(how.get("is_inference")), patches=patches) or gm)
+        passed = inductor_passed(gm, inference=bool(how.get("is_inference")), patches=patches) or copy_graph(gm)
+        _leave_unrounded(passed)
+        return boxed_module(passed)
 
     return lambda gm, example_inputs: inductor_front(gm, example_inputs, inner, patches)
+
+
+def _leave_unrounded(gm: fx.GraphModule) -> None:
+    """Do not round values of half precision that only arithmetic in float32 uses, as no generated kernel does.
+
+    A decomposition that divides a float16 deviation by a million elements would round it to 4 bits.
+    """
+    cast = torch.ops.prims.convert_element_type.default
+    for node in gm.graph.nodes:
+        wide = all(_is_pointwise(user, (torch.float32,)) for user in node.users) and node.users
+        if not wide or node.target is cast or not _is_pointwise(node, _HALF):
+            continue
+        for source in node.all_input_nodes:
+            if getattr(recorded_value(source), "dtype", None) in _HALF:
+                with gm.graph.inserting_before(node):
+                    node.replace_input_with(source, gm.graph.call_function(cast, (source, torch.float32)))
+    gm.recompile()
+
+
+def _is_pointwise(node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
+    """Whether a node computes each element of a tensor of one of these dtypes by itself."""
+    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+    return torch.Tag.pointwise in tags and getattr(recorded_value(node), "dtype", None) in dtypes
 
 
 def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:
