@@ -110,8 +110,8 @@ def _drawn(said: CauseView, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _script(finding: Finding) -> tuple[str, str]:
-    """The name of the repro's file, and what is in it."""
-    return clean(Path(finding.repro or "").name), finding.script or ""
+    """The name of the repro's file, and what is in it, without halves of surrogate pairs, which no link can hold."""
+    return clean(Path(finding.repro or "").name), (finding.script or "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _code(findings: Sequence[Finding]) -> dict[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from checked_backend.errors import DivergenceError
 from checked_backend.findings import Coverage, Finding, Kind, Skip, Verdict
@@ -13,6 +13,7 @@ from tests.report.test_codec import CHECKED, reports
 
 @settings(deadline=None)  # a test is not timed
 @given(reports)
+@example(Report((Finding(Kind.LOGIC, "output[0]", "message", repro="repro.py", script="\ud800"),), CHECKED))
 def test_every_rendering_works_and_is_safe(report: Report) -> None:
     text = str(report)
     assert text.startswith(report.verdict.value.upper() + ": ")
