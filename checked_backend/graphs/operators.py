@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,12 +137,9 @@ def _kind(func: OpOverload, base: str) -> OperatorKind:
     return OperatorKind.ACCUMULATING
 
 
+@functools.lru_cache(maxsize=4096)  # it takes tens of microseconds
 def describe_operator(func: OpOverload) -> Operator:
-    """Read an operator's schema and tags.
-
-    Returns:
-        Its facts. This is slow (tens of microseconds), so callers keep the result per operator.
-    """
+    """Read an operator's schema and tags."""
     base = _base_name(func)
     positions: dict[str, int] = {}
     mutated: list[tuple[int, str]] = []

@@ -48,7 +48,6 @@ class OperatorMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
-        self._operators: dict[Any, Operator] = {}
         self._autocast_cache: list[bool] = []
 
     def __enter__(self) -> OperatorMode:
@@ -87,11 +86,9 @@ class OperatorMode(TorchDispatchMode):
     ) -> Any:
         if types and any(is_wrapper_type(kind) for kind in types):
             return NotImplemented  # the subclass runs operators on what it wraps, under this mode
-        operator = self._operators.get(func)
-        if operator is None:
-            if isinstance(func, HigherOrderOperator):
-                return self._higher_order(func, args, kwargs or {})
-            operator = self._operators[func] = describe_operator(func)
+        if isinstance(func, HigherOrderOperator):
+            return self._higher_order(func, args, kwargs or {})
+        operator = describe_operator(func)
         if operator.kind is OperatorKind.COMPOSITE:
             with self:
                 return run_composite(func, args, kwargs or {})

@@ -82,7 +82,11 @@ def unrounded(
         return None
     if result.dtype not in _LOW_HALF or (cast and result.shape != source.shape):
         return None
+    inputs = (source,) if cast else args
     with DisableTorchDispatch():
+        short = [_is_short(value) for value in inputs if isinstance(value, torch.Tensor) and value.dtype in _LOW_HALF]
+        if not all(map(torch.any, short)):
+            return None
         if cast:
             exact = source.double() == result.double()
         elif result.dtype is torch.float64:  # no dtype is wider; but integers that are small enough are exact
@@ -91,9 +95,8 @@ def unrounded(
                 exact &= _is_whole(torch.as_tensor(value, dtype=torch.float64, device=result.device))
         else:
             exact = func(*[_as_float64(value) for value in args], **kwargs) == result
-        for value in (source,) if cast else args:
-            if isinstance(value, torch.Tensor) and value.dtype in _LOW_HALF:
-                exact &= _is_short(value)
+        for mask in short:
+            exact &= mask
         if operator.base == "div":
             exact &= _is_power_of_two(args[1])
         return exact if bool(exact.any()) else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.elements import least_number, local_root_mean_square, widened
+from checked_backend.verdict.elements import all_finite, least_number, local_root_mean_square, widened
 
 _GREATEST_RATIO = 1e4
 """Ratios above this count as this, so that their squares can be added up."""
@@ -93,49 +93,46 @@ def local_error(
         of an operator that jumps are.
     """
     wide = [widened(tensor).to(torch.float64).flatten() for tensor in (candidate, reference, exact, *samples)]
-    finite = torch.stack([values.isfinite() for values in wide]).all(0)
-    if not bool(finite.all()):
+    if not all(map(all_finite, wide)):
+        finite = torch.stack([values.isfinite() for values in wide]).all(0)
         wide = [values[finite] for values in wide]
     found, eager, right, *moved = wide
     count = right.numel()
     if count == 0 or (jumps and count < thresholds.FEW_ELEMENTS):
         return None
-    noise = _noise(candidate.dtype, eager, right, moved, roundoff, narrows=narrows)
-    ratios = ((found - right).abs() / noise).clamp_max_(_GREATEST_RATIO)
-    ratios = torch.where(found == right, 0.0, ratios)
-    sizes = torch.where(right == 0, 0.0, (right.abs() / noise).clamp_max_(_GREATEST_RATIO * _GREATEST_RATIO))
-    left_out = (
-        max(1, count // (thresholds.TRIMMED_JUMPS if jumps else thresholds.TRIMMED))
-        if count >= thresholds.FEW_ELEMENTS
-        else 0
-    )
-    kept = ratios.argsort()[: count - left_out]
-    spread = _root_mean_square(ratios[kept])
+    magnitude = right.abs()
+    inside = (eager - right).abs_()  # what no rounding of the result explains arises inside the kernel
+    if not narrows:
+        inside.sub_(magnitude, alpha=roundoff).sub_(_quantum(candidate.dtype)).clamp_min_(0)
+    noise = _noise(candidate.dtype, right, moved, magnitude, inside, roundoff)
+    error = found - right
+    own, relative = _root_mean_square(right), _root_mean_square(error)
+    error.abs_()
+    ratios = (error / noise).clamp_max_(_GREATEST_RATIO)
+    outliers, worst = 0, 0.0
+    if smooth and not jumps and float(ratios.max()) > thresholds.OUTLIER:
+        outside = (ratios > thresholds.OUTLIER) & _is_large(error, right, moved, inside)
+        outliers = int(outside.sum())
+        sizes_there = torch.where(right == 0, own or 1.0, magnitude)
+        worst = float((error / sizes_there)[outside].max()) if outliers else 0.0
+    left_out = 0
+    weights = 1 / noise
+    if count >= thresholds.FEW_ELEMENTS:
+        left_out = max(1, count // (thresholds.TRIMMED_JUMPS if jumps else thresholds.TRIMMED))
+        worst_places = ratios.topk(left_out, sorted=False).indices
+        ratios[worst_places] = weights[worst_places] = 0.0
+    kept = count - left_out
+    spread = _root_mean_square(ratios, kept)
     allowed = thresholds.SPREAD_FACTOR + thresholds.SPREAD_OF_FEW / math.sqrt(count)
-    size = _root_mean_square(sizes[kept])
-    bias, bias_allowed = _bias(
-        found[kept],
-        eager[kept],
-        right[kept],
-        [values[kept] for values in moved],
-        noise[kept],
-        roundoff,
-        _quantum(candidate.dtype),
-    )
-    own = _root_mean_square(right)
-    outside = torch.zeros_like(ratios, dtype=torch.bool)
-    if smooth and not jumps:
-        inside = _inside(candidate.dtype, eager, right, roundoff, narrows=narrows)
-        outside = (ratios > thresholds.OUTLIER) & _is_large(found, right, moved, inside)
-    outliers = int(outside.sum())
-    sizes_there = torch.where(right == 0, own or 1.0, right.abs())
-    worst = float(((found - right).abs() / sizes_there)[outside].max()) if outliers else 0.0
+    size = _root_mean_square((magnitude * weights).clamp_max_(_GREATEST_RATIO * _GREATEST_RATIO), kept)
+    weights.square_().mul_(right)
+    bias, bias_allowed = _bias(found, eager, right, moved, weights, kept, roundoff, _quantum(candidate.dtype))
     return LocalError(
         spread,
         allowed,
         bias,
         bias_allowed,
-        _root_mean_square(found - right) / own if own else 0.0,
+        relative / own if own else 0.0,
         allowed / size if size else 0.0,
         outliers,
         worst,
@@ -144,29 +141,28 @@ def local_error(
 
 def _noise(
     dtype: torch.dtype,
-    eager: torch.Tensor,
     right: torch.Tensor,
     moved: Sequence[torch.Tensor],
+    magnitude: torch.Tensor,
+    inside: torch.Tensor,
     roundoff: float,
-    *,
-    narrows: bool,
 ) -> torch.Tensor:
     """Each element's own noise: from its inputs' roundings, from its own, and from those inside eager's kernel."""
-    magnitude = right.abs()
-    rounding = roundoff * magnitude
-    squares = (thresholds.ROUNDING_RMS * rounding).square_() + _quantum(dtype) ** 2
+    squares = (magnitude * (thresholds.ROUNDING_RMS * roundoff)).square_().add_(_quantum(dtype) ** 2)
+    shared = inside.square()
     if moved:
-        spread = torch.stack([(values - right).square_() for values in moved]).mean(0)
+        spread = torch.zeros_like(right)
+        for values in moved:
+            spread.add_((values - right).square_(), alpha=1 / len(moved))
         squares += spread
         # by chance the runs may agree in an element; its neighbours show the noise then
-        squares += (local_root_mean_square((spread.sqrt() - rounding).clamp_min_(0), magnitude) / 2).square_()
-    inside = _inside(dtype, eager, right, roundoff, narrows=narrows)
-    squares += local_root_mean_square(inside, magnitude).square_()
+        shared.add_(spread.sqrt_().sub_(magnitude, alpha=roundoff).clamp_min_(0).square_(), alpha=1 / 4)
+    squares += local_root_mean_square(shared.sqrt_(), magnitude).square_()
     return squares.sqrt_().clamp_min_(torch.finfo(torch.float32).tiny)
 
 
 def _is_large(
-    found: torch.Tensor, right: torch.Tensor, moved: Sequence[torch.Tensor], inside: torch.Tensor
+    error: torch.Tensor, right: torch.Tensor, moved: Sequence[torch.Tensor], inside: torch.Tensor
 ) -> torch.Tensor:
     """A mask of elements that are further off than rounding takes elements elsewhere in the tensor.
 
@@ -176,15 +172,7 @@ def _is_large(
     small = right.abs() < thresholds.SMALL_ELEMENT * _root_mean_square(right)
     elsewhere = torch.stack([inside.max(), *((values - right).abs().max() for values in moved)]).max()
     allowed = torch.where(small, elsewhere, inside.max())
-    return (found - right).abs() > thresholds.OUTLIER_OF_TENSOR * allowed
-
-
-def _inside(
-    dtype: torch.dtype, eager: torch.Tensor, right: torch.Tensor, roundoff: float, *, narrows: bool
-) -> torch.Tensor:
-    """Each element's error in eager that no rounding of the result explains: it arises inside the kernel."""
-    error = (eager - right).abs_()
-    return error if narrows else (error - roundoff * right.abs() - _quantum(dtype)).clamp_min_(0)
+    return error > thresholds.OUTLIER_OF_TENSOR * allowed
 
 
 def _bias(
@@ -192,25 +180,31 @@ def _bias(
     eager: torch.Tensor,
     right: torch.Tensor,
     moved: Sequence[torch.Tensor],
-    noise: torch.Tensor,
+    weights: torch.Tensor,
+    count: int,
     roundoff: float,
     quantum: float,
 ) -> tuple[float, float]:
-    weighted = right / noise.square()
-    total = float((weighted * right).sum())  # the elements' number, times the square of signal over noise
+    """The common factor less 1, and how far from 0 it may be.
+
+    Args:
+        weights: The exact result over the square of its noise, and 0 for elements that are left out.
+        count: The number of the others.
+    """
+    total = float(torch.dot(weights, right))  # the elements' number, times the square of signal over noise
     if not total or not math.isfinite(total):
         return 0.0, 1.0
 
     def factor(values: torch.Tensor) -> float:
-        return float((weighted * (values - right)).sum()) / total
+        return float(torch.dot(weights, values - right)) / total
 
     controls = max((abs(factor(values)) for values in moved), default=0.0)
     allowed = (
         thresholds.BIAS_ROUNDOFFS * roundoff
-        + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total) + right.numel() / total)
+        + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total) + count / total)
         + 2 * abs(factor(eager))
     )
-    flushed = quantum * float(weighted.abs().sum()) / total  # subnormal numbers all round the same way
+    flushed = quantum * float(torch.linalg.vector_norm(weights, 1)) / total  # subnormals all round the same way
     return factor(found), allowed + flushed
 
 
@@ -220,5 +214,6 @@ def _quantum(dtype: torch.dtype) -> float:
     return least if least == torch.finfo(dtype).tiny else least / 2
 
 
-def _root_mean_square(values: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))
+def _root_mean_square(values: torch.Tensor, count: int | None = None) -> float:
+    """Root mean square of values; the ``count`` is lower if some are left out as 0."""
+    return float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel() if count is None else count, 1))
