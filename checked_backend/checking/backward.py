@@ -44,11 +44,12 @@ class Incoming(str, Enum):
     ALL_BUT_FIRST = "at all outputs but the first"
     INFINITE = "of which some are infinite"
     NAN = "of which some are NaN"
+    CONJUGATED = "conjugated lazily"  # the backward pass of torch.complex, compiled, fails on these
 
     @property
     def is_laid_out(self) -> bool:
         """Whether they lie otherwise in memory than a new tensor does."""
-        return self in (Incoming.STRIDED, Incoming.EXPANDED)
+        return self in (Incoming.STRIDED, Incoming.EXPANDED, Incoming.CONJUGATED)
 
     @property
     def is_finite(self) -> bool:
@@ -105,7 +106,8 @@ def laid_out(values: torch.Tensor, incoming: Incoming) -> torch.Tensor:
         first = values[(slice(1),) * values.dim()]
         scale = 2.0 ** -min(round(math.log2(values.numel()) / 2), 10)
         return (torch.where(first == 0, torch.ones_like(first), first) * scale).expand(values.shape)
-    return values
+    lazily = incoming is Incoming.CONJUGATED and values.is_complex()
+    return values.conj().resolve_conj().conj() if lazily else values
 
 
 def with_gaps(tensor: torch.Tensor, offset: int = 0) -> torch.Tensor:
@@ -127,6 +129,7 @@ def variants_of(roots: Sequence[torch.Tensor]) -> list[Incoming]:
         Incoming.ALL_BUT_FIRST: roots[1:],
         Incoming.INFINITE: roots,
         Incoming.NAN: roots,
+        Incoming.CONJUGATED: [root for root in plain if root.is_complex()],
     }
     return [incoming for incoming, ones in possible.items() if ones]
 

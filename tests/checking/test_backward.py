@@ -123,6 +123,13 @@ def test_layouts_have_the_values_which_are_exact_in_half_precision() -> None:
             assert float(draw((), torch.float32, generator(), layout)) == 1  # as `loss.backward()` sends
 
 
+def test_conjugated_ones_have_the_values_and_a_bit_that_says_so() -> None:
+    values = torch.complex(*(draw((2, 3), torch.float32, generator(), Incoming.CONJUGATED) for _ in range(2)))
+    made = laid_out(values, Incoming.CONJUGATED)
+    assert made.is_conj()
+    assert torch.equal(made.resolve_conj(), values)
+
+
 @pytest.mark.parametrize("incoming", [Incoming.INFINITE, Incoming.NAN])
 def test_some_overflow_and_the_others_are_numbers(incoming: Incoming) -> None:
     made = draw((8, 8), torch.float32, generator(), incoming)
