@@ -148,15 +148,25 @@ def _classes(tree: ast.Module) -> list[ast.ClassDef]:
 
 
 def _held(lowering: Any) -> dict[str, list[fx.Node | None]]:
-    held: dict[str, list[fx.Node | None]] = {}
+    writes: dict[str, list[tuple[fx.Node | None, Collection[fx.Node]]]] = {}
     order = {node: place for place, node in enumerate(lowering.module.graph.nodes)}
     for operation in lowering.operations:
         outputs = operation.get_outputs()
         for buffer in outputs:
             targets = list(buffer.get_mutation_names()) or [buffer.get_name()]
             for name in targets:
-                held.setdefault(name, []).append(_node_of(buffer, operation, order))
-    return held
+                writes.setdefault(name, []).append((_node_of(buffer, operation, order), operation.get_origins()))
+    # kernels are called with these, and write nothing to them: what reads them is in the same kernel
+    for name in lowering.inplaced_to_remove:
+        writes.pop(name, None)
+    # one node may be computed by several writes: the last leaves its value
+    return {
+        name: [
+            None if any(node in origins for _, origins in of_name[place + 1 :]) else node
+            for place, (node, _) in enumerate(of_name)
+        ]
+        for name, of_name in writes.items()
+    }
 
 
 def _node_of(buffer: Any, operation: Any, order: Mapping[fx.Node, int]) -> fx.Node | None:

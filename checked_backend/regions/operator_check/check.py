@@ -59,7 +59,7 @@ class OperatorDecisions:
 
     Attributes:
         forward: Operators that compute something wrong.
-        backward: Operators that pass on a wrong gradient.
+        backward: Gradients that operators pass on wrongly, at nodes of `graph`.
         skips: The parts that were not checked.
         checked: Number of tensors that were checked.
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
@@ -68,7 +68,8 @@ class OperatorDecisions:
     """
 
     forward: list[Finding] = field(default_factory=list)
-    backward: list[Finding] = field(default_factory=list)
+    backward: list[Wrong] = field(default_factory=list)
+    graph: fx.GraphModule | None = None
     skips: list[Skip] = field(default_factory=list)
     checked: int = 0
     limits: Mapping[str, float] | None = None
@@ -178,7 +179,8 @@ class OperatorCheck:
         wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
         decisions.checked += sum(map(len, checks.limits))
         decisions.forward += findings_of(gm, [one for one in wrong if not one.gradient], subjects)
-        decisions.backward += findings_of(gm, [one for one in wrong if one.gradient], subjects)
+        decisions.backward += [one for one in wrong if one.gradient]
+        decisions.graph = gm
         limits: Mapping[str, float] = {}
         if checks.unchecked:
             decisions.skips.append(Skip(SUBJECT, _told(checks.unchecked)))

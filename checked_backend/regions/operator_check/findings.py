@@ -150,13 +150,8 @@ def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
     if wrong.output is not None:
         return subjects.output(wrong.output)
     if wrong.gradient:
-        for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-            value = recorded_value(node)
-            if node is wrong.node or (
-                isinstance(value, torch.Tensor) and value.requires_grad and wrong.node in reached(node)
-            ):
-                return subjects.gradient(place)
-        return f"gradient of {wrong.node.name}"
+        places = inputs_behind(gm, wrong.node)
+        return subjects.gradient(places[0]) if places else f"gradient of {wrong.node.name}"
     [output] = gm.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
     behind = set(reached(wrong.node))
@@ -164,6 +159,16 @@ def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
         if node is wrong.node or node in behind:
             return subjects.output(place)
     return f"node[{wrong.node.name}]"
+
+
+def inputs_behind(gm: fx.GraphModule, node: fx.Node) -> list[int]:
+    """The places of the inputs whose gradients a gradient at a node reaches."""
+    places = []
+    for place, source in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = recorded_value(source)
+        if node is source or (isinstance(value, torch.Tensor) and value.requires_grad and node in reached(source)):
+            places.append(place)
+    return places
 
 
 def reached(node: fx.Node) -> Iterator[fx.Node]:

@@ -20,7 +20,13 @@ from checked_backend.regions.execution import gradient_edge
 from checked_backend.regions.gradient_gate import Edge
 
 FEW_VALUES = 64
-"""A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together."""
+"""A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together.
+
+Equal elements, as in the gradient of an average, were rounded the same way: they are one value.
+"""
+
+_LOOKED_AT = 1024
+"""So many elements say whether a large tensor may have few values."""
 
 
 CANCELS = 8.0
@@ -151,16 +157,26 @@ class Moved:
     def shift(self, value: torch.Tensor, roundoff: float) -> torch.Tensor:
         """The distance to move each element, as a float64 tensor."""
         wide = value.detach().to(torch.float64)
-        generator = self._generators.get(value.device)
-        if generator is None:
-            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
-        noise = torch.rand(wide.shape, dtype=torch.float64, device=wide.device, generator=generator).mul_(2).sub_(1)
-        if wide.numel() < FEW_VALUES:
-            noise.sign_()
         limits = torch.finfo(value.dtype)
         step = wide.abs().clamp_max_(limits.max / 8).mul_(roundoff).add_(limits.tiny * limits.eps / 2)
-        moved: torch.Tensor = step.mul_(noise).nan_to_num_()
+        moved: torch.Tensor = step.mul_(self._noise(wide)).nan_to_num_()
         return moved
+
+    def _noise(self, wide: torch.Tensor) -> torch.Tensor:
+        if wide.numel() < FEW_VALUES:
+            return self._uniform(wide).sign_()
+        looked_at = wide.flatten()[:: -(-wide.numel() // _LOOKED_AT)]
+        if looked_at.unique().numel() < FEW_VALUES:
+            values, places = wide.unique(return_inverse=True)
+            if values.numel() < FEW_VALUES:
+                return self._uniform(values).sign_()[places]
+        return self._uniform(wide)
+
+    def _uniform(self, like: torch.Tensor) -> torch.Tensor:
+        generator = self._generators.get(like.device)
+        if generator is None:
+            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
+        return torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=generator).mul_(2).sub_(1)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from checked_backend.errors import CheckedBackendError
@@ -11,6 +11,8 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
+from checked_backend.regions.operator_check.findings import findings_of, inputs_behind
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
@@ -46,7 +48,7 @@ class OperatorStep:
         self._local = local
         self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
-        self._backward: list[Finding] = []
+        self._last: tuple[OperatorDecisions, Subjects] | None = None
         self._reason = ""
 
     def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
@@ -65,7 +67,7 @@ class OperatorStep:
         if decisions.recheck and not _fails(decisions):
             found = self._checked(call)
             with self._lock:
-                self._limits, self._backward, self._reason = found.limits or {}, found.backward, found.reason
+                self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
             decisions.findings += found.forward
             decisions.skips += found.skips
             checked = found.checked
@@ -83,16 +85,21 @@ class OperatorStep:
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.
 
+        What only reaches gradients of inputs that are zero but for rounding is left out. Roundings that go the same
+        way, and that the compiled program leaves out, may be all that there is of them.
+
         Args:
             decisions: The decisions on the region's gradients.
             scales: Their noise in earlier calls.
         """
+        known = {**scales, **decisions.scales}
         with self._lock:
-            found, self._backward = self._backward, []
-        if not _fails(decisions):
-            decisions.findings += found
+            last, self._last = self._last, None
+        if last is not None and not _fails(decisions):
+            found, subjects = last
+            decisions.findings += _gradient_findings(found, subjects, known)
         self._limit(decisions)
-        self._tell(decisions, {**scales, **decisions.scales})
+        self._tell(decisions, known)
 
     def _tell(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Skip tensors whose noise hides any error in this precision, if operators were not checked either.
@@ -104,8 +111,7 @@ class OperatorStep:
         if not reason:
             return
         for name, limit in decisions.own_precision_limits.items():
-            known = scales.get(name)
-            if limit >= 1 and not (known is not None and known.sizes is not None):
+            if limit >= 1 and not _is_rounding(scales.get(name)):
                 decisions.skips.append(Skip(name, _HIDDEN.format(reason), matters=True))
 
     def _limit(self, decisions: Decisions) -> None:
@@ -115,6 +121,25 @@ class OperatorStep:
         decisions.own_precision_limits = {
             name: min(limit, limits.get(name, limit)) for name, limit in decisions.own_precision_limits.items()
         }
+
+
+def _gradient_findings(
+    found: OperatorDecisions, subjects: Subjects, scales: Mapping[str, NoiseBaseline]
+) -> Sequence[Finding]:
+    if found.graph is None:
+        return ()
+
+    def matters(wrong: Wrong) -> bool:
+        places = inputs_behind(graph, wrong.node)
+        return not places or not all(_is_rounding(scales.get(subjects.gradient(place))) for place in places)
+
+    graph = found.graph
+    return findings_of(graph, [wrong for wrong in found.backward if matters(wrong)], subjects)
+
+
+def _is_rounding(scale: NoiseBaseline | None) -> bool:
+    """Whether a tensor is zero but for rounding."""
+    return scale is not None and scale.sizes is not None
 
 
 def _fails(decisions: Decisions) -> bool:
