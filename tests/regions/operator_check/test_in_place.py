@@ -115,3 +115,26 @@ def test_what_one_kernel_fills_and_adds_to_is_checked(monkeypatch: pytest.Monkey
     added = {node for one in found for node in one.values if node.startswith("index_put")}
     assert added
     assert any(added <= one.checks.limits[False].keys() for one in found)
+
+
+def filled_and_scattered(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Torch takes the fill for the scatter."""
+    greatest = torch.full((8,), -1e4, dtype=x.dtype).scatter_reduce(0, places, x * 1.5, "amax")
+    return (x * 1.5 - greatest[places]).exp()
+
+
+def scaled_signal(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A kernel of its backward pass is called with a buffer whose store was left out."""
+    x = x * scale.exp()
+    target = (x * y).sum() / (x * x).sum() * x
+    noise = y - target
+    return 10 * torch.log10((target * target).sum() / (noise * noise).sum())
+
+
+def test_a_buffer_holds_what_its_last_write_leaves() -> None:
+    x, y = (torch.randn(16, 8, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+    scale = torch.full((1,), 0.3, dtype=torch.bfloat16, requires_grad=True)
+    scattered = (torch.randn(40, dtype=torch.bfloat16), torch.randint(8, (40,)))
+    for program, tensors in ((filled_and_scattered, scattered), (scaled_signal, (x, y, scale))):
+        report = cb.check(program, tensors, compiler="inductor", localize=False)
+        assert report.verdict is cb.Verdict.PASS, report.to_text()

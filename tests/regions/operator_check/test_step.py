@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
 import checked_backend as cb
+from tests.calibration.compilers import candidate
 from tests.support import faults
-from tests.support.low_precision import at_16_bits
+from tests.support.low_precision import at_16_bits, times
 from tests.support.region_tools import agreed, checked, gathered
 
 
@@ -44,3 +46,32 @@ def test_where_noise_hides_all_and_operators_are_not_checked_nothing_is_passed()
     [skip] = [skip for skip in report.coverage.skipped if skip.matters]
     assert skip.subject == "output[0]"
     assert "no more than one result" in skip.reason
+
+
+def standardised(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    shifted = x * 1.0 + b
+    variance, mean = torch.var_mean(shifted)
+    return (shifted - mean) / (variance + 1e-5).sqrt()
+
+
+def shifted_exponentially(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return standardised(x, b.exp() - 1)
+
+
+def given() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((256, 128), (1,)))
+
+
+@pytest.mark.parametrize("program", [standardised, shifted_exponentially])
+@pytest.mark.parametrize("name", ["fused", "everything"])
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_judged_by_its_operator(program: Any, name: str) -> None:
+    """Eager rounds a small mean away from each of 32,768 terms, and the sum has them all."""
+    torch.manual_seed(0)
+    report = cb.check(program, given(), compiler=candidate(name), localize=False)
+    assert report.verdict is cb.Verdict.PASS, str(report)
+
+
+def test_an_operator_whose_gradient_reaches_others_is_judged_all_the_same() -> None:
+    wrong = faults.wrong_operator("aten.exp.default", times(1.05), "aot")
+    report = cb.check(lambda x, b: standardised(x * b.exp(), b) * x.exp(), given(), compiler=wrong, localize=False)
+    assert report.verdict is cb.Verdict.FAIL, str(report)

@@ -13,6 +13,7 @@ from torch import fx
 
 import checked_backend as cb
 from checked_backend.modes.monte_carlo import PoisonMode
+from checked_backend.regions.operator_check.lane import Moved
 from tests.support import faults
 from tests.support.low_precision import LOW, times, trained
 from tests.support.region_tools import agreed, checked, clean_reports, gathered
@@ -241,3 +242,12 @@ def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() 
         assert x.grad.count_nonzero() == 0  # the parts of the distance are 1e12, so the others are lost
 
     assert agreed(gathered(run))
+
+
+def test_equal_elements_of_a_large_tensor_move_together() -> None:
+    few = torch.randn(16, dtype=torch.bfloat16).repeat_interleave(5000)
+    shift = Moved(1).shift(few, 2.0**-8).reshape(16, 5000)
+    assert bool((shift == shift[:, :1]).all())
+    assert bool((shift[:, 0].abs() >= 2.0**-8 * few[::5000].abs()).all())
+    many = Moved(1).shift(torch.randn(80_000, dtype=torch.bfloat16), 2.0**-8)
+    assert many.unique().numel() > 70_000
