@@ -25,7 +25,7 @@ FEW_VALUES = 64
 Equal elements, as in the gradient of an average, were rounded the same way: they are one value.
 """
 
-_LOOKED_AT = 1024
+_LOOKED_AT = 256
 """So many elements say whether a large tensor may have few values."""
 
 

@@ -91,6 +91,10 @@ class TensorChecks:
             self.wrong.append(Wrong(node, error, found.detach(), right, gradient=gradient, output=output))
 
 
+NO_ERROR = LocalError(0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+"""The error of a result that is eager's, bit for bit: nothing can hide in it."""
+
+
 def own_error(
     found: torch.Tensor,
     made: Sequence[torch.Tensor],
@@ -109,6 +113,8 @@ def own_error(
         jumps: Whether rounding an input may change the result by any amount.
         smooth: Whether rounding an input can make no element jump.
     """
+    if torch.equal(found, made[0]):
+        return NO_ERROR
     return local_error(
         candidate=found.detach(),
         reference=made[0].detach(),

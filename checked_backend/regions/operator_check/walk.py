@@ -29,6 +29,7 @@ from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import Exposed, Probed
 from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
+    NO_ERROR,
     TOO_FEW,
     TensorChecks,
     Wrong,
@@ -155,6 +156,10 @@ class Walk:
             made = self._eager.run(node)
         if self._tape.by_values:
             self._by_values.add(node)
+        if self._is_equal(node, made):
+            self.checks.note(node, NO_ERROR, made, made)
+            self._go_on(node, self._take(self._exposed.values[node.name]), (), tapped=False)
+            return
         shared = not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(made))
         for lane in self._lanes[1:]:
             if shared:
@@ -176,6 +181,16 @@ class Walk:
                 self._go_on(node, torch.full_like(found, math.nan), blank[1:], tapped=False)
             else:
                 self._check_tensor(node, found)
+
+    def _is_equal(self, node: fx.Node, made: Any) -> bool:
+        """Whether the compiled program calls eager's kernel, so that nothing can hide in its result, bit for bit."""
+        place, unit = self._exposed.values.get(node.name), self._units.of(node)
+        if place is None or not unit.kept or getattr(made, "requires_grad", True) or has_effects(node):
+            return False
+        if not self._tape.empty or self._exposed.versions.get(node.name) or not self._blank.isdisjoint(unit.sources):
+            return False
+        found = self._probed.results[place]
+        return can_be_checked(found, strict=self._strict) and alike(made, found) and torch.equal(made, found)
 
     def _take(self, place: int) -> Any:
         value, self._probed.results[place] = self._probed.results[place], None
@@ -208,10 +223,11 @@ class Walk:
         for lane in self._lanes[1:]:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):
-            for moved, lane, value in zip(self._moved, self._lanes[2:], exact[1:], strict=True):
+            for number, (moved, lane) in enumerate(zip(self._moved, self._lanes[2:], strict=True), 1):
                 shift = moved.shift(found, unit_roundoff(found.dtype))
-                if self._units.carries(node) and alike(value, exact[0]):
-                    shift = shift + (value.detach() - exact[0].detach()).to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
+                if self._units.carries(node) and alike(exact[number], exact[0]):
+                    more = exact[number].detach() - exact[0].detach()
+                    shift = shift + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
                 lane.values[node] = lane.values[node] + shift
         if tapped:
             for lane in self._lanes[1:]:
