@@ -38,8 +38,8 @@ _U32 = 2.0**-24
 # The error of these grows with the number of terms, also relative to cancelling terms. The noise of their inputs must
 # therefore grow too.
 _LINEAR = (
-    "mm", "mv", "dot", "bmm", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "addbmm",
-    "batch_norm", "embedding_dense_backward",
+    "mm", "mv", "dot", "conv", "sum", "mean", "index_add", "scatter_add", "index_put", "batch_norm",
+    "embedding_dense_backward",
 )  # fmt: skip
 # No implementation leaves these ranges, and operators that take these results may insist on them.
 _RANGES = {
