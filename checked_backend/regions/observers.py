@@ -419,7 +419,7 @@ class _RandomState(Observer):
         left = record.call.final_rng_states
         if left is None or left.candidate.same_as(left.reference):
             return
-        run_both = cache(record.runner.random_states)
+        run_both = record.runner.random_states
         alone = threading.active_count() == 1 and not left.others_ran
         yield Suspicion(
             rng_state_differs(),

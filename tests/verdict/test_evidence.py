@@ -75,6 +75,30 @@ def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size
     assert len(decisions.findings) == (not tolerated)
 
 
+@pytest.mark.parametrize("others", [None, "its state moves"])
+def test_a_thread_that_draws_beside_eager_alone_explains_as_much(others: str | None) -> None:
+    """The candidate repeats. Eager does not: it drew other numbers in the checked call than in a run by itself."""
+
+    def drawn() -> torch.Tensor:
+        return exact().float()
+
+    def disturbed() -> torch.Tensor:
+        return exact().flip(0).float()
+
+    controls = Scripted(
+        torch.float32,
+        exact().flip(0),
+        lambda: exact().flip(0),
+        left_alone=drawn,
+        replayed=disturbed,
+        alone=drawn,
+        others=others,
+    )
+    decisions = decided(controls, exact())
+    assert [finding.detail for finding in decisions.findings] == ([] if others else ["rng.stream"])
+    assert any(skip.matters for skip in decisions.skips) == (others is not None)
+
+
 # evidence
 
 EVERY = {

@@ -18,7 +18,7 @@ from checked_backend.verdict.closing import agrees, close_as, close_as_noise, cl
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import outside_noise
-from checked_backend.verdict.runner import Build, Control, Recipe
+from checked_backend.verdict.runner import BARE, Build, Control, Recipe
 
 AGAIN = tuple(Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.FEW_RUNS))
 ON_EAGERS_DRAWS = Recipe(Control.CANDIDATE_REPLAYED, Build.COMPILED, replays_draws=True)
@@ -126,8 +126,10 @@ def _explained_by_draws(
         return None
     if _is_not_reproduced(context, case):
         return _drawn_by_others(context, case, others_drew())
-    # a thread that draws all the time disturbs each run otherwise
+    # a thread that draws all the time disturbs each run of either side otherwise
     repeats = all(same_bits(case.pair.candidate, one) for one in _again(context, case))
+    eager = case.sample(context.runs.run(BARE))
+    repeats = repeats and (eager is None or same_bits(case.pair.reference, eager))
     if not repeats and (drawn := _drawn_by_others(context, case, others_drew())) is not None:
         return drawn
     if flips:
