@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from checked_backend._torch.tensors import differences_of, norms_of
+from checked_backend.findings import Metrics
 from checked_backend.numerics.bits import is_on_cpu, slabs, with_memory
 
 _BLOCK = 1 << 17  # elements; two buffers of it and a block of each tensor stay in a processor's cache
@@ -25,6 +26,13 @@ class QuickDiff:
     max_abs_diff: float
     rmse: float
     reference_rms: float
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> QuickDiff | None:
+        """The same from all metrics, which can be had where infinities are equal; None if elements are not."""
+        if metrics.nonfinite_mismatched:
+            return None
+        return cls(metrics.max_abs_diff, metrics.rmse, metrics.reference_rms)
 
 
 def quick_diffs(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[QuickDiff | None]:

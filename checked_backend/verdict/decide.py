@@ -153,10 +153,10 @@ def _examined(
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
     if ask_twin:
         return Evidence.of(pair, metrics)
-    if glance is None and is_floating(pair.reference) and metrics.nonfinite_mismatched == 0:
+    if glance is None and is_floating(pair.reference):
         # the quick look refuses a mask's infinities and complex numbers: ask the same question of the full metrics
-        glance = QuickDiff(metrics.max_abs_diff, metrics.rmse, metrics.reference_rms)
-        if _settled(pair, glance, scale, decisions):
+        glance = QuickDiff.of(metrics)
+        if glance is not None and _settled(pair, glance, scale, decisions):
             return None
     return None if metrics.bitwise_equal else Evidence.of(pair, metrics)
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from checked_backend.regions.operator_check.other_program import errors_of_probe
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, expose, run_region
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
-from checked_backend.regions.operator_check.walk import Walk
+from checked_backend.regions.operator_check.walk import Walk, walk_again
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.runner import short
 
@@ -113,6 +113,7 @@ class OperatorCheck:
         self._front = front
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
+        self._earlier: TensorChecks | None = None
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -204,7 +205,15 @@ class OperatorCheck:
         probed = self._run(exposed, compiled, inputs, rng)
         outputs = probed.results[: exposed.outputs]
         gm = eager_graph(graph)
-        checks = _walk(gm, exposed, probed, inputs, rng)
+        given, _ = inputs.fresh()
+        probed.inputs = [bare(value) for value in given]
+
+        def walk(checks: TensorChecks) -> None:
+            rng.restore()
+            kept = replace(probed, results=[*probed.results]) if checks.quick else probed  # a walk forgets them
+            Walk(gm, exposed, kept, checks=checks).run()
+
+        checks = self._earlier = walk_again(walk, self._earlier)
         doubtful: Sequence[Wrong] = ()
         if checks.wrong:
             probed.results = outputs  # the walk has forgotten the others
@@ -221,7 +230,7 @@ class OperatorCheck:
     def _forget(self) -> None:
         """Have another probe compiled when it is next needed."""
         with self._lock:
-            self._compiled = self._failed = None
+            self._compiled = self._failed = self._earlier = None
 
     def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
         if self._failed is not None:
@@ -260,16 +269,6 @@ class OperatorCheck:
             return _cotangents(results[: exposed.outputs]) if self._gradients else {}
 
         return run_region(run, inputs, rng, sent, lambda given: exposed.make_taps(self._example_inputs, given))
-
-
-def _walk(gm: fx.GraphModule, exposed: Exposed, probed: Probed, inputs: Inputs, rng: RngState) -> TensorChecks:
-    """Check what a run of the probe handed out."""
-    given, _ = inputs.fresh()
-    probed.inputs = [bare(value) for value in given]
-    walk = Walk(gm, exposed, probed)
-    rng.restore()
-    walk.run()
-    return walk.checks
 
 
 def _limits(

@@ -137,6 +137,8 @@ class GradientSums:
         if any(not alike(one, found) for one in made):
             self._checks.unchecked[f"gradient of {node.name}"] = "eager computes another shape from the same inputs"
             return
+        if self._checks.settle(node, found, made[0], gradient=True):
+            return
         if total.largest is not None and alike(total.largest, found):
             self._round_sum(made, total.largest, unit_roundoff(found.dtype))
         error = own_error(

@@ -17,7 +17,7 @@ from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.probe import Exposed, Probed, run_region
 from checked_backend.regions.operator_check.recorder import Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
-from checked_backend.regions.operator_check.walk import Walk
+from checked_backend.regions.operator_check.walk import Walk, walk_again
 from checked_backend.regions.torch_state import RngState
 
 
@@ -63,6 +63,7 @@ class KernelCheck:
         self._region = region
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
+        self._earlier: dict[int, TensorChecks] = {}
 
     def run(
         self,
@@ -70,14 +71,15 @@ class KernelCheck:
         rng: RngState,
         cotangents: MakeCotangents,
         room: float,
-        enough: Callable[[Wrong], bool] = lambda _wrong: False,
+        enough: Callable[[Wrong], bool] | None = None,
     ) -> Sequence[CheckedModule]:
         """Run the region on copies of its inputs, and check what its kernels wrote.
 
         Args:
             cotangents: Makes the gradients that are sent in, by place among the results.
             room: The most bytes that a module's tensors may take.
-            enough: Whether the check may end at an error.
+            enough: Whether the check may end at an error. None: it is one of many, and what earlier ones have shown
+                need not be shown again.
 
         Returns:
             What each module showed.
@@ -97,9 +99,12 @@ class KernelCheck:
         if not all(recording.is_complete for _, recording in called):
             raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
         checked: list[CheckedModule] = []
-        for module, recording in called:
-            checked.append(_checked(module, recording, rng, enough))
-            if any(map(enough, checked[-1].checks.wrong)):
+        for place, (module, recording) in enumerate(called):
+            earlier = self._earlier.get(place) if enough is None else None
+            checked.append(_checked(module, recording, rng, earlier, enough or (lambda _wrong: False)))
+            if enough is None:
+                self._earlier[place] = checked[-1].checks
+            elif any(map(enough, checked[-1].checks.wrong)):
                 break
         return checked
 
@@ -120,7 +125,11 @@ class KernelCheck:
 
 
 def _checked(
-    module: GeneratedModule, recording: Recording, rng: RngState, enough: Callable[[Wrong], bool]
+    module: GeneratedModule,
+    recording: Recording,
+    rng: RngState,
+    earlier: TensorChecks | None,
+    enough: Callable[[Wrong], bool],
 ) -> CheckedModule:
     """Walk through a module's graph on the tensors that its kernels wrote."""
     arguments = recording.arguments or ()
@@ -130,11 +139,13 @@ def _checked(
     count = len(recording.results)
     places = {name: count + place for place, name in enumerate(values)}
     exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
-    probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
-    walk = Walk(module.graph, exposed, probed, enough=enough)
-    rng.restore()
-    walk.run()
-    return CheckedModule(module, walk.checks, arguments, values)
+
+    def walk(checks: TensorChecks) -> None:
+        probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
+        rng.restore()
+        Walk(module.graph, exposed, probed, checks=checks, enough=enough).run()
+
+    return CheckedModule(module, walk_again(walk, earlier), arguments, values)
 
 
 def _written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:

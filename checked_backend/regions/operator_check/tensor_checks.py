@@ -11,6 +11,10 @@ import torch
 from torch import fx
 
 from checked_backend.numerics.bits import unit_roundoff
+from checked_backend.numerics.measure import measure
+from checked_backend.numerics.quick_diff import QuickDiff, quick_diffs
+from checked_backend.verdict import thresholds
+from checked_backend.verdict.envelope import NoiseBaseline
 from checked_backend.verdict.local_error import LocalError, local_error
 
 COARSEST_FLOAT32 = 2.0**-13
@@ -21,6 +25,9 @@ ULPS_OF_FLOAT32 = 8.0
 
 LOW = (torch.float16, torch.bfloat16)
 """Half precision."""
+
+LARGE_DISTANCE = 0.25
+"""A tensor that is so far from eager's, relative to its own size, may be rounding and nothing else."""
 
 _CHECKED = (*LOW, torch.float32)
 
@@ -59,11 +66,45 @@ class TensorChecks:
         wrong: Operators with an error of their own, in order.
         limits: For each tensor checked, the smallest relative error that would have been found: forward, backward.
         unchecked: Nodes that could not be checked, with the reason.
+        distances: How far each tensor was from eager's for the same inputs, in this walk and in earlier ones.
+        quick: Whether tensors are only compared with eager's: none may be further from it than it was.
+        changed: Whether a quick walk found one that is.
     """
 
     wrong: list[Wrong] = field(default_factory=list)
     limits: tuple[dict[str, float], dict[str, float]] = field(default_factory=lambda: ({}, {}))
     unchecked: dict[str, str] = field(default_factory=dict)
+    distances: dict[tuple[str, bool, int | None], NoiseBaseline] = field(default_factory=dict)
+    quick: bool = False
+    changed: bool = False
+
+    def settle(
+        self,
+        node: fx.Node,
+        found: torch.Tensor,
+        eager: torch.Tensor,
+        *,
+        gradient: bool = False,
+        output: int | None = None,
+    ) -> bool:
+        """Compare a tensor with eager's. Returns whether that is all: in a quick walk.
+
+        Args:
+            node: The node whose value it is.
+            gradient: Whether it is the gradient of the node's value.
+            output: As in `Wrong`.
+        """
+        [glance] = quick_diffs([(eager, found)])
+        glance = glance or QuickDiff.of(measure(reference=eager.detach(), candidate=found.detach()))
+        known = self.distances.get((node.name, gradient, output))
+        if self.quick:
+            self.changed |= known is None or glance is None or not known.covers(glance, slack=thresholds.DRAW_FACTOR)
+        elif glance is not None:
+            size = glance.reference_rms or 1.0
+            sizes = (size, size) if glance.rmse > LARGE_DISTANCE * size else None
+            distance = NoiseBaseline(glance.rmse / size, glance.max_abs_diff / size, sizes)
+            self.distances[node.name, gradient, output] = distance.widened(known)
+        return self.quick
 
     def note(
         self,

@@ -58,6 +58,7 @@ class Walk:
     Args:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
         exposed: The tensors that the probe hands out.
+        checks: Receives the results. In a quick walk there is no lane but eager's.
         strict: Whether all dtypes are checked, float32 by its own roundings, and no random operator.
         before: Called before each node with eager's values. It may fill in results of the probe.
         enough: Called with each error that is found: whether the walk ends there.
@@ -72,6 +73,7 @@ class Walk:
         exposed: Exposed,
         probed: Probed,
         *,
+        checks: TensorChecks | None = None,
         strict: bool = False,
         before: Callable[[fx.Node, Mapping[fx.Node, Any]], None] = lambda _node, _values: None,
         enough: Callable[[Wrong], bool] = lambda _wrong: False,
@@ -79,7 +81,7 @@ class Walk:
         self._strict = strict
         self._before = before
         self._enough = enough
-        self.checks = TensorChecks()
+        self.checks = TensorChecks() if checks is None else checks
         self._exposed = exposed
         self._probed = probed
         self._units = Units(gm, exposed.values.keys(), returned=exposed.outputs > 0)
@@ -89,8 +91,8 @@ class Walk:
         self._by_values: set[fx.Node] = set()
         self._inputs = gm.graph.find_nodes(op="placeholder")
         self._eager = Lane(gm)
-        self._moved = [Moved(1 + seed) for seed in range(SAMPLES)]
-        self._lanes = [self._eager, Lane(gm, self._float64(), wide=True)]
+        self._moved = [Moved(1 + seed) for seed in range(0 if self.checks.quick else SAMPLES)]
+        self._lanes = [self._eager] if self.checks.quick else [self._eager, Lane(gm, self._float64(), wide=True)]
         self._lanes += [
             Lane(gm, self._float64(1 + seed), wide=True, moved=moved) for seed, moved in enumerate(self._moved)
         ]
@@ -122,6 +124,8 @@ class Walk:
                 known += 1
                 if self._enough(wrong):
                     return
+            if self.checks.changed:
+                return
             for source in node.all_input_nodes:
                 if source.op == "placeholder" and source not in self._eager.values:
                     self._input(source)
@@ -141,7 +145,8 @@ class Walk:
         place = self._inputs.index(node)
         value, wanted = self._probed.inputs[place], place in self._probed.wanted
         for lane in self._lanes:
-            lane.put(node, value, gradient=wanted)
+            own = value.clone() if self._writes and lane is self._eager and isinstance(value, torch.Tensor) else value
+            lane.put(node, own, gradient=wanted)
         if wanted:
             self._gradients.expect(node, value)
 
@@ -306,6 +311,8 @@ class Walk:
                 lost.reason if lost else "eager computes another shape from the same inputs"
             )
             return False
+        if self.checks.settle(node, found, made[0], output=output):
+            return self.checks.unchecked.get(node.name, TOO_FEW) == TOO_FEW
         narrows = found.dtype in LOW and any(
             _is_wide(recorded_value(source)) for source in self._units.of(node).sources
         )
@@ -360,6 +367,26 @@ class Walk:
         if node.op != "placeholder":
             return self._probed.taps.get(node.name)
         return self._probed.gradients.get(self._inputs.index(node))
+
+
+def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | None) -> TensorChecks:
+    """Walk through a graph in eager alone, and in all lanes if a tensor is further from eager than in earlier walks.
+
+    Args:
+        walk: Walks, and notes the results in the checks that it is given.
+        earlier: The results of earlier walks; None if there was none.
+
+    Returns:
+        The results, those of earlier walks where nothing changed.
+    """
+    if earlier is not None and not earlier.wrong:
+        quick = TensorChecks(unchecked={**earlier.unchecked}, distances=earlier.distances, quick=True)
+        walk(quick)
+        if not quick.changed and quick.unchecked.keys() == earlier.unchecked.keys():
+            return earlier
+    checks = TensorChecks(distances={} if earlier is None else earlier.distances)
+    walk(checks)
+    return checks
 
 
 def _filled(value: Any, blank: torch.Tensor) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,12 @@ from torch import fx
 
 import checked_backend as cb
 from checked_backend.modes.monte_carlo import PoisonMode
+from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.lane import Moved
+from checked_backend.regions.operator_check.tensor_checks import TensorChecks
+from checked_backend.regions.operator_check.walk import walk_again
 from tests.support import faults
-from tests.support.low_precision import LOW, times, trained
+from tests.support.low_precision import LOW, Block, times, trained
 from tests.support.region_tools import agreed, checked, clean_reports, gathered
 
 
@@ -251,3 +255,82 @@ def test_equal_elements_of_a_large_tensor_move_together() -> None:
     assert bool((shift[:, 0].abs() >= 2.0**-8 * few[::5000].abs()).all())
     many = Moved(1).shift(torch.randn(80_000, dtype=torch.bfloat16), 2.0**-8)
     assert many.unique().numel() > 70_000
+
+
+# a walk at a later call
+
+
+def noted(checks: TensorChecks, found: torch.Tensor, **where: Any) -> None:
+    """A walk through one node."""
+    node = next(node for node in fx.symbolic_trace(lambda x: torch.sin(x)).graph.nodes if node.op == "call_function")
+    checks.settle(node, found, torch.ones(4), **where)
+
+
+@pytest.mark.parametrize(
+    ("later", "walks"),
+    [
+        (lambda checks: noted(checks, torch.tensor([1.0, 1.001, 1.0, 0.999])), [True]),
+        (lambda checks: noted(checks, torch.tensor([1.0, 1.01, 1.0, 1.0])), [True, False]),
+        (lambda checks: noted(checks, torch.tensor([1.0, math.nan, 1.0, 1.0])), [True, False]),
+        (lambda checks: noted(checks, torch.ones(4), gradient=True), [True, False]),
+        (lambda checks: checks.unchecked.update(sin="it is gone"), [True, False]),
+    ],
+    ids=["as far", "further", "not a number", "not seen before", "not checked"],
+)
+def test_all_lanes_are_walked_again_only_where_something_changed(
+    later: Callable[[TensorChecks], None], walks: list[bool]
+) -> None:
+    first = walk_again(lambda checks: noted(checks, torch.tensor([1.0, 1.002, 1.0, 1.0])), None)
+    made: list[bool] = []
+
+    def walk(checks: TensorChecks) -> None:
+        made.append(checks.quick)
+        later(checks)
+
+    again = walk_again(walk, first)
+    assert made == walks
+    assert (again is first) == (walks == [True])
+
+
+def test_infinities_that_eager_has_too_are_no_change() -> None:
+    masked = torch.tensor([-math.inf, 1.0])
+    node = next(node for node in fx.symbolic_trace(lambda x: torch.sin(x)).graph.nodes if node.op == "call_function")
+
+    def walk(checks: TensorChecks) -> None:
+        checks.settle(node, masked, masked)
+
+    first = walk_again(walk, None)
+    assert walk_again(walk, first) is first
+
+
+@pytest.mark.parametrize("operator", ["aten.gelu.default", "aten.gelu_backward.default"])
+def test_what_becomes_wrong_is_found_at_a_later_call(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where nothing does, a later call is walked through in eager alone."""
+    walks: list[bool] = []
+
+    def spied(walk: Callable[[TensorChecks], None], earlier: TensorChecks | None) -> TensorChecks:
+        def noted(checks: TensorChecks) -> None:
+            walks.append(checks.quick)
+            walk(checks)
+
+        return walk_again(noted, earlier)
+
+    monkeypatch.setattr(check, "walk_again", spied)
+    wrong = torch.zeros(())
+    compiler = faults.wrong_operator(operator, lambda tensor: times(1.02)(tensor) if wrong else tensor, "aot")
+    compiled = checked(Block().to(torch.bfloat16), compiler)
+    target = torch.randint(0, 10, (48,))
+
+    def step() -> None:
+        compiled(torch.randn(2, 24, 32, dtype=torch.bfloat16), target).backward()
+
+    def run() -> None:
+        step()
+        step()
+        wrong.fill_(1)
+        step()  # compared with what is known, and not rechecked
+        step()
+
+    report = gathered(run)
+    assert walks == [False, True, True, False]
+    assert "torch._C._nn.gelu" in {finding.op for finding in report.findings}, report.to_text()
