@@ -163,6 +163,14 @@ class Moved:
         return moved
 
     def _noise(self, wide: torch.Tensor) -> torch.Tensor:
+        shape = wide.shape
+        for dim in range(wide.dim()):  # what is repeated along a dimension was rounded once
+            first = wide.narrow(dim, 0, min(1, wide.size(dim)))
+            if torch.equal(first, wide.narrow(dim, wide.size(dim) - first.size(dim), first.size(dim))):
+                wide = first if bool((first == wide).all()) else wide
+        return self._noise_of_values(wide).expand(shape)
+
+    def _noise_of_values(self, wide: torch.Tensor) -> torch.Tensor:
         if wide.numel() < FEW_VALUES:
             return self._uniform(wide).sign_()
         looked_at = wide.flatten()[:: -(-wide.numel() // _LOOKED_AT)]

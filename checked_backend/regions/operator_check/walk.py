@@ -228,11 +228,13 @@ class Walk:
         for lane in self._lanes[1:]:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):
+            carried = self._units.carries(node) and len(exact) > 0 and alike(exact[0], found)
+            unrounded = _before_rounding(found, exact[0]) if carried else 0.0
             for number, (moved, lane) in enumerate(zip(self._moved, self._lanes[2:], strict=True), 1):
                 shift = moved.shift(found, unit_roundoff(found.dtype))
-                if self._units.carries(node) and alike(exact[number], exact[0]):
+                if carried and alike(exact[number], found):
                     more = exact[number].detach() - exact[0].detach()
-                    shift = shift + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
+                    shift = shift + unrounded + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
                 lane.values[node] = lane.values[node] + shift
         if tapped:
             for lane in self._lanes[1:]:
@@ -397,6 +399,13 @@ def _filled(value: Any, blank: torch.Tensor) -> Any:
 def _is_same(found: torch.Tensor, expected: Any) -> bool:
     """Whether a tensor is equal to eager's for the same inputs, so that nothing is hidden there."""
     return alike(expected, found) and torch.equal(found.nan_to_num(), expected.detach().nan_to_num())
+
+
+def _before_rounding(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """How far a tensor was moved when it was rounded. Where it is further from the exact one, that is no rounding."""
+    wide = found.detach().to(torch.float64)
+    most = wide.abs().mul_(unit_roundoff(found.dtype))
+    return (exact.detach().to(torch.float64) - wide).clamp_(-most, most).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _is_wide(value: Any) -> bool:
