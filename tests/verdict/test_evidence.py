@@ -83,12 +83,12 @@ def test_a_thread_that_draws_beside_eager_alone_explains_as_much(others: str | N
         return exact().float()
 
     def disturbed() -> torch.Tensor:
-        return exact().flip(0).float()
+        return exact().roll(8).float()
 
     controls = Scripted(
         torch.float32,
-        exact().flip(0),
-        lambda: exact().flip(0),
+        exact().roll(8),
+        lambda: exact().roll(8),
         left_alone=drawn,
         replayed=disturbed,
         alone=drawn,
