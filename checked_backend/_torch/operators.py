@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ __all__ = [
     "operator_definition",
     "operator_names",
     "registered_operators",
+    "registering_module",
     "registration_file",
     "run_composite",
     "triton_kernel",
@@ -228,6 +230,15 @@ def custom_op_module(name: str) -> str | None:
     """The Python module that registered ``namespace::name`` with ``torch.library.custom_op``; None if unknown."""
     definition = torch._library.custom_ops.OPDEFS.get(name)
     return None if definition is None else str(definition._init_fn.__module__)
+
+
+def registering_module(op: OpOverload) -> str | None:
+    """The Python module that registered an operator in any way, or its fake kernel; None if unknown."""
+    home = custom_op_module(op._schema.name) or getattr(fake_kernel(op)[0], "__module__", None)
+    if home is not None:
+        return str(home)
+    file = registration_file(op._schema.name)
+    return next((name for name, module in sys.modules.items() if getattr(module, "__file__", None) == file), None)
 
 
 @dataclass(frozen=True, slots=True)

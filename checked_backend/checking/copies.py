@@ -80,7 +80,9 @@ class Copier:
             CheckedBackendError: Something that it holds cannot be copied.
         """
         if isinstance(function, functools.partial):
-            args, kwargs = self.value((function.args, function.keywords), "the arguments of functools.partial")
+            held = (function.args, function.keywords)
+            args, kwargs = self.value(held, "the arguments of functools.partial")
+            self._kept += [leaf for _, leaf in leaves(held, "") if isinstance(leaf, torch.nn.Module)]
             self.captured |= dict(leaves(args, "partial.args")) | dict(leaves(kwargs, "partial"))
             return functools.partial(self.function(function.func), *args, **kwargs)
         if isinstance(function, MethodType):

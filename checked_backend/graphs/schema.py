@@ -50,8 +50,8 @@ def is_custom(node: fx.Node) -> bool:
     return isinstance(operator, (OpOverload, OpOverloadPacket)) and not is_built_in(operator)
 
 
-def is_built_in(operator: OpOverload | OpOverloadPacket) -> bool:
-    """Whether an operator comes with torch."""
+def is_built_in(operator: OpOverload | OpOverloadPacket | str) -> bool:
+    """Whether an operator, or one of this name, comes with torch."""
     return str(operator).partition(".")[0] in _BUILT_IN
 
 

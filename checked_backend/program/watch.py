@@ -167,11 +167,17 @@ def how_it_ended(error: BaseException | None) -> Finding | Skip | None:
         A finding if eager does not raise it, a skip if nobody knows; None if it is the program's own, or a region has
         held it against eager already.
     """
-    if not isinstance(error, Exception) or isinstance(error, CheckedBackendError):
-        return None
-    frames = list(walk_tb(error.__traceback__))
-    if not frames or not _is_compilers(frames[-1]):
-        return None
+    asked: list[BaseException] = []
+    while isinstance(error, Exception) and error not in asked and not isinstance(error, CheckedBackendError):
+        asked.append(error)
+        frames = list(walk_tb(error.__traceback__))
+        if frames and _is_compilers(frames[-1]):
+            return _of_compiler(error, frames)
+        error = error.__cause__ or error.__context__  # the program's own may have been raised where it met another
+    return None
+
+
+def _of_compiler(error: Exception, frames: list[tuple[FrameType, int]]) -> Finding | Skip | None:
     if any(str(frame.f_globals.get("__name__")).startswith(_REGIONS) for frame, _ in frames):
         return None
     line = _users_line(frames)

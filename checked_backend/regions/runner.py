@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import torch
 
 from checked_backend._torch.traces import profiled
+from checked_backend.graphs.schema import is_built_in
 from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode, OneZero, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.regions.compile import CompiledOnce
 from checked_backend.regions.execution import Call, Cotangents
-from checked_backend.regions.float64_twin import default_dtype
+from checked_backend.regions.float64_twin import TwinError, default_dtype
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.torch_state import RngState
@@ -204,7 +205,12 @@ class RegionRunner:
 
         Raises:
             PostponedError: Compiling it has not been earned yet.
+            TwinError: A custom operator returns less than float64 in float64. Where its fake kernel says otherwise, a
+                program compiled in float64 would write past the end of that tensor.
         """
+        lossy = [] if recipe.build is not Build.TWIN else self.facts.left_out[Control.FLOAT64]
+        if short := sorted(name for name in lossy if not is_built_in(name)):
+            raise TwinError(f"{', '.join(short)} returns less than float64 in float64")
         make, meter, seconds = self.variants.compilers.get(recipe.build), self.call.meter, self.variants.compiling
         if make is None:
             return None

@@ -67,6 +67,25 @@ def test_second_derivatives_are_eagers_alone() -> None:
     assert found.detail == "crash.differentiating"
 
 
+def reraised(by: str) -> None:
+    try:
+        between(True)
+    except RuntimeError as error:
+        if by == "of another kind":
+            raise ValueError("step 0 failed") from error
+        if by == "without a cause":
+            raise ValueError("step 0 failed") from None
+        raise error from error
+
+
+@pytest.mark.parametrize("by", ["of another kind", "without a cause", "itself"])
+def test_an_exception_that_the_program_makes_of_another_is_told_as_that(by: str) -> None:
+    found = how_it_ended(raised_by(lambda: reraised(by)))
+    assert isinstance(found, Finding)
+    assert found.detail == "crash.differentiating"
+    assert "return torch.autograd.grad(out.sum() + 1, latent)" in str(found.source)
+
+
 def breaks() -> None:
     torch._dynamo.graph_break()
 
@@ -87,8 +106,16 @@ def test_where_nobody_asked_nothing_is_known(name: str) -> None:
     assert "test_ended.py" in skip.subject
 
 
+def made_of_its_own() -> None:
+    error = ValueError("step 0 failed")
+    error.__cause__ = KeyError("a")
+    error.__cause__.__cause__ = error  # a circle
+    raise error
+
+
 OWN: dict[str, Callable[[], object]] = {
     "its own": lambda: int("one"),
+    "made of its own": made_of_its_own,
     "an operator's": lambda: torch.ones(2) @ torch.ones(3),
     "a region's, as eager's": lambda: checked(lambda x, i: x[i].sin(), "aot_eager")(torch.ones(2), torch.tensor([5])),
 }

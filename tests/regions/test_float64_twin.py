@@ -126,6 +126,51 @@ def test_a_loop_has_a_float64_twin() -> None:
     assert report.coverage.detection_limit["output[0]"] < 1e-8
 
 
+@torch.library.custom_op("test_float64_twin::rounded", mutates_args=())
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.float().sin().bfloat16()
+
+
+@torch.library.custom_op("test_float64_twin::slope", mutates_args=())
+def slope(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (gradient.float() * x.float().cos()).bfloat16()
+
+
+rounded.register_fake(torch.empty_like)
+slope.register_fake(lambda gradient, x: torch.empty_like(x))
+rounded.register_autograd(
+    lambda ctx, gradient: slope(gradient, ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_nothing_runs_compiled_in_float64_that_would_write_past_the_result_of_a_custom_operator(
+    in_backward: bool,
+) -> None:
+    """Its kernel returns bfloat16 whatever it gets, its fake kernel the dtype that it gets: the same at bfloat16."""
+    ran: list[torch.dtype] = []
+
+    def result(node: fx.Node, value: Any) -> Any:
+        if node.target is torch.ops.test_float64_twin.rounded.default:
+            ran.append(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
+        return value
+
+    compiled = checked(lambda x: rounded(x * 2) + 1, faults.interpreted(result, "aot"))
+
+    def run() -> None:
+        out = compiled(torch.rand(4, 5, dtype=torch.bfloat16, requires_grad=in_backward))
+        if in_backward:
+            out.sum().backward()
+
+    report = gathered(run)
+    assert agreed(report)
+    assert set(ran) == {torch.bfloat16}
+    told = [skip.reason for skip in report.coverage.skipped if skip.subject == "control: float64 twin"]
+    assert len(told) == 1 + in_backward
+    assert all("test_float64_twin.rounded.default" in reason for reason in told)
+
+
 @pytest.mark.parametrize("window", ["blackman", "nuttall", "hamming"])
 def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str) -> None:
     """Dynamo calls these as a whole; inside, numbers become tensors of the dtype that the program says."""

@@ -342,6 +342,10 @@ def test_nothing_is_advised_that_was_tried_in_vain(kind: Kind, detail: str, dtyp
     assert "No setting helped, nor did keeping 'your line' out of the compiler." in text
     assert "torch.compiler.disable" not in text
     assert "emulate_precision_casts" not in text
+    tried = {"workaround": "with that line outside of the compiler too, output[0] is wrong"}
+    other = str(Report((replace(open_to_try, workaround="import torch", evidence=tried),), CHECKED))
+    assert "torch.compiler.disable" not in other
+    assert "Today: paste the workaround" in other
 
 
 def test_a_report_of_findings_names_the_command_that_draws_it() -> None:

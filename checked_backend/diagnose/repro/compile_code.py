@@ -20,9 +20,14 @@ from checked_backend.scripts.values import Untranslatable, is_literal
 
 _IRRELEVANT = (
     "cache",
+    "caches",
+    "caching",
     "compile_threads",
     "debug",
     "log",
+    "logger",
+    "logging",
+    "precompile",
     "trace",
     "verbose",
     "worker",
@@ -35,7 +40,8 @@ _IRRELEVANT = (
 
 def matters(setting: str) -> bool:
     """Whether a setting's name has no word by which it changes how compilation goes, and not its result."""
-    return not any(word in setting for word in _IRRELEVANT)
+    words = f"_{setting.replace('.', '_')}_"  # whole ones: epilogue_fusion is not about a log
+    return not any(f"_{word}_" in words for word in _IRRELEVANT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.operators import OpOverload, custom_op_module
+from checked_backend._torch.operators import OpOverload, custom_op_module, registering_module
 from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, record_values
 from checked_backend.diagnose.repro.spelling import (
     IN_PLACE_SIGNS,
@@ -154,9 +154,14 @@ class GraphWriter:
         if not isinstance(node.target, OpOverload):
             return self._python(node)
         if node.target.namespace not in _BUILT_IN:
-            module = custom_op_module(node.target._schema.name)
+            module = registering_module(node.target)
             if module is None:
                 raise Untranslatable(f"{node.target} is not torch's, and which module registers it is not known")
+            if module == "__main__" and custom_op_module(node.target._schema.name) is None:
+                raise Untranslatable(
+                    f"{node.target} is registered by the program itself, and not with torch.library.custom_op: only "
+                    "that can be copied. Move it to a module, which can be imported"
+                )
             if module == "__main__":
                 self.operators[node.target._schema.name] = None
             else:

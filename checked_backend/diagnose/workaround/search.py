@@ -75,6 +75,8 @@ class WorkaroundSearch:
         code = self.line(op, source) if found is None and op is not None else None
         if found is None and code is None and case is not None:
             found = self.setting(case, COSTLY) or self.setting(case, EAGER)
+        if found is not None and (why := self.evidence.get(EvidenceKey.WORKAROUND)):
+            self.evidence[EvidenceKey.WORKAROUND] = why.removeprefix("none found: ")
         return code if found is None else found.code_with(self._own)
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from checked_backend._torch.operators import operator_definition
+from checked_backend._torch.operators import fake_kernel, operator_definition, registering_module
 from checked_backend.diagnose.repro.function_source import Source
+from checked_backend.diagnose.repro.translate import GraphWriter
 from checked_backend.scripts.values import Untranslatable
 
 FACTOR = 3.0
@@ -99,3 +102,30 @@ def test_a_function_that_refers_to_one_takes_it_along() -> None:
     source = Source()
     source.add(calls)
     assert "torch.library.custom_op('checked_backend_own::cubed'" in "\n".join(source.lines)
+
+
+def test_the_module_of_operators_registered_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_library.py").write_text(
+        "import torch\n"
+        "library = torch.library.Library('checked_backend_library', 'DEF')\n"
+        "library.define('without_fake(Tensor x) -> Tensor')\n"
+        "library.impl('without_fake', torch.clone, 'CPU')\n"
+        "torch.library.define('checked_backend_library::with_fake', '(Tensor x) -> Tensor')\n"
+        "torch.library.impl('checked_backend_library::with_fake', 'CPU', torch.clone)\n"
+        "@torch.library.register_fake('checked_backend_library::with_fake')\n"
+        "def _(x):\n"
+        "    return torch.empty_like(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    home = importlib.import_module("own_library")
+    own = torch.ops.checked_backend_library
+    assert [registering_module(op.default) for op in (own.without_fake, own.with_fake)] == ["own_library"] * 2
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(own.with_fake.default, (graph.placeholder("x"),)))
+    gm = torch.fx.GraphModule({}, graph)
+    assert list(GraphWriter(gm, {}).imports) == ["own_library"]
+    fake, _ = fake_kernel(own.with_fake.default)
+    monkeypatch.setattr(fake, "__module__", "__main__")
+    with pytest.raises(Untranslatable, match="registered by the program itself"):
+        GraphWriter(gm, {})
+    home.library._destroy()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checked_backend.diagnose.repro.compile_code import PROCESS_SETTINGS, process_lines
+from checked_backend.diagnose.repro.compile_code import PROCESS_SETTINGS, matters, process_lines
 from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance
 from checked_backend.findings import Finding, Kind, NoiseScale
 from checked_backend.numerics.measure import measure
@@ -104,6 +104,13 @@ def test_a_process_as_torch_makes_it_needs_no_line() -> None:
 
 def test_torch_has_each_of_the_settings() -> None:
     assert not PROCESS_SETTINGS.keys() - ProcessState.capture().values.keys()
+
+
+def test_a_script_has_the_settings_that_may_change_results() -> None:
+    names = ("epilogue_fusion", "prologue_fusion", "cpp.inject_log1p_bug_TESTING_ONLY", "cpp.simdlen")
+    assert all(map(matters, names))
+    others = ("fx_graph_cache", "force_disable_caches", "trace.enabled", "log_file_name", "compile_threads")
+    assert not any(map(matters, others))
 
 
 @pytest.mark.parametrize(("name", "code"), [(name, code) for name, (_, code) in PROCESS_SETTINGS.items()])

@@ -135,6 +135,14 @@ def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
     assert tried.in_vain
     assert evidence["workaround"].startswith("none found: with that line outside of the compiler too, output[0] is")
 
+    def find(*_case: Any, costly: Sequence[Setting] = (), **_more: Any) -> Setting | None:
+        return Setting("in eager") if costly else None
+
+    monkeypatch.setattr(search, "find_workaround", find)
+    case = GraphCase(failure.graph, (), failure.options)
+    assert tried.first(case, "aten.relu.default", source_line(relu)) is not None
+    assert evidence["workaround"].startswith("with that line outside of the compiler too, output[0] is")
+
 
 @pytest.mark.process
 def test_what_cannot_be_tried_is_not_announced(
