@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checked_backend.autostart import HOOKED, UNCHECKED
+from checked_backend.findings import Finding
 from checked_backend.report import Report
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.write import read_reports, write_report, write_whole
@@ -58,16 +60,34 @@ def read_processes(folder: Path) -> tuple[list[ProcessReport], list[str]]:
         return [], []
     read = read_reports(folder)
     missing = [f"a report cannot be read: {file.name}: {reason}" for file, reason in read.broken]
+    killed = [path.name.removesuffix(_MARK) for path in sorted(folder.glob(f"*{_MARK}"))]
     missing += [
-        f"a process that compiled left no complete report ({path.name.removesuffix(_MARK)}): it was killed, or ended "
-        "by os._exit or os.exec"
-        for path in sorted(folder.glob(f"*{_MARK}"))
+        f"a process that compiled left no complete report ({process}): it was killed, or ended by os._exit or os.exec"
+        for process in killed
     ]
     missing += [
         f"a process was not checked, its Python lacks something: {path.read_text('utf-8').strip()}"
         for path in sorted(folder.glob(f"*{UNCHECKED}"))
     ]
-    return [ProcessReport(one, _number(one, _SECONDS), _number(one, _CHECKING)) for one in read.reports], missing
+    reports = [_completed(one, folder.parent, killed) for one in read.reports]
+    return [ProcessReport(one, _number(one, _SECONDS), _number(one, _CHECKING)) for one in reports], missing
+
+
+def _completed(report: Report, beside: Path, killed: Sequence[str]) -> Report:
+    """With what the reports of its regions know of a process that was killed while it looked for an operator."""
+    number = "" if report.path is None else ["", *report.path.stem.split("-")][-2]
+    began = next((one.partition("-")[0] for one in killed if one.rpartition("-")[2] == number), None)
+    if began is None:
+        return report
+    known: dict[tuple[str, ...], Finding] = {}
+    for file in sorted(beside.glob(f"*-{number}-*.json")):
+        if file.stem.rsplit("Z-", 1)[0].rpartition("-")[2] + "Z" >= began:  # not of another process of this number
+            known |= {_key(finding): finding for one in read_reports(file).reports for finding in one.findings}
+    return replace(report, findings=tuple(known.get(_key(finding), finding) for finding in report.findings))
+
+
+def _key(finding: Finding) -> tuple[str, ...]:
+    return finding.region, finding.subject, str(finding.kind), finding.detail
 
 
 def tidy(folder: Path) -> None:

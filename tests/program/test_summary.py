@@ -12,6 +12,7 @@ from checked_backend.findings.paths import shown_path
 from checked_backend.program.folder import Mark, ProcessReport, tidy
 from checked_backend.program.summary import RunResult, exit_code, github_annotations, read_run
 from checked_backend.report import Report
+from checked_backend.report.write import write_report
 
 REGION = RegionInfo("f [0/0]", calls=4, checked_calls=2, checked_backwards=1)
 PASS = Report((), Coverage((REGION,), {"outputs": 2}, detection_limit={"output[0]": 1e-5, "grad[x]": 3e-4}), "a.py")
@@ -82,6 +83,15 @@ def test_a_process_that_left_no_complete_report_is_no_pass(tmp_path: Path) -> No
     (tmp_path / "other").mkdir()
     leave(tmp_path / "other", FAIL, ends=False)
     assert read(tmp_path / "other").verdict is Verdict.FAIL
+
+
+def test_what_a_region_knew_by_the_kill_is_told(tmp_path: Path) -> None:
+    leave(tmp_path / "run", FAIL, ends=False)
+    named = replace(WRONG, op="aten.sin.default", stage="compiled")
+    write_report(replace(FAIL, title="f", findings=(named,)), tmp_path)
+    assert read(tmp_path / "run").findings == [named]
+    leave(tmp_path / "other", FAIL)  # it ended by itself, and knows all that there is
+    assert read(tmp_path / "other").findings == [WRONG]
 
 
 def test_a_report_that_cannot_be_read_is_no_pass(tmp_path: Path) -> None:
