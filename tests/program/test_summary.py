@@ -87,14 +87,8 @@ def test_a_process_that_left_no_complete_report_is_no_pass(tmp_path: Path) -> No
 
 def test_what_a_region_knew_by_the_kill_is_told(tmp_path: Path) -> None:
     leave(tmp_path / "run", FAIL, ends=False)
-<<<<<<< HEAD
-    write_report(
-        replace(FAIL, title="f", findings=(replace(WRONG, op="aten.sin.default", stage="compiled"),)), tmp_path
-    )
-=======
     named = replace(WRONG, op="aten.sin.default", stage="compiled")
     write_report(replace(FAIL, title="f", findings=(named,)), tmp_path)
->>>>>>> main
     assert read(tmp_path / "run").findings == [named]
     leave(tmp_path / "other", FAIL)  # it ended by itself, and knows all that there is
     assert read(tmp_path / "other").findings == [WRONG]
