@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 import checked_backend as cb
@@ -75,3 +76,21 @@ def test_an_operator_whose_gradient_reaches_others_is_judged_all_the_same() -> N
     wrong = faults.wrong_operator("aten.exp.default", times(1.05), "aot")
     report = cb.check(lambda x, b: standardised(x * b.exp(), b) * x.exp(), given(), compiler=wrong, localize=False)
     assert report.verdict is cb.Verdict.FAIL, str(report)
+
+
+@pytest.mark.parametrize(
+    ("program", "sizes"),
+    [
+        (lambda x, b: (x + b).mean(1), [(8, 300, 64), (64,)]),
+        (lambda x, b: F.linear(x, b).mean(1), [(8, 300, 64), (64, 64)]),
+        (lambda x: (x * 2 + 0.1).mean(-1), [(64, 4096)]),
+    ],
+    ids=["a gradient that is repeated", "product", "a constant is added"],
+)
+def test_roundings_that_all_go_the_same_way_may_be_left_out(program: Any, sizes: Sequence[Any]) -> None:
+    torch.manual_seed(0)
+    given = tuple(torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in sizes)
+    report = cb.check(program, given, compiler=candidate("fused"), localize=False)
+    assert agreed(report), str(report)
+    wrong = faults.wrong_operator("aten.mean.dim", times(1.05), "aot")
+    assert cb.check(program, given, compiler=wrong, localize=False).verdict is cb.Verdict.FAIL
