@@ -79,7 +79,7 @@ class GradientSums:
             return  # no requested gradient depends on it
         for place, lane in enumerate(self._lanes):
             given = arriving
-            if place >= 2 and not exact:
+            if 2 <= place < 2 + len(self._moved) and not exact:
                 moved = self._moved[place - 2].shift(arriving, unit_roundoff(arriving.dtype))
                 given = arriving.to(torch.float64) + moved
             largest: dict[fx.Node, torch.Tensor] = {}

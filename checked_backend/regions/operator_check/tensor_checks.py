@@ -147,8 +147,11 @@ def own_error(
 ) -> LocalError | None:
     """The error of an operator by itself; the arguments are those of `local_error`.
 
+    It is right if it is what the operator makes of the tensors handed out, or of what these were before their rounding:
+    where many roundings go the same way, no perturbed lane is as far off as either is from the other.
+
     Args:
-        made: The tensor of each lane: eager's, that in float64, and the perturbed ones.
+        made: The tensor of each lane: eager's, that in float64, the perturbed ones, and the one of unrounded inputs.
         roundoff: How far eager may be off.
         narrows: Whether an input is wider than the result.
         jumps: Whether rounding an input may change the result by any amount.
@@ -156,16 +159,25 @@ def own_error(
     """
     if torch.equal(found, made[0]):
         return NO_ERROR
-    return local_error(
-        candidate=found.detach(),
-        reference=made[0].detach(),
-        exact=made[1].detach(),
-        samples=[value.detach() for value in made[2:]],
-        roundoff=roundoff,
-        narrows=narrows,
-        jumps=jumps,
-        smooth=smooth,
-    )
+    eager, exact, *samples, unrounded = (value.detach() for value in made)
+
+    def error(moved: torch.Tensor | None) -> LocalError | None:
+        return local_error(
+            candidate=found.detach(),
+            reference=eager if moved is None else (eager + moved).to(eager.dtype),
+            exact=exact if moved is None else unrounded,
+            samples=samples if moved is None else [value + moved for value in samples],
+            roundoff=roundoff,
+            narrows=narrows,
+            jumps=jumps,
+            smooth=smooth,
+        )
+
+    first = error(None)
+    if first is None or not first.wrong or torch.equal(unrounded, exact):
+        return first
+    second = error(unrounded - exact)
+    return first if second is None or second.wrong else second
 
 
 def exact_error(found: Any, made: Sequence[Any]) -> LocalError | None:

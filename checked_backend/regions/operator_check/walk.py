@@ -92,10 +92,11 @@ class Walk:
         self._inputs = gm.graph.find_nodes(op="placeholder")
         self._eager = Lane(gm)
         self._moved = [Moved(1 + seed) for seed in range(0 if self.checks.quick else SAMPLES)]
-        self._lanes = [self._eager] if self.checks.quick else [self._eager, Lane(gm, self._float64(), wide=True)]
-        self._lanes += [
-            Lane(gm, self._float64(1 + seed), wide=True, moved=moved) for seed, moved in enumerate(self._moved)
-        ]
+        self._lanes = [self._eager]
+        if not self.checks.quick:
+            moved = [Lane(gm, self._float64(1 + seed), wide=True, moved=one) for seed, one in enumerate(self._moved)]
+            unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
+            self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(map(writes, gm.graph.nodes))
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
@@ -228,14 +229,15 @@ class Walk:
         for lane in self._lanes[1:]:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):
-            carried = self._units.carries(node) and len(exact) > 0 and alike(exact[0], found)
-            unrounded = _before_rounding(found, exact[0]) if carried else 0.0
-            for number, (moved, lane) in enumerate(zip(self._moved, self._lanes[2:], strict=True), 1):
+            carried = self._units.carries(node) and len(exact) > 0 and all(alike(value, found) for value in exact)
+            for number, (moved, lane) in enumerate(zip(self._moved, self._lanes[2:-1], strict=True), 1):
                 shift = moved.shift(found, unit_roundoff(found.dtype))
-                if carried and alike(exact[number], found):
+                if carried:
                     more = exact[number].detach() - exact[0].detach()
-                    shift = shift + unrounded + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
+                    shift = shift + more.to(torch.float64).nan_to_num_(0.0, 0.0, 0.0)
                 lane.values[node] = lane.values[node] + shift
+            if carried:
+                self._lanes[-1].put(node, exact[-1], gradient=False)
         if tapped:
             for lane in self._lanes[1:]:
                 lane.values[node] = lane.values[node].detach().requires_grad_()
@@ -399,13 +401,6 @@ def _filled(value: Any, blank: torch.Tensor) -> Any:
 def _is_same(found: torch.Tensor, expected: Any) -> bool:
     """Whether a tensor is equal to eager's for the same inputs, so that nothing is hidden there."""
     return alike(expected, found) and torch.equal(found.nan_to_num(), expected.detach().nan_to_num())
-
-
-def _before_rounding(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """How far a tensor was moved when it was rounded. Where it is further from the exact one, that is no rounding."""
-    wide = found.detach().to(torch.float64)
-    most = wide.abs().mul_(unit_roundoff(found.dtype))
-    return (exact.detach().to(torch.float64) - wide).clamp_(-most, most).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _is_wide(value: Any) -> bool:
