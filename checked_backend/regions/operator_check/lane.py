@@ -20,14 +20,7 @@ from checked_backend.regions.execution import gradient_edge
 from checked_backend.regions.gradient_gate import Edge
 
 FEW_VALUES = 64
-"""A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together.
-
-Equal elements, as in the gradient of an average, were rounded the same way: they are one value.
-"""
-
-_LOOKED_AT = 256
-"""So many elements say whether a large tensor may have few values."""
-
+"""A tensor of fewer values is moved by a whole roundoff, up or down: everything that uses one value moves together."""
 
 CANCELS = 8.0
 """A sum cancels where its greatest part is more than so many times what is left: three bits are lost."""
@@ -168,17 +161,8 @@ class Moved:
             first = wide.narrow(dim, 0, min(1, wide.size(dim)))
             if torch.equal(first, wide.narrow(dim, wide.size(dim) - first.size(dim), first.size(dim))):
                 wide = first if bool((first == wide).all()) else wide
-        return self._noise_of_values(wide).expand(shape)
-
-    def _noise_of_values(self, wide: torch.Tensor) -> torch.Tensor:
-        if wide.numel() < FEW_VALUES:
-            return self._uniform(wide).sign_()
-        looked_at = wide.flatten()[:: -(-wide.numel() // _LOOKED_AT)]
-        if looked_at.unique().numel() < FEW_VALUES:
-            values, places = wide.unique(return_inverse=True)
-            if values.numel() < FEW_VALUES:
-                return self._uniform(values).sign_()[places]
-        return self._uniform(wide)
+        noise = self._uniform(wide)
+        return (noise.sign_() if wide.numel() < FEW_VALUES else noise).expand(shape)
 
     def _uniform(self, like: torch.Tensor) -> torch.Tensor:
         generator = self._generators.get(like.device)
