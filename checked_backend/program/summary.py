@@ -86,6 +86,8 @@ class RunResult:
         yield f"checked-backend: {self.verdict.value.upper()}: {self._sentence()}"
         ended = "" if self.status is None else f"{_end(self.status)}, "  # Python tells no program its exit code
         yield _row("program", f"{clean(self.program)}: {ended}{self.seconds:.1f} s")
+        if self.status and self.verdict is Verdict.PASS:
+            yield _row("unknown", "whether the program ends so in eager too; what its compiled code computed agrees")
         for lost in self.lost if self.verdict is Verdict.FAIL else ():
             yield _row("missing", lost)
         if not self.used:

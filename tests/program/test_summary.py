@@ -109,7 +109,9 @@ def test_the_own_exit_code_is_kept_unless_the_verdict_is_worse(
 ) -> None:
     for report in reports:
         leave(tmp_path / "run", report)
-    assert exit_code(read(tmp_path / "run", status)) == code
+    result = read(tmp_path / "run", status)
+    assert exit_code(result) == code
+    assert ("whether the program ends so in eager too" in str(result)) == (status != 0 and reports == [PASS])
 
 
 def test_nothing_compiled_and_nothing_run_are_told_apart(tmp_path: Path) -> None:
