@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from checked_backend.findings import EvidenceKey, Finding, Kind, Verdict
+from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.findings.paths import is_in_library
 from checked_backend.report.clean import plural
 from checked_backend.report.words import for_several, said_of
@@ -246,8 +246,8 @@ def _where(finding: Finding, key: str) -> Sequence[str]:
         return ()
     if _is_exhausted(finding):
         return (f"No setting helped, nor did keeping {_line(finding)} out of the compiler.",)
-    if finding.workaround and finding.workaround_confirmed and EvidenceKey.WORKAROUND in finding.evidence:
-        return ()  # a setting helps, and it says there why the line was not left to eager
+    if finding.workaround and finding.workaround_confirmed:
+        return ()  # it was seen to help, and stands with the finding
     if finding.op and finding.source:
         return (f"Else keep the code at {_line(finding)} out of the compiler with torch.compiler.disable.",)
     return ("Which line is to blame is not known.",)

@@ -53,6 +53,7 @@ class WorkaroundSearch:
         oracle: Checks one case of the small program.
         evidence: Receives the steps that were tried, for people.
         in_vain: Whether even the user's line outside of the compiler was seen not to help.
+        no_line: Why that line is not left to eager.
     """
 
     failure: Failure
@@ -62,6 +63,7 @@ class WorkaroundSearch:
     tell: Callable[[str], None]
     evidence: dict[str, str]
     in_vain: bool = False
+    no_line: str = ""
 
     def first(self, case: GraphCase | None, op: str | None, source: str | None) -> str | None:
         """Find a workaround, as code: cheap settings, the user's line in eager, costly settings, everything in eager.
@@ -75,8 +77,8 @@ class WorkaroundSearch:
         code = self.line(op, source) if found is None and op is not None else None
         if found is None and code is None and case is not None:
             found = self.setting(case, COSTLY) or self.setting(case, EAGER)
-        if found is not None and (why := self.evidence.get(EvidenceKey.WORKAROUND)):
-            self.evidence[EvidenceKey.WORKAROUND] = why.removeprefix("none found: ")
+        if found is not None and self.no_line:
+            self.evidence[EvidenceKey.WORKAROUND] = self.no_line
         return code if found is None else found.code_with(self._own)
 
     @property
@@ -113,10 +115,10 @@ class WorkaroundSearch:
         """Code that leaves the user's line to eager; None if that does not help, or could not be tried."""
         calls = [] if source is None else _calls_from(self.failure.graph, source)
         if source is None or not calls:
-            why = (
+            self.no_line = (
                 "no call of the region is from that line" if source else f"the user's line that calls {op} is not known"
             )
-            self.evidence[EvidenceKey.WORKAROUND] = f"none found: {why}"
+            self.evidence[EvidenceKey.WORKAROUND] = f"none found: {self.no_line}"
             return None
         outer = source_line(calls[0]) or source  # of cond, checkpoint, an autograd.Function, if the line is in a body
         self.tell("trying it with that line outside of the compiler")
@@ -124,8 +126,8 @@ class WorkaroundSearch:
         if why:
             self.in_vain = tried
             line = "that line outside of the compiler"
-            told = f"none found: with {line} too, {why}" if tried else f"{line} could not be tried: {why}"
-            self.evidence[EvidenceKey.WORKAROUND] = told
+            self.no_line = f"with {line} too, {why}" if tried else f"{line} could not be tried: {why}"
+            self.evidence[EvidenceKey.WORKAROUND] = f"none found: {self.no_line}"
             return None
         single = outer == source and len(calls) == 1
         return keep_out(called_name(calls[0]), source) if single else keep_line_out(outer)
