@@ -63,7 +63,7 @@ class KernelCheck:
         self._region = region
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
-        self._earlier: dict[int, TensorChecks] = {}
+        self._earlier: dict[int, TensorChecks] = {}  # by the identity of a module, which is kept
 
     def run(
         self,
@@ -99,11 +99,11 @@ class KernelCheck:
         if not all(recording.is_complete for _, recording in called):
             raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
         checked: list[CheckedModule] = []
-        for place, (module, recording) in enumerate(called):
-            earlier = self._earlier.get(place) if enough is None else None
+        for module, recording in called:
+            earlier = self._earlier.get(id(module)) if enough is None else None
             checked.append(_checked(module, recording, rng, earlier, enough or (lambda _wrong: False)))
             if enough is None:
-                self._earlier[place] = checked[-1].checks
+                self._earlier[id(module)] = checked[-1].checks
             elif any(map(enough, checked[-1].checks.wrong)):
                 break
         return checked

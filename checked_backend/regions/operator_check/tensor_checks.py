@@ -173,10 +173,10 @@ def own_error(
             smooth=smooth,
         )
 
-    first = error(None)
-    if first is None or not first.wrong or torch.equal(unrounded, exact):
+    first, moved = error(None), unrounded - exact
+    if first is None or not first.wrong or not bool(moved.any()) or not bool(moved.isfinite().all()):
         return first
-    second = error(unrounded - exact)
+    second = error(moved)
     return first if second is None or second.wrong else second
 
 

@@ -16,7 +16,7 @@ import checked_backend as cb
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.lane import Moved
-from checked_backend.regions.operator_check.tensor_checks import TensorChecks
+from checked_backend.regions.operator_check.tensor_checks import TensorChecks, own_error
 from checked_backend.regions.operator_check.walk import walk_again
 from tests.support import faults
 from tests.support.low_precision import LOW, Block, times, trained
@@ -256,6 +256,16 @@ def test_what_is_repeated_along_a_dimension_moves_together() -> None:
     assert bool((shift[:, 0].abs() >= 2.0**-8 * repeated[:, 0].abs()).all())
     other = Moved(1).shift(torch.randn(16, 5000, dtype=torch.bfloat16), 2.0**-8)
     assert other.unique().numel() > 70_000
+
+
+@pytest.mark.parametrize(("unrounded", "wrong"), [(1.0, True), (1.5, False), (1.2, True), (math.nan, True)])
+def test_what_inputs_make_before_their_rounding_is_right_as_well(unrounded: float, wrong: bool) -> None:
+    eager = torch.rand(200, dtype=torch.bfloat16) + 1
+    exact = eager.double()
+    made = [eager, exact, *(exact * (1 + 1e-4 * step) for step in (-1, 1, 2)), exact * unrounded]
+    error = own_error(eager * 1.5, made, roundoff=2.0**-8, narrows=False, jumps=False, smooth=True)
+    assert error is not None
+    assert error.wrong is wrong
 
 
 # a walk at a later call
