@@ -40,6 +40,9 @@ COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structur
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """Aspects of a gradient that a compiler may choose: autograd itself lays gradients out as it accumulates them."""
 
+WHOLE_RECHECKS = 2
+"""The first rechecks settle nothing by the noise of earlier calls. In later ones only what exceeds it is left open."""
+
 
 class CallComparison:
     """Compares a region's candidate with its reference, and remembers the noise it has learned.
@@ -68,6 +71,7 @@ class CallComparison:
         self._lock = threading.Lock()
         self._scales: dict[str, NoiseBaseline] = {}
         self._comparisons = Counter[bool]()
+        self._rechecks = Counter[bool]()
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
@@ -255,11 +259,13 @@ class CallComparison:
             pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
 
         with self._lock:
-            known = dict(self._scales)
             self._comparisons[cotangents is not None] += 1
             number = self._comparisons[cotangents is not None]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = number & (number - 1) == 0 if call.due.recheck is None else call.due.recheck
+            self._rechecks[cotangents is not None] += recheck
+            whole = recheck and self._rechecks[cotangents is not None] <= WHOLE_RECHECKS
+            known = {} if whole else dict(self._scales)
         decisions = decide(
             pairs,
             partial(self.runner, call, cotangents),

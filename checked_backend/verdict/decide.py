@@ -10,7 +10,7 @@ recheck.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
 from checked_backend.errors import is_out_of_memory
@@ -91,17 +91,20 @@ def decide(
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
-        recheck: Settle nothing by the scales of earlier calls, and run the twin also for tensors decided in them.
+        recheck: Settle only what is within the known noise as it is, and run the twin also for tensors decided in
+            earlier calls. Otherwise two draws from one noise may differ.
         signs: Compare the signs of zeros too.
     """
     decisions = Decisions(recheck=recheck)
     runs = cache(lambda: Runs(runner(), decisions))
     cases: list[Evidence] = []
+    slack = 1.0 if recheck else thresholds.DRAW_FACTOR
     for pair, glance in zip(pairs, _glances(pairs), strict=True):
-        ask_twin = low_precision and (recheck or pair.name not in known) and is_floating(pair.reference)
+        scale = known.get(pair.name)
         try:
-            scale = None if recheck else known.get(pair.name)
-            case = _examined(pair, glance, scale, decisions, ask_twin=ask_twin)
+            ask_twin = low_precision and scale is None and is_floating(pair.reference)
+            settles = partial(_settled, pair, scale, slack, decisions)
+            case = _examined(pair, glance, settles, decisions, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
@@ -144,10 +147,15 @@ def _glances(pairs: Sequence[TensorPair]) -> list[QuickDiff | None]:
 
 
 def _examined(
-    pair: TensorPair, glance: QuickDiff | None, scale: NoiseBaseline | None, decisions: Decisions, *, ask_twin: bool
+    pair: TensorPair,
+    glance: QuickDiff | None,
+    settles: Callable[[QuickDiff], bool],
+    decisions: Decisions,
+    *,
+    ask_twin: bool,
 ) -> Evidence | None:
     """Look at a tensor once; return a new `Evidence` if that does not settle it, else None."""
-    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or _settled(pair, glance, scale, decisions)):
+    if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or settles(glance)):
         decisions.ratios.setdefault(pair.name, 0.0)
         return None
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
@@ -156,15 +164,17 @@ def _examined(
     if glance is None and is_floating(pair.reference):
         # the quick look refuses a mask's infinities and complex numbers: ask the same question of the full metrics
         glance = QuickDiff.of(metrics)
-        if glance is not None and _settled(pair, glance, scale, decisions):
+        if glance is not None and settles(glance):
             return None
     return None if metrics.bitwise_equal else Evidence.of(pair, metrics)
 
 
-def _settled(pair: TensorPair, glance: QuickDiff, scale: NoiseBaseline | None, decisions: Decisions) -> bool:
-    if scale is None or not scale.covers(glance, slack=thresholds.DRAW_FACTOR):
+def _settled(
+    pair: TensorPair, scale: NoiseBaseline | None, slack: float, decisions: Decisions, glance: QuickDiff
+) -> bool:
+    if scale is None or not scale.covers(glance, slack=slack):
         return False
-    decisions.limits[pair.name] = scale.limit(glance, slack=thresholds.DRAW_FACTOR)
+    decisions.limits[pair.name] = scale.limit(glance, slack=slack)
     decisions.ratios[pair.name] = scale.ratio(glance)
     return True
 

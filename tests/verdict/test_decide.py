@@ -182,13 +182,25 @@ def test_power_of_a_later_call_is_that_of_the_scale() -> None:
     assert later.limits["output[0]"] == 4 * known["output[0]"].rms > 1e-3
 
 
-def test_twin_is_asked_again_when_the_caller_wants_it() -> None:
+def test_twin_is_asked_again_where_nothing_is_known() -> None:
     known = decided(Scripted(torch.bfloat16, exact(), exact), exact()).scales
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
     wrong: Runner = Scripted(torch.bfloat16, exact(), lambda: exact() * 1.001)
     assert decide([pair], lambda: wrong, known, low_precision=True).findings == []
-    [finding] = decide([pair], lambda: wrong, known, low_precision=True, recheck=True).findings
+    assert decide([pair], lambda: wrong, known, low_precision=True, recheck=True).findings == []
+    [finding] = decide([pair], lambda: wrong, {}, low_precision=True, recheck=True).findings
     assert finding.kind is Kind.LOGIC
+
+
+@pytest.mark.parametrize(("times", "settled"), [(0.9, (True, True)), (1.5, (False, True)), (5.0, (False, False))])
+def test_a_recheck_settles_what_is_within_the_noise_as_it_is(times: float, settled: tuple[bool, bool]) -> None:
+    known = decided(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
+    candidate = exact() * (1 + times * known["output[0]"].rms)
+    pair = TensorPair("output[0]", "output[0]", exact(), candidate)
+    for recheck, expected in zip((True, False), settled, strict=True):
+        asked = Scripted(torch.bfloat16, exact(), exact)
+        decide([pair], lambda asked=asked: asked, known, low_precision=True, recheck=recheck)
+        assert bool(asked.asked) is not expected
 
 
 # eager that does not repeat itself

@@ -43,7 +43,7 @@ def test_masks_lend_no_noise_to_other_elements() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.dtype) -> None:
-    """A mask of infinities has the noise of its finite elements; later calls need no control runs."""
+    """A mask of infinities has the noise of its finite elements; later calls and rechecks need no control runs."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
         scores = torch.sin(x @ x) * 1.1
@@ -63,7 +63,7 @@ def test_infinities_and_complex_numbers_are_settled_by_known_noise(dtype: torch.
             for number in range(1, 8):
                 asked.clear()
                 model(torch.randn(8, 8, dtype=dtype))
-                assert bool(asked) == (number in (1, 2, 4))
+                assert bool(asked) == (number in (1, 2))
 
     assert agreed(gathered(run))
 
