@@ -6,6 +6,7 @@ import ast
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from checked_backend._torch.generated_modules import GeneratedModule, buffers_in
 from checked_backend._torch.tensors import clone_preserve_strides
 
 _NAME = "checked_backend_recording"
+_CODE = f"{_NAME}_code"
+_NO_ROOM = -1.0
 
 
 class Recording:
@@ -95,22 +98,26 @@ def recorded(modules: Iterable[GeneratedModule], room: float) -> Iterator[list[t
         for function, *_ in sorted(functions, key=lambda entry: id(entry[0])):
             stack.enter_context(vars(function).setdefault(_NAME, threading.RLock()))
         for module, recording in recordings:
-            name = f"{_NAME}_{id(recording)}"
             for function, definition in module.functions:
                 stack.callback(setattr, function, "__code__", function.__code__)
-                function.__globals__[name] = recording
-                stack.callback(function.__globals__.pop, name, None)
-                function.__code__ = _instrumented(definition, name, module.written, function.__code__.co_filename)
+                function.__globals__[_NAME] = recording
+                # another thread may be in the middle of the code that records
+                stack.callback(function.__globals__.__setitem__, _NAME, Recording(_NO_ROOM))
+                function.__code__ = _instrumented(function, definition, module.written)
         yield recordings
 
 
-def _instrumented(definition: ast.FunctionDef, name: str, written: Collection[str], filename: str) -> Any:
-    changed = _Instrument(name).visit(ast.parse(ast.unparse(definition)).body[0])
-    arguments = [argument.arg for argument in definition.args.args if argument.arg != "self"]
-    places = _places_written(definition, written)
-    changed.body.insert(0, ast.parse(f"{name}.begin({arguments[0]}, {places!r})").body[0])
-    module = ast.fix_missing_locations(ast.Module([changed], []))
-    [code] = [one for one in compile(module, filename, "exec").co_consts if hasattr(one, "co_code")]
+def _instrumented(function: FunctionType, definition: ast.FunctionDef, written: Collection[str]) -> CodeType:
+    """The code of a function that records what it does. It is made once, and kept at the function."""
+    if _CODE not in vars(function):
+        changed = _Instrument().visit(ast.parse(ast.unparse(definition)).body[0])
+        arguments = [argument.arg for argument in definition.args.args if argument.arg != "self"]
+        places = _places_written(definition, written)
+        changed.body.insert(0, ast.parse(f"{_NAME}.begin({arguments[0]}, {places!r})").body[0])
+        module = ast.fix_missing_locations(ast.Module([changed], []))
+        constants = compile(module, function.__code__.co_filename, "exec").co_consts
+        [vars(function)[_CODE]] = [one for one in constants if isinstance(one, CodeType)]
+    code: CodeType = vars(function)[_CODE]
     return code
 
 
@@ -132,9 +139,6 @@ def _places_written(definition: ast.FunctionDef, written: Collection[str]) -> se
 class _Instrument(ast.NodeTransformer):
     """Add a call behind each statement that may call a kernel."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
     def visit_Expr(self, node: ast.Expr) -> list[ast.stmt]:
         return self._seen(node)
 
@@ -142,14 +146,14 @@ class _Instrument(ast.NodeTransformer):
         return self._seen(node)
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
-        return ast.parse(f"return {self._name}.end({ast.unparse(node.value or ast.Constant(None))})").body[0]
+        return ast.parse(f"return {_NAME}.end({ast.unparse(node.value or ast.Constant(None))})").body[0]
 
     def _seen(self, node: ast.Expr | ast.Assign) -> list[ast.stmt]:
         if not calls_kernel(node) and not isinstance(node.value, ast.Subscript):
             return [node]
         names = sorted(buffers_in(node))
         written = ", ".join(f"{name!r}: {name}" for name in names)
-        return [node, *ast.parse(f"{self._name}.wrote({{{written}}})").body] if names else [node]
+        return [node, *ast.parse(f"{_NAME}.wrote({{{written}}})").body] if names else [node]
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

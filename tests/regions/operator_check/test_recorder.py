@@ -79,11 +79,21 @@ def test_each_write_is_kept_also_where_memory_is_used_again() -> None:
 def test_the_module_is_as_before_also_after_an_exception() -> None:
     generated, call = module()
     [(function, _)] = generated.functions
-    code, names = function.__code__, set(function.__globals__)
+    code = function.__code__
     with pytest.raises(TypeError), recorded([generated], 1e9):
         call([None])
     assert function.__code__ is code
-    assert set(function.__globals__) == names
+    assert call([torch.ones(3)])[0].tolist() == [4.0] * 3
+
+
+def test_a_thread_that_is_in_the_module_when_the_recording_ends_goes_on() -> None:
+    generated, _ = module()
+    [(function, _)] = generated.functions
+    x = torch.ones(3)
+    with recorded([generated], 1e9) as [(_, recording)]:
+        still = FunctionType(function.__code__, function.__globals__)
+    assert still(None, [x])[0].tolist() == [4.0] * 3
+    assert (recording.arguments, recording.values) == (None, {})
 
 
 def test_what_finds_no_room_is_not_kept() -> None:
