@@ -167,7 +167,8 @@ def _finding(death: JobEnd, eager_death: JobEnd | None) -> Finding:
         message = f"the process {what}, and so does one that runs the program in eager alone"
         return _unsupported(death, message, eager_death.cause)
     message = f"the process that compiled and ran the program {what}; one that runs it in eager alone {does}"
-    return Finding(Kind.CRASH, "candidate", message, death.detail, expected=expected, actual=death.cause)
+    told = Finding(Kind.CRASH, "candidate", message, death.detail, expected=expected, actual=death.cause)
+    return replace(told, evidence={EvidenceKey.WHERE: death.where} if death.where else {})
 
 
 def _slow(death: JobEnd) -> Finding:

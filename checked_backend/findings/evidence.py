@@ -71,6 +71,7 @@ class EvidenceKey(Word):
     HOST = "host", "host"
     DEVICE = "device", "device"
     TIME = "time", "time"
+    WHERE = "where", "the process was at"
     BEFORE_CALL = "before_call", "before the call"
     KERNELS = "kernels", "kernels that show it"
     OTHER_KERNELS = "other_kernels", "kernels that do not"

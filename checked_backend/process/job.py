@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import math
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -33,9 +35,17 @@ _PR_SET_PDEATHSIG = 1
 _NO_MEMORY = ("std::bad_alloc", "can't allocate memory", "MemoryError", "CUDA out of memory")
 _JOB, _ANSWER, _STAGE, _LOG = "job.json", "result.json", "stage", "log"
 _PRINTED = ("stdout", "stderr")
-_LOG_BYTES = 16 * 2**10
+_LOG_BYTES = 32 * 2**10
 _MAX_ANSWER = 64 * 2**20
 _LONGEST_PAUSE = 0.05
+_LAST_WORDS = 1.0
+"""Seconds in which a process that is ended tells where it was."""
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+"""A line of what Python's fault handler writes."""
+
+_FRAMES = 3
+"""Places that are told of a stack."""
 
 # The working folder may be a stranger's: nothing is imported from it, unless the path of the parent leads there.
 _PROGRAM = """
@@ -58,7 +68,7 @@ class JobEnd:
         answer: What the job answered last; empty if it died before.
         stage: What it was doing, as it noted itself.
         exit: The exit status, negative if a signal killed it.
-        log: The end of what it printed.
+        log: The end of what it printed, if that was kept, and the stack of each of its threads if a signal ended it.
         seconds: How long it ran.
         overdue: The seconds that it had, or its stage, if it was killed for exceeding them.
         interrupted: Whether it had these from Ctrl-C on.
@@ -84,6 +94,13 @@ class JobEnd:
         if self.starved if -self.exit == signal.SIGKILL else any(words in self.log for words in _NO_MEMORY):
             return "memory"
         return "signal" if self.exit < 0 else "exit"
+
+    @property
+    def where(self) -> str:
+        """The innermost places at which a signal ended it, or its time was over; empty if they are not known."""
+        stack = self.log.rpartition("Current thread ")[2].partition("\n\n")[0]
+        places = _FRAME.findall(stack)[:_FRAMES]
+        return ", called at ".join(f"{file}:{line} in {function}" for file, line, function in places)
 
     @property
     def detail(self) -> str:
@@ -254,6 +271,8 @@ def run(
         try:
             started(process.pid)
             overdue, interrupted = _awaited(process, folder, job.seconds, patience, given_up)
+            if overdue is not None:
+                _abort(process)
         finally:
             _kill(process)
             status = process.wait() or 0
@@ -299,6 +318,7 @@ def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[in
         child = os.fork()
     if child == 0:
         try:
+            gc.freeze()  # what is left of the parent stays: a finalizer may wait for threads that are not here
             os.setsid()  # in the parent's process group, Ctrl-C would reach the child twice
             for descriptor in closed:
                 os.close(descriptor)
@@ -313,7 +333,7 @@ def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[in
                 sys.stdout, sys.stderr = (
                     (folder / one).open("w", encoding="utf-8", errors="backslashreplace") for one in _PRINTED
                 )
-            _work(job, resources, folder, parent, logged=logged)
+            _work(job, resources, folder, parent)
         finally:
             os._exit(1)  # never return into the parent's code
     return _Forked(child)
@@ -329,12 +349,12 @@ def _drop_signal_handlers() -> None:
 
 def _fresh(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> subprocess.Popen[bytes]:
     path = [*([resources.folder] if resources.folder is not None else []), *map(os.path.abspath, sys.path)]
-    asked = {"job": asdict(job), "resources": asdict(resources), "parent": os.getpid(), "logged": logged, "path": path}
+    asked = {"job": asdict(job), "resources": asdict(resources), "parent": os.getpid(), "path": path}
     (folder / _JOB).write_text(json.dumps(asked, default=str), encoding="utf-8")
     with contextlib.ExitStack() as files:
         streams: dict[str, Any] = {}
         if logged:
-            streams = {"stdout": files.enter_context((folder / _LOG).open("wb")), "stderr": subprocess.STDOUT}
+            streams = {"stdout": files.enter_context((folder / _LOG).open("ab")), "stderr": subprocess.STDOUT}
         elif not _prints_to_descriptors():
             streams = {one: files.enter_context((folder / one).open("wb")) for one in _PRINTED}
         return subprocess.Popen(
@@ -387,6 +407,15 @@ def _awaited(
                 os.kill(process.pid, signal.SIGINT)
 
 
+def _abort(process: _Process) -> None:
+    """End a process so that it leaves its stack in the log. One that cannot even do that goes on."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGABRT)
+    until = time.monotonic() + _LAST_WORDS
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(_LONGEST_PAUSE)
+
+
 def _kill(process: _Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -402,16 +431,16 @@ def work_in(folder: str, asked: Mapping[str, Any]) -> NoReturn:
         asked: What its parent has written into the folder.
     """
     job, resources = Job(**asked["job"]), JobResources(**asked["resources"])
-    _work(job, resources, Path(folder), asked["parent"], logged=asked["logged"])
+    _work(job, resources, Path(folder), asked["parent"])
 
 
-def _work(job: Job, resources: JobResources, folder: Path, parent: int, *, logged: bool) -> NoReturn:
+def _work(job: Job, resources: JobResources, folder: Path, parent: int) -> NoReturn:
     """Do work, and end this process."""
     status = 1
+    stacks = (folder / _LOG).open("ab")
     try:
         die_with(parent)
-        if logged:
-            faulthandler.enable()
+        faulthandler.enable(stacks)
         limit_memory(resources.memory)
         answers = AnswerFolder(folder)
         answers.note(IMPORTING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from functools import partial
@@ -202,6 +203,7 @@ def test_a_candidate_that_kills_or_hangs_its_process_is_a_crash() -> None:
     assert dead.stage is None, "nothing was compiled, so there is no level"
     [hung] = isolated(candidate=hangs, timeout=15.0).findings
     assert "did not end in time" in hung.message
+    assert re.match(r"\S*test_handwritten.py:\d+ in hangs, called at ", str(hung.evidence["where"]))
 
 
 def test_a_result_that_a_later_call_overwrites_is_found() -> None:

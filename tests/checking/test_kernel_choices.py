@@ -159,6 +159,7 @@ def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -
     report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, timeout=6, gradients=False)
     finding = only(report)
     assert (finding.kind, finding.detail) == (cb.Kind.CRASH, detail)
+    assert "test_kernel_choices.py" in finding.evidence["where"]
     assert finding.message.endswith("; only with kernel choice 2 of 2, the slowest kernels")
     assert "faster" in finding.evidence["other_kernels"]
 

@@ -64,7 +64,9 @@ def test_a_report_is_named_after_the_program_in_memory_and_on_disk(
     isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
-    report = cb.check(Net(), (torch.randn(3),), compiler=faults.one_element(0), gradients=False, isolate=isolate)
+    compiler = faults.one_element(0)
+    report = cb.check(Net(), (torch.randn(3),), compiler=compiler, gradients=False, isolate=isolate, timeout=240)
+    assert [finding.kind for finding in report.findings] == [cb.Kind.LOGIC], report.to_text(verbose=True)
     assert (report.title, str(report).splitlines()[1]) == ("Net", "Net: 1 finding")
     assert str(report.environment["compiled by"]).startswith("tests.support.")
     assert report.path is not None

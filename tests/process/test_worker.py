@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -85,9 +86,25 @@ def test_autograd_works_in_a_worker_or_the_reason_is_told(monkeypatch: pytest.Mo
 
 
 def test_a_hang_is_killed() -> None:
-    died = run_in_worker(lambda: str(time.sleep(600)), timeout=0.5)
+    def sleeps() -> str:
+        time.sleep(600)
+        return ""
+
+    died = run_in_worker(sleeps, timeout=0.5)
     assert isinstance(died, JobEnd)
     assert (died.detail, died.cause) == ("crash.hang", "still running after 0.5 s")
+    assert re.match(r"\S*test_worker.py:\d+ in sleeps, called at \S*worker.py:\d+ in work, ", died.where)
+
+
+def test_a_hang_that_no_signal_reaches_is_killed_too() -> None:
+    def deaf() -> str:
+        signal.signal(signal.SIGABRT, signal.SIG_IGN)
+        time.sleep(600)
+        return ""
+
+    died = run_in_worker(deaf, timeout=0.5)
+    assert isinstance(died, JobEnd)
+    assert (died.detail, died.where) == ("crash.hang", "")
 
 
 def test_a_worker_has_workers() -> None:
