@@ -39,6 +39,9 @@ LARGEST = 1 << 31
 SHARE = 1 / 12
 """The most that is handed out, as a share of the memory: taps, gradients and float64 copies take several times it."""
 
+FRONTS = 2
+"""The first checks of a region that look at what comes before code generation, too: it is the same in each call."""
+
 SUBJECT = "operators by themselves"
 
 GRADIENTS = "gradients of operators by themselves"
@@ -84,7 +87,7 @@ class OperatorCheck:
     """Checks the operators of one region, each by itself.
 
     The kernels of a region that Inductor compiled are checked as they run. What comes before code generation is checked
-    by a probe that is not compiled. For another compiler, the region is compiled once more as a probe.
+    at first by a probe that is not compiled. For another compiler, the region is compiled once more as a probe.
 
     Args:
         gradients: Whether to check the operators' backward passes too.
@@ -114,6 +117,7 @@ class OperatorCheck:
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._earlier: TensorChecks | None = None
+        self._fronts = 0
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -134,8 +138,12 @@ class OperatorCheck:
             except NotInPlaceError:
                 self._kernels = None
                 self._forget()
-        if not decisions.forward and not decisions.backward:
-            self._check_with_probe(inputs, rng, subjects, decisions)
+        if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
+            return
+        self._check_with_probe(inputs, rng, subjects, decisions)
+        self._fronts += self._kernels is not None
+        if self._fronts == FRONTS:
+            self._forget()
 
     def _check_kernels(
         self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions

@@ -15,9 +15,11 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.diagnose.localize import search
 from checked_backend.graphs.nodes import origin_of
+from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
 from tests.support.planted import Fault, planted, scaled
+from tests.support.region_tools import agreed, checked, gathered
 
 pytestmark = [pytest.mark.inductor]
 
@@ -52,6 +54,24 @@ def test_a_clean_program_passes_and_its_kernels_are_checked(clean: Callable[...,
         assert report.verdict is cb.Verdict.PASS, report.to_text()
         assert report.coverage.checked["operators"] > 12
         assert not report.coverage.skipped
+
+
+def test_what_comes_before_code_generation_is_the_same_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def counted(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (looked.append(kind), function(*args))[1]
+
+    monkeypatch.setattr(KernelCheck, "run", counted("kernels", KernelCheck.run))
+    monkeypatch.setattr(OperatorCheck, "_check_probe", counted("front", OperatorCheck._check_probe))
+    model = checked(program, "inductor")
+
+    def run() -> None:
+        for _ in range(8):
+            model(*inputs()).sum().backward()
+
+    assert agreed(gathered(run))
+    assert looked == ["kernels", "front"] * 2 + ["kernels"] * 2
 
 
 @pytest.mark.parametrize("operator", ["tanh", "tanh_backward"])
