@@ -13,12 +13,12 @@ from checked_backend.checking.merge import with_levels
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
 from checked_backend.process.job import JobEnd
+from checked_backend.process.memory import memory_limit_lifted, process_limited
 from checked_backend.process.worker import NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.unsupported import no_process_here, nothing_compiles, out_of_memory, unsupported_here
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
-from checked_backend.report.memory import memory_limit_lifted, process_limited
 from checked_backend.report.write import write_whole
 
 _DONE, _MISUSED, _IMPOSSIBLE = "done", "misused", "impossible"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from checked_backend.errors import CheckedBackendError
-from checked_backend.process.job import default_memory
+from checked_backend.process.memory import whole_memory
 
 Words = list[str] | None
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -53,8 +53,8 @@ def memory_in_bytes(gib: float | None, jobs: int = 1) -> int | None:
         if not 0 < gib < _MOST_GIB:
             raise CheckedBackendError(f"--memory got {gib}; expected GiB, for example 8")
         return int(gib * 2**30)
-    there = default_memory()
-    return None if there is None else there // jobs
+    there = whole_memory()
+    return None if there is None else there * 4 // 5 // jobs
 
 
 def cores(jobs: int) -> int:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from checked_backend.dump.schema import FORMAT, VERSION, Storage
 from checked_backend.dump.tensors import fingerprint
 from checked_backend.errors import CheckedBackendError, DumpError
+from checked_backend.process.memory import whole_memory
 from checked_backend.report.codec import validated
 
 _MAX_JSON = 64 << 20
@@ -94,10 +95,8 @@ def check_memory(path: Path, needed: int) -> None:
     Raises:
         DumpError: The tensors need more memory than this machine has.
     """
-    if not hasattr(os, "sysconf"):
-        return  # Windows does not overcommit memory
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    there = whole_memory()
+    if there is not None and needed > there:
         raise DumpError(
             f"{path}: its tensors need {needed / 2**30:,.1f} GiB; this machine has {there / 2**30:,.1f} GiB"
         )

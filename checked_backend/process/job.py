@@ -480,18 +480,6 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def default_memory() -> int | None:
-    """Four fifths of the memory that this process may use; None if that is unknown."""
-    try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            there = min(there, int(Path(file).read_text(encoding="ascii")))
-    return there * 4 // 5
-
-
 def limit_memory(memory: int | None) -> None:
     """Limit this process's bytes (only on Linux), and make it the first that the system kills if memory runs out."""
     if sys.platform == "win32":

@@ -33,10 +33,10 @@ from checked_backend._torch.dynamo import causes, dynamo_control_flow
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
+from checked_backend.process.memory import free_memory
 from checked_backend.random_state import random_untouched
 from checked_backend.regions.call_findings import FakeError, described_exception
 from checked_backend.report.environment import compiler_command
-from checked_backend.report.memory import free_memory
 
 PLENTY = 2 * 2**30
 """A compiler does not run out of memory if this many bytes are free."""

@@ -109,7 +109,7 @@ def checked(run: Run, program: Path) -> Callable[..., tuple[int, Report]]:
 
     def check(factory: str, *options: str) -> tuple[int, Report]:
         code, out, err = run("check", f"{program}:{factory}", *options, "--json")
-        assert err == ""
+        assert [line for line in err.splitlines() if not line.startswith("numcheck:")] == []  # a slow check is told
         return code, Report.from_json(out)
 
     return check

@@ -7,7 +7,6 @@ alone. The noise of one operator on its own inputs is a rounding or two.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch import fx
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of
+from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
@@ -301,9 +301,7 @@ def _memory(values: Sequence[Any]) -> float:
     """Bytes of memory where the values are, on an accelerator those that are free; infinite if that cannot be told."""
     devices = {value.device for value in values if isinstance(value, torch.Tensor)}
     sizes = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
-    if not sizes and hasattr(os, "sysconf") and {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
-        sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    return min(sizes, default=math.inf)
+    return min(sizes, default=whole_memory() or math.inf)
 
 
 def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:

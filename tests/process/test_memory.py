@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from checked_backend.report.memory import free_memory, memory_limit_lifted, process_limited
+from checked_backend.process.memory import free_memory, memory_limit_lifted, process_limited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

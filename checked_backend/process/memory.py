@@ -1,13 +1,26 @@
-"""How much memory this process can still get."""
+"""How much memory there is, and how much of it this process can still get."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+def whole_memory() -> int | None:
+    """Bytes that this machine has, or this container may use; None if that is not known."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            there = min(there, int((_CGROUPS / name).read_text("ascii")))
+    return there
 
 
 def free_memory() -> int | None:
