@@ -200,6 +200,7 @@ class MonteCarloMode(OperatorMode):
         self.correlated = correlated
         self.unperturbed: set[str] = set()
         self._noise = NoiseSource(seed)
+        self._noise_of_partial_sums = NoiseSource(~seed)
 
     def opaque(self, name: str) -> None:
         """Take note of a higher-order operator whose inside cannot be perturbed."""
@@ -300,7 +301,35 @@ class MonteCarloMode(OperatorMode):
         except RuntimeError:  # its noisy input is out of its range (a probability above 1)
             result = func(*args, **kwargs)
         self._perturb_results(operator, args, kwargs, result, terms)
+        if self.correlated:
+            self._perturb_cancelled(operator, args, kwargs, result)
         return result
+
+    def _perturb_cancelled(
+        self, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Perturb a sum by the roundings of the partial sums on its way: a result that cancels shows nothing of these.
+
+        Times what the verdict allows of it, that is the running error bound of adding the terms up in their order
+        (Higham, Accuracy and Stability of Numerical Algorithms, section 3.3).
+        """
+        terms, target, dims = args[0], result, argument(operator, args, kwargs, "dim")
+        if operator.base == "convolution_backward":  # the gradient of its bias
+            target, dims = result[2], [0, *range(2, terms.dim())]
+        elif operator.base not in ("sum", "mean"):
+            return
+        if not (_is_plain(terms) and _is_plain(target)) or terms.is_complex() or not terms.numel():
+            return
+        with DisableTorchDispatch():
+            summed = [dims] if isinstance(dims, int) else dims or range(terms.dim())
+            rest = set(range(terms.dim())) - {dim % terms.dim() for dim in summed}
+            order = sorted(range(terms.dim()), key=lambda dim: (dim not in rest, dim))
+            flat = _as_float32(terms.detach()).permute(order).flatten(len(rest))
+            size = flat.cumsum(-1).abs_().sum(-1) / (flat.shape[-1] if operator.base == "mean" else 1)
+            moved = size.clone()
+            if self._noise_of_partial_sums.perturb_(moved, 1.0):
+                amplitude = self.magnitude * min(unit_roundoff(target.dtype), _U32) / _CORRELATED
+                target.detach().add_(moved.sub_(size).view(target.shape), alpha=amplitude)
 
     def _noisy_copies(self, args: Sequence[Any], scale: float, keep: Collection[int]) -> list[Any]:
         with DisableTorchDispatch():

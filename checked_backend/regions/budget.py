@@ -5,8 +5,8 @@ that passes fills it. Checks and skipped calls empty it. A check begins when the
 the last one of its kind took, or an upper estimate. Regions take turns by fair queueing: next is the one that has been
 given least time once its check is over, and the others leave in the bucket what it needs.
 
-A *recheck* is a check with all control runs, whatever earlier calls established: checks 1, 2, 4, 8, ... of a region.
-It takes many times what another check takes.
+A *recheck* is check 1, 2, 4, 8, ... of a region: at first with all control runs, later with those that it needs. It
+may take many times what another check takes.
 """
 
 from __future__ import annotations

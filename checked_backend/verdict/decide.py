@@ -3,8 +3,7 @@
 A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. In a
 region that computes in half precision, equal bits settle a tensor only after its float64 twin has been compared:
 rounding to half precision hides errors of a thousandth, and with some inputs hides them altogether. The twin is
-compiled once for each region, at its first checked call. It is asked again whenever the caller asks for a
-recheck.
+compiled once for each region, at its first checked call. At a recheck it is asked again about what is not settled.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Decisions:
         own_precision_limits: The relative error that noise hides at the tensor's own precision, where float64 would
             not show it either, by name.
         ratios: The difference divided by the noise, by name, if the noise is known; 0 for equal bits.
-        recheck: Whether the scales of earlier calls were left aside.
+        recheck: Whether the scales of earlier calls settled nothing, or only what is within them as they are.
     """
 
     findings: list[Finding] = field(default_factory=list)

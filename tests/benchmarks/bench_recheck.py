@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python tests/benchmarks/bench_recheck.py [--millions 2 10 40]
 
-Four linear layers with GELU, forward and backward, float32, Inductor. Calls 1, 2, 4, 8 and 16 are compared with noise
-anew; the others are held against the scales that these found. Times are of one run: the ratio of the 16th call to the
-median of the calls around it. Peak memory is the process's, in units of the weights.
+Four linear layers with GELU, forward and backward, float32, Inductor. Calls 1 and 2 are compared with noise, calls 4, 8
+and 16 with the scales that these found, and the others with four times as much. Times are of one run: the ratio of the
+16th call to the median of the calls around it. Peak memory is the process's, in units of the weights.
 """
 
 from __future__ import annotations
