@@ -219,6 +219,50 @@ def test_sums_inside_a_normalisation_are_as_noisy_as_those_of_a_loop(shape):
     assert float(noise.max()) < 16 * float(of_loop.max())
 
 
+@pytest.mark.parametrize("made", ["sum", "mean", "bias of a convolution"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_sum_that_cancels_is_as_noisy_as_that_of_a_loop(made, kept):
+    """Terms of two signs, each equal to a thousand others: what is left shows nothing of the partial sums."""
+    sizes = values(4, seed=1).abs()
+    terms = torch.stack([one * sizes[:, None].expand(4, 1152) for one in (1, 1, 1, -3)]).unsqueeze(-1)
+    terms, count = (terms if kept else terms.transpose(0, 1)).contiguous(), 4 * 1152
+    dims = [0, 2, 3] if kept else [-1, 1, -2]
+
+    def left_over():
+        if made == "bias of a convolution":
+            images, weight = torch.zeros(4, 1, 1152, 1), torch.zeros(4, 1, 1, 1)
+            how = [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, False, True]
+            return torch.ops.aten.convolution_backward(terms if kept else terms.transpose(0, 1), images, weight, *how)[
+                2
+            ]
+        return getattr(terms, made)(dims, keepdim=kept).flatten()
+
+    ordered = (terms if kept else terms.transpose(0, 1)).transpose(0, 1).flatten(1).numpy()
+    of_loop = torch.from_numpy(ordered.cumsum(1, dtype=np.float32)[:, -1]).abs()
+    of_loop = of_loop / count if made == "mean" else of_loop
+    runs = []
+    for seed in range(8):
+        with MonteCarloMode(seed, 2.0, correlated=True):
+            runs.append(left_over())
+    noise = torch.stack(runs).abs().amax(0)
+    assert 0 < float(of_loop.max()) < 8 * float(noise.square().mean().sqrt())
+    assert float(noise.max()) < 16 * float(of_loop.max())
+
+
+def test_a_sum_of_terms_in_no_order_is_not_much_noisier_than_its_terms_are():
+    x = values(4, 100_000) - values(4, 100_000, seed=1)
+
+    def left_over():
+        return x.sum(1)
+
+    noise = []
+    for seed in range(8):
+        with MonteCarloMode(seed, 2.0, correlated=True):
+            noise.append((left_over() - x.sum(1)).abs().max())
+    size = float(x.square().sum(1).sqrt().max())  # the partial sums are of this size, and there are 100,000
+    assert float(max(noise)) < 100_000 * unit_roundoff(torch.float32) * size
+
+
 def test_bfloat16_accumulation_noise_stays_at_its_storage():
     x = values(256, 256, dtype=torch.bfloat16)
     assert spread(lambda: x @ x, torch.bfloat16)[0] == pytest.approx(UNIFORM_RMS, rel=0.15)
