@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.region_tools import checked, found, gathered
+from tests.support.region_tools import agreed, checked, found, gathered
 
 
 def normalised(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -32,6 +33,16 @@ def test_a_larger_residue_is_noise_and_widens_the_limit() -> None:
     assert not found(report)
     assert report.verdict is cb.Verdict.PASS
     assert report.coverage.own_precision_limit["grad[bias]"] > 32
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("images", [2, 8])
+def test_equal_terms_of_two_signs_are_added_up_in_any_order(images: int) -> None:
+    """What arrives is the result itself: it is nearly zero for each channel, and so is the gradient of its bias."""
+    pooled = (nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = checked(nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), *pooled), "inductor")
+    report = gathered(lambda: model(torch.randn(images, 4, 48, 48)).square().sum().backward())
+    assert agreed(report), report
 
 
 @pytest.mark.parametrize("error", [0.05, 1.0, float("nan")])
