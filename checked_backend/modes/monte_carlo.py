@@ -318,14 +318,14 @@ class MonteCarloMode(OperatorMode):
             target, dims = result[2], [0, *range(2, terms.dim())]
         elif operator.base not in ("sum", "mean"):
             return
-        if not (_is_plain(terms) and _is_plain(target)) or terms.is_complex() or not terms.numel():
+        if not (_is_plain(terms) and _is_plain(target)) or terms.layout is not torch.strided or terms.is_complex():
             return
         with DisableTorchDispatch():
             summed = [dims] if isinstance(dims, int) else dims or range(terms.dim())
             rest = set(range(terms.dim())) - {dim % terms.dim() for dim in summed}
             order = sorted(range(terms.dim()), key=lambda dim: (dim not in rest, dim))
             flat = _as_float32(terms.detach()).permute(order).flatten(len(rest))
-            size = flat.cumsum(-1).abs_().sum(-1) / (flat.shape[-1] if operator.base == "mean" else 1)
+            size = flat.cumsum(-1).abs_().sum(-1) / (max(1, flat.shape[-1]) if operator.base == "mean" else 1)
             moved = size.clone()
             if self._noise_of_partial_sums.perturb_(moved, 1.0):
                 amplitude = self.magnitude * min(unit_roundoff(target.dtype), _U32) / _CORRELATED
