@@ -259,12 +259,12 @@ class CallComparison:
             pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
 
         with self._lock:
-            self._comparisons[cotangents is not None] += 1
-            number = self._comparisons[cotangents is not None]
+            backward = cotangents is not None
+            self._comparisons[backward] += 1
+            number = self._comparisons[backward]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = number & (number - 1) == 0 if call.due.recheck is None else call.due.recheck
-            self._rechecks[cotangents is not None] += recheck
-            whole = recheck and self._rechecks[cotangents is not None] <= WHOLE_RECHECKS
+            whole = recheck and self._rechecks[backward] < WHOLE_RECHECKS
             known = {} if whole else dict(self._scales)
         decisions = decide(
             pairs,
@@ -275,6 +275,8 @@ class CallComparison:
             recheck=recheck,
             signs=recheck and cotangents is None,  # gradients are summed up, so the sign of their zeros does not matter
         )
+        with self._lock:
+            self._rechecks[backward] += recheck  # not if it was postponed
         call.ratios = decisions.ratios
         return decisions
 

@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import checked_backend as cb
 from checked_backend.regions.runner import RegionRunner
 from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
-@pytest.mark.parametrize(("late", "rechecked"), [(1.0, False), (3.0, True)])
-def test_a_later_recheck_runs_controls_for_what_differs_by_more_than_before(
-    late: float, rechecked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the third call a difference may be four times as large, at the fourth no larger."""
-    asked: list[int] = []
-    number, run_once = 0, RegionRunner.run
-
-    def counted(*given: Any) -> Any:
-        asked.append(number)
-        return run_once(*given)
-
-    def off(result: torch.Tensor) -> torch.Tensor:
-        return (result * (1 + (late if number > 2 else 1) * 2.0**-21)).to(result.dtype)
-
-    monkeypatch.setattr(RegionRunner, "run", counted)
-    model = checked(lambda x: torch.sin(x @ x) * 1.1, faults.spoiled_output(off))
+def four_calls(factor: Callable[[int], float], numbers: list[int]) -> cb.Report:
+    """Four calls of a region, each of which is wrong by a factor. Their numbers are noted as they begin."""
+    off = faults.spoiled_output(lambda result: (result * factor(numbers[-1])).to(result.dtype))
+    model = checked(lambda x: torch.sin(x @ x) * 1.1, off)
 
     def run() -> None:
-        nonlocal number
-        for _ in range(4):
-            number += 1
+        for number in range(1, 5):
+            numbers.append(number)
             model(torch.randn(16, 16))
 
-    assert agreed(gathered(run))
-    assert {*asked} == ({1, 2, 4} if rechecked else {1, 2})
+    return gathered(run)
+
+
+@pytest.mark.parametrize(("late", "rechecked"), [(1, {1, 2}), (3, {1, 2, 4})])
+def test_a_later_recheck_runs_controls_for_what_differs_by_more_than_before(
+    late: int, rechecked: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the third call a difference may be four times as large, at the fourth no larger."""
+    numbers: list[int] = []
+    asked: set[int] = set()
+    run_once = RegionRunner.run
+
+    def counted(*given: Any) -> Any:
+        asked.add(numbers[-1])
+        return run_once(*given)
+
+    monkeypatch.setattr(RegionRunner, "run", counted)
+    assert agreed(four_calls(lambda number: 1 + (late if number > 2 else 1) * 2.0**-21, numbers))
+    assert asked == rechecked
 
 
 def test_a_fault_that_begins_at_a_later_recheck_is_found() -> None:
-    number = 0
-
-    def off(result: torch.Tensor) -> torch.Tensor:
-        return result * (1.001 if number == 4 else 1)
-
-    model = checked(lambda x: torch.sin(x @ x) * 1.1, faults.spoiled_output(off))
-
-    def run() -> None:
-        nonlocal number
-        for _ in range(4):
-            number += 1
-            model(torch.randn(16, 16))
-
-    assert found(gathered(run)) == {("logic", "output[0]")}
+    assert found(four_calls(lambda number: 1.001 if number == 4 else 1, [])) == {("logic", "output[0]")}
