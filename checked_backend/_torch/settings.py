@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -67,6 +67,12 @@ def changed_settings() -> dict[str, dict[str, Any]]:
         }
         for module in modules
     }
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """Run a block with no device's autocast on: what was traced under it has its casts written out."""
+    disabled: AbstractContextManager[None] = torch._C._DisableAutocast()
+    return disabled
 
 
 @contextmanager

@@ -83,10 +83,11 @@ def outside_noise(
       the root mean square of those of the elements that are not much larger, whichever is greater.
     - Eager is as far from float64 there (up to `EAGER_FACTOR`).
     - Eager has NaN or infinity where float64 has a number, and the candidate has NaN or infinity too, or is right.
+    - Eager has a number where float64 is infinite, and the candidate is infinite alike.
 
-    Where float64 has NaN or infinity and eager has a number, float64 is not asked. An element that has lost its digits
-    must be within its own envelope: the typical error is that of larger elements. Integers have no typical error: an
-    integer that no control run changed is right or wrong.
+    Elsewhere, where float64 has NaN or infinity and eager has a number, float64 is not asked. An element that has lost
+    its digits must be within its own envelope: the typical error is that of larger elements. Integers have no typical
+    error: an integer that no control run changed is right or wrong.
 
     Args:
         strong: The noise from control runs with roundings of `STRONG_MAGNITUDE`, where ``envelope`` is from runs with
@@ -141,6 +142,8 @@ def outside_noise(
         if bool(lost.any()):
             without = compiled.isinf() & ~_finite(part.candidate)
             inside |= lost & (without | _has_digits(compiled, part.high_precision, reference.dtype, high_precision))
+        if blind is not None:
+            inside |= blind & (compiled == 0) & widened(part.candidate).isinf()
     outside = ~inside
     if part.digits is not None and own is not None:
         part.digits.logical_and_((distance > own) & inside)

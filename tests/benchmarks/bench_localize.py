@@ -1,13 +1,16 @@
 """How long it takes from a failed check to the operator, and to a script that shows it; PyTorch's minifier beside it.
 
-Run it as a program: ``python tests/benchmarks/bench_localize.py [--layers 4] [--minifier SECONDS]``. A BERT whose relu
-Inductor compiles wrongly (its own ``inject_relu_bug_TESTING_ONLY``) is checked once; the seconds are counted from the
-moment the check has failed: of the clock, and of CPU with all workers, which other programs do not change.
+    python tests/benchmarks/bench_localize.py [--layers 4] [--device cuda] [--minifier SECONDS]
+
+A BERT whose relu Inductor compiles wrongly (its own ``inject_relu_bug_TESTING_ONLY``) is checked once; the seconds are
+counted from the moment the check has failed: of the clock, and of CPU with all workers, which other programs do not
+change.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import tempfile
 import time
@@ -32,7 +35,10 @@ from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import rerun_failure
 
-RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+RELU_BUG = {
+    "cpu": {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"},
+    "cuda": {"triton.inject_relu_bug_TESTING_ONLY": "accuracy"},
+}
 
 
 class Clock:
@@ -56,10 +62,10 @@ class Clock:
         print(f"  {used:7.1f} s CPU {now:7.1f} s  {what}", flush=True)
 
 
-def first_failure(layers: int, folder: Path) -> tuple[Failure, Sequence[Finding]]:
+def first_failure(layers: int, device: str, folder: Path) -> tuple[Failure, Sequence[Finding]]:
     """Check a forward pass of the model, and give back its failed call."""
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, hidden_act="relu"))
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, hidden_act="relu")).to(device)
     kept: list[tuple[Failure, Sequence[Finding]]] = []
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -67,10 +73,13 @@ def first_failure(layers: int, folder: Path) -> tuple[Failure, Sequence[Finding]
         return findings
 
     def checked(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = CheckOptions(compiler_options=RELU_BUG, on_divergence="record", report_dir=folder)
+        options = CheckOptions(
+            compiler_options=RELU_BUG[device], on_divergence="record", progress=False, report_dir=folder
+        )
         return build_region(gm, inputs, options, None, silent=True, investigator=investigator)
 
-    torch.compile(model, backend=checked)(torch.randint(0, 1000, (2, 64)), labels=torch.tensor([0, 1]))
+    words, labels = torch.randint(0, 1000, (2, 64), device=device), torch.tensor([0, 1], device=device)
+    torch.compile(model, backend=checked)(words, labels=labels)
     return kept[0]
 
 
@@ -116,15 +125,20 @@ def run_minifier(failure: Failure, limit: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--minifier", type=float, default=0.0, help="seconds for PyTorch's minifier")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    failure, findings = first_failure(chosen.layers, folder)
+    failure, findings = first_failure(chosen.layers, chosen.device, folder)
     print(
         f"BERT, {chosen.layers} layers, {sum(n.op.startswith('call_') for n in failure.graph.graph.nodes)} call nodes"
     )
     clock = Clock()
-    [first, *_] = investigate.investigate(failure, findings, clock.mark)
+    telling = logging.Handler()
+    telling.emit = lambda record: clock.mark(record.getMessage())  # type: ignore[method-assign]
+    investigate.log.addHandler(telling)
+    investigate.log.setLevel(logging.INFO)
+    [first, *_] = investigate.investigate(failure, findings)
     clock.mark("all done")
     print(f"op {first.op}, {first.evidence.get('reduced')}, repro {first.repro}, workaround {first.workaround}")
     print("repro confirmed:", first.repro_confirmed)

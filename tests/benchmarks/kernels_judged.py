@@ -1,6 +1,6 @@
 """What share of a clean model's kernels is judged in place, and how far the worst is from what it is allowed.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.kernels_judged [--models llama resnet] [--ways amp float16]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.kernels_judged [--models Llama] [--ways amp float16] [--device cuda]
 
 One training step of each model under Inductor. A buffer of floating-point numbers is judged if a kernel's result is
 held against its own operators. Parts of an operator (the two sums of a variance), and what a fused kernel overwrites,
@@ -48,7 +48,7 @@ ITSELF = "by itself"
 READER = "with what reads it"
 
 
-def step(case: Case, way: str, *, dynamic: bool) -> tuple[list[CheckedModule], list[tuple[float, str]]]:
+def step(case: Case, way: str, device: str, *, dynamic: bool) -> tuple[list[CheckedModule], list[tuple[float, str]]]:
     """The modules that one training step checks, and each tensor's error over what it may be."""
     checked: list[CheckedModule] = []
     errors: list[tuple[float, str]] = []
@@ -63,20 +63,21 @@ def step(case: Case, way: str, *, dynamic: bool) -> tuple[list[CheckedModule], l
         errors.append((error.excess, operator_name(node) if node.op == "call_function" else node.name))
         note(checks, node, error, *args, **kwargs)
 
-    model, inputs = case.model, dict(case.inputs)
-    if way == "float16":
-        model = model.half()
-        inputs = {
-            name: value.half() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-            for name, value in inputs.items()
-        }
+    dtype = torch.float16 if way == "float16" else None
+    model = case.model.to(device, dtype)
+    inputs = {
+        name: value.to(device, dtype if value.is_floating_point() else None)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in case.inputs.items()
+    }
     compiled = torch.compile(model, backend="numcheck", dynamic=dynamic or None, options={"localize": False})
     with (
         mock.patch.object(build, "computes_in_low_precision", return_value=True),
         mock.patch.object(KernelCheck, "run", noting_run),
         mock.patch.object(TensorChecks, "note", noting),
         cb.collect(closing=False),
-        torch.autocast("cpu", torch.bfloat16, enabled=way == "amp"),
+        torch.autocast(device, torch.bfloat16, enabled=way == "amp"),
     ):
         loss = case.loss(compiled(**inputs))
     loss.backward()
@@ -116,15 +117,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="NAME")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     asked = parser.parse_args()
-    table = Table("model", "in", "buffers", "by itself", "judged", "not judged, and why", "worst", "of")
+    columns = ("model", "in", "buffers", "by itself", "judged", "not judged, and why", "worst", "of")
     console = Console(width=150)
     for name in asked.models:
+        table = Table(*columns)
         for way in asked.ways:
             torch.compiler.reset()
             torch.manual_seed(0)
             try:
-                checked, errors = step(MODELS[name](), way, dynamic=asked.dynamic)
+                checked, errors = step(MODELS[name](), way, asked.device, dynamic=asked.dynamic)
             except Exception as error:  # a model that does not run so in eager either
                 table.add_row(name, way, "", "", "", f"{type(error).__name__}: {error}".splitlines()[0][:70], "", "")
                 continue
@@ -134,7 +137,7 @@ def main() -> None:
             missing = ", ".join(f"{number} {why[:60]}" for why, number in ways.most_common(3))
             worst, operator = max(errors, default=(0.0, ""))
             table.add_row(name, way, str(count), *shares, missing, f"{worst:.2f}", operator)
-    console.print(table)
+        console.print(table)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections import defaultdict
 from collections.abc import Iterator
@@ -50,6 +51,20 @@ def _backends() -> None:
     """Where the package is not installed torch knows its backends by no entry point."""
     for name in sorted({"numcheck", "debug_interpreter"} - set(torch._dynamo.list_backends())):
         torch._dynamo.register_backend(getattr(backends, name), name=name)
+
+
+@pytest.fixture(autouse=True)
+def _device_lives() -> Iterator[None]:
+    """Where a test has lost the device, its worker ends (``-n 8``): the tests behind it get another process."""
+    yield
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(1)
+        raise
 
 
 @pytest.fixture

@@ -94,8 +94,12 @@ def test_a_result_of_a_stream_that_nobody_waits_for_is_found(gpu: str) -> None:
 
         return run
 
-    report = cb.check(lambda x: x.sin(), (torch.randn(64, device=gpu),), compiler=compiler)
-    assert report.verdict is cb.Verdict.FAIL, str(report)
+    def report(compiler: Any) -> cb.Report:
+        return cb.check(lambda x: x.sin(), (torch.randn(64, device=gpu),), compiler=compiler)
+
+    assert report("eager").verdict is cb.Verdict.PASS  # the device waits for all streams when it loads a kernel
+    late = report(compiler)
+    assert late.verdict is cb.Verdict.FAIL, str(late)
 
 
 def test_peak_memory_is_at_most_eagers_and_the_compiled_programs(gpu: str) -> None:
@@ -112,6 +116,33 @@ def test_peak_memory_is_at_most_eagers_and_the_compiled_programs(gpu: str) -> No
     eager, compiled = peak(model), peak(torch.compile(model))
     torch._dynamo.reset()
     assert peak(checked(model, "inductor")) <= eager + compiled
+
+
+def test_a_check_gives_way_where_memory_is_short(gpu: str) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).to(gpu)
+    x = torch.randn(8192, 2048, device=gpu)
+
+    def train(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        model.zero_grad()
+        run(x).sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    right = train(torch.compile(model))
+    limit = 1.5 * torch.cuda.max_memory_reserved()
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    try:
+        kept: list[torch.Tensor] = []
+        report = gathered(lambda: kept.extend(train(checked(model, "inductor"))))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for one, other in zip(kept, right, strict=True):
+        torch.testing.assert_close(one, other)
+    assert report.verdict is not cb.Verdict.FAIL, str(report)
+    assert any("memory" in skip.reason for skip in report.coverage.skipped), str(report)
 
 
 def test_a_checked_step_waits_for_the_device_a_few_times(gpu: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,4 +51,6 @@ def test_measuring_on_the_device_is_measuring(device: str, dtype: torch.dtype) -
     other = one.clone()
     other[7] += 1
     here = cb.measure(reference=one, candidate=other)
-    assert cb.measure(reference=one.to(device), candidate=other.to(device)) == here
+    there = cb.measure(reference=one.to(device), candidate=other.to(device))
+    # a GPU adds the squares up in another order
+    assert there == replace(here, reference_rms=pytest.approx(here.reference_rms), rmse=pytest.approx(here.rmse))

@@ -77,3 +77,5 @@ def test_training_is_not_accused(
     if report.verdict is cb.Verdict.INCONCLUSIVE:  # atomics: eager itself does not repeat
         assert {finding.detail for finding in report.findings} == {"nondeterministic"}, str(report)
     assert backwards(report) > 0, str(report)
+    if precision not in ("float32", "tf32"):
+        assert report.coverage.checked["operators"] > 0, report.to_text(verbose=True)

@@ -31,3 +31,15 @@ def test_how_many_blocks_a_tensor_has_does_not_matter(dtype, with_float64, monke
             )
         assert found[0] == found[1] == found[2]
         assert found[0].count == (wrong is not None)
+
+
+def test_an_infinity_that_float64_has_too_is_right():
+    reference = torch.randn(8)
+    high_precision = reference.double()
+    high_precision[3] = -torch.inf  # a threshold that eager's rounding misses
+    quiet = Envelope.of(reference, reference)
+    for value, count in ((-torch.inf, 0), (torch.inf, 1), (torch.nan, 1), (7.0, 1)):
+        candidate = reference.clone()
+        candidate[3] = value
+        found = outside_noise(reference=reference, candidate=candidate, envelope=quiet, high_precision=high_precision)
+        assert (found.count, found.unconfirmed) == (count, count)

@@ -11,6 +11,7 @@ from torch import fx
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend._torch.settings import without_autocast
 from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.nodes import origin_of, recorded_value
 from checked_backend.regions.inputs import Inputs
@@ -143,7 +144,8 @@ def _checked(
     def walk(checks: TensorChecks) -> None:
         probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
         rng.restore()
-        Walk(module.graph, exposed, probed, checks=checks, enough=enough).run()
+        with without_autocast():
+            Walk(module.graph, exposed, probed, checks=checks, enough=enough).run()
 
     return CheckedModule(module, walk_again(walk, earlier), arguments, values)
 

@@ -12,6 +12,8 @@ from torch import fx
 from torch.autograd.graph import Node
 
 from checked_backend._torch.modes import DisableTorchDispatch
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.pytree import tree_map_only
 from checked_backend.graphs.effects import has_effects
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.modes.float64 import to_float64
@@ -55,7 +57,7 @@ class Lane:
         self.moved = moved
         self.values: dict[fx.Node, Any] = {}
         self._mode = mode
-        self._interpreter = fx.Interpreter(gm, garbage_collect_values=False)
+        self._interpreter = _Interpreter(gm, garbage_collect_values=False)
         self._interpreter.env = self.values
 
     def run(self, node: fx.Node) -> Any:
@@ -138,6 +140,22 @@ class Lane:
         if isinstance(value, torch.Tensor) and (gradient or value.requires_grad):
             value = value.detach().requires_grad_(gradient)
         self.values[node] = value
+
+
+class _Interpreter(fx.Interpreter):
+    """Calls attention on tensors whose last dimension is dense, as Inductor does.
+
+    ATen's kernels for the CPU read any other wrongly (``sdpa_constraint`` in ``torch/_inductor/lowering.py``).
+    """
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(target, OpOverload) and "attention" in str(target):
+            args, kwargs = tree_map_only(torch.Tensor, _dense, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return value if value.dim() == 0 or value.stride(-1) == 1 else value.contiguous()
 
 
 class Moved:

@@ -56,6 +56,26 @@ def test_a_clean_program_passes_and_its_kernels_are_checked(clean: Callable[...,
         assert not report.coverage.skipped
 
 
+def test_what_was_lowered_has_its_casts_written_out() -> None:
+    """Under the user's autocast operators would be of other dtypes: many on a GPU, products of float32 on a CPU."""
+
+    def mixed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y = x @ w
+        return torch.sigmoid(y @ w)
+
+    def report() -> cb.Report:
+        torch._dynamo.reset()
+        with torch.autocast("cpu", torch.bfloat16):
+            return cb.check(mixed, (torch.randn(16, 16), torch.randn(16, 16)), localize=False)
+
+    right = report()
+    assert agreed(right)
+    assert right.coverage.checked["operators"] > 3
+    with planted(Fault("sigmoid", "pointwise", "lowering", in_half_precision)), without_compile_caches():
+        assert report().verdict is cb.Verdict.FAIL
+
+
 def test_what_comes_before_code_generation_is_the_same_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
