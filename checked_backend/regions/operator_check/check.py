@@ -127,7 +127,7 @@ class OperatorCheck:
             with _undisturbed(rng), ambient.entered():
                 self._check_operators(inputs, rng, subjects, decisions)
         except Exception as error:  # the region as a whole is compared all the same
-            decisions.checked, decisions.reason = 0, short(error)
+            decisions.reason, decisions.limits = short(error), {}
             decisions.skips.append(Skip(SUBJECT, f"not checked: {short(error)}"))
         return decisions
 

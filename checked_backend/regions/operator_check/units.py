@@ -161,12 +161,19 @@ class Units:
         return Unit(
             tuple(sources),
             tuple(nodes),
-            any(name in _JUMPING for name in names) or any(source in self._choices for source in sources),
+            any(_name(one) in _JUMPING and any(map(self._rounds, one.all_input_nodes)) for one in calls)
+            or any(source in self._choices for source in sources),
             any(part in name for name in names for part in _KEPT)
             or any(isinstance(one.target, HigherOrderOperator) for one in calls),
             all(name in _SMOOTH or name in _KINKED for name in names),
             all(name in _SMOOTH for name in names),
         )
+
+    def _rounds(self, node: fx.Node) -> bool:
+        """Whether rounding may change a value; words and places, and masks of them, stay as they are."""
+        if is_floating(recorded_value(node)) or node in self._choices:
+            return True
+        return not self.is_source(node) and any(map(self._rounds, node.all_input_nodes))
 
 
 def _name(node: fx.Node) -> str:
