@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.slow)  # the default run leaves them out
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # torch's and transformers' own
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What fails is told at once: a machine is lent for minutes, and a run that is cut off tells nothing at its end."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ and HERE.name in Path(report.nodeid).parts:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        said = str(getattr(crash, "message", report.longrepr)).strip().splitlines() or [""]
+        sys.__stdout__.write(f"\n{report.nodeid} ({report.when}): {said[0][:300]}\n")
+        sys.__stdout__.flush()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from torch._inductor.lowering import lowerings
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.dynamo import lookup_backend
-from tests.support import faults
+from checked_backend._torch.operators import OpOverload
+from tests.gpu.test_models import train
+from tests.support import faults, half_models, models
+from tests.support.models import Case
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
 
 aten = torch.ops.aten
@@ -38,12 +42,17 @@ def data(device: str) -> torch.Tensor:
     return torch.randn(33, 65, device=device)
 
 
+@contextmanager
+def wrong_lowering(monkeypatch: pytest.MonkeyPatch, op: OpOverload, by: float) -> Iterator[None]:
+    right = lowerings[op]
+    monkeypatch.setitem(lowerings, op, lambda x: lowerings[aten.mul.Tensor](right(x), by))
+    with without_compile_caches():
+        yield
+
+
 @pytest.fixture
 def _wrong_lowering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    op = aten.sigmoid.default
-    right = lowerings[op]
-    monkeypatch.setitem(lowerings, op, lambda x: lowerings[aten.mul.Tensor](right(x), 1.01))
-    with without_compile_caches():
+    with wrong_lowering(monkeypatch, aten.sigmoid.default, 1.01):
         yield
 
 
@@ -56,6 +65,27 @@ def test_a_wrong_lowering_is_found_and_named(data: torch.Tensor) -> None:
 
 def test_the_right_lowering_is_not_accused(data: torch.Tensor) -> None:
     assert cb.check(model, (data,)).verdict is cb.Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("make", "operator", "precision"),
+    [
+        (half_models.bert, "erf", "float32"),
+        (half_models.gpt2, "tanh", "autocast"),
+        (half_models.unet, "rsqrt", "float32"),
+        (models.resnet, "rsqrt", "autocast"),
+    ],
+)
+def test_a_wrong_kernel_of_a_model_is_named(
+    make: Callable[[], Case], operator: str, precision: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op: OpOverload = getattr(aten, operator).default
+    with wrong_lowering(monkeypatch, op, 1.03):
+        report = gathered(
+            lambda: train(make, device, precision, lambda model: checked(model, "inductor", localize=True))
+        )
+    assert report.verdict is cb.Verdict.FAIL, str(report)
+    assert str(op) in {finding.op for finding in report.findings}, str(report)
 
 
 def test_a_wrong_constant_is_found(data: torch.Tensor) -> None:
