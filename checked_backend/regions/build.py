@@ -103,18 +103,19 @@ def build_region(
     settings = ProcessState.capture()
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
+    cached: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(waiting.at("compiling it"))
         if options.compiler == "inductor":
             modules = []
-            stack.enter_context(generated_modules_noted(modules))
+            stack.enter_context(generated_modules_noted(modules, cached))
         candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
-    kernels = None if modules is None else _kernels(source, candidate, modules, local)
-    variants = _variants(source, candidate, local, compiling, kernels)
+    kernels = None if modules is None else _kernels(source, candidate, modules, local, cached)
+    variants = _variants(source, candidate, local, compiling, kernels, thorough=thorough)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -177,6 +178,8 @@ def _variants(
     local: LocalRegion | str | None,
     compiling: float,
     kernels: KernelCheck | None,
+    *,
+    thorough: bool,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
@@ -186,7 +189,8 @@ def _variants(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        operators = _operator_step(source, candidate, local, kernels)
+        recalls = not thorough and not any(map(_has_symbols, traced))
+        operators = _operator_step(source, candidate, local, kernels, recalls=recalls)
     builds: dict[Build, CompiledOnce] = {
         Build.TWIN: CompiledOnce(
             source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
@@ -214,6 +218,8 @@ def _operator_step(
     candidate: Callable[..., Any],
     local: LocalRegion | None,
     kernels: KernelCheck | None,
+    *,
+    recalls: bool,
 ) -> OperatorStep:
     source, candidate = _alone(source, candidate, local)
     check = OperatorCheck(
@@ -224,18 +230,29 @@ def _operator_step(
         candidate=candidate,
         kernels=kernels,
         front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
+        recalls=recalls,
     )
     return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
 
+def _has_symbols(traced: Any) -> bool:
+    """Whether a value is a size that changes, or has one."""
+    sizes = traced.shape if isinstance(traced, torch.Tensor) else (traced,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
 def _kernels(
-    source: _Source, candidate: Callable[..., Any], modules: list[GeneratedModule], local: LocalRegion | str | None
+    source: _Source,
+    candidate: Callable[..., Any],
+    modules: list[GeneratedModule],
+    local: LocalRegion | str | None,
+    cached: Sequence[str],
 ) -> KernelCheck | None:
     if isinstance(local, str):
         return None
     source, candidate = _alone(source, candidate, local)
     lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
-    return KernelCheck(candidate, modules if local is None else (), lower)
+    return KernelCheck(candidate, modules, lower, cached) if local is None else KernelCheck(candidate, (), lower)
 
 
 def _alone(

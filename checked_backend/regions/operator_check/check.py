@@ -23,6 +23,7 @@ from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.earlier_runs import recalled, remember
 from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
@@ -50,6 +51,8 @@ _OTHER = (
     "returning inner tensors makes the compiler produce a different program; that one is wrong here, the original is "
     "not: {}"
 )
+
+_EARLIER = "not checked again: an earlier run on this machine has checked the same kernels, and nothing was wrong"
 
 _BEFORE_CODE = (
     "run operator by operator, what comes before code generation is wrong here, the compiled program is not: {}"
@@ -94,6 +97,7 @@ class OperatorCheck:
         candidate: The compiled region, whose results say whether the probe is the same program.
         kernels: Checks the kernels; None if the compiler is not Inductor.
         front: The compiler up to code generation, if there are ``kernels``.
+        recalls: Whether what an earlier run has shown of the same kernels is enough.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class OperatorCheck:
         candidate: Callable[..., Any],
         kernels: KernelCheck | None = None,
         front: Compiler | None = None,
+        recalls: bool = False,
     ) -> None:
         self._compiler = compiler
         self._graph = gm
@@ -114,10 +119,12 @@ class OperatorCheck:
         self._candidate = candidate
         self._kernels = kernels
         self._front = front
+        self._recalls = recalls
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._earlier: TensorChecks | None = None
         self._fronts = 0
+        self._recalled: Mapping[str, float] | None = None
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -133,6 +140,12 @@ class OperatorCheck:
 
     def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
         if self._kernels is not None:
+            if self._recalls and self._kernels.cached and not self._fronts and self._recalled is None:
+                self._recalled = recalled(self._kernels.texts)
+            if self._recalled is not None:
+                decisions.limits = self._recalled
+                decisions.skips.append(Skip(SUBJECT, _EARLIER))
+                return
             try:
                 self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
             except NotInPlaceError:
@@ -141,9 +154,13 @@ class OperatorCheck:
         if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
         self._check_with_probe(inputs, rng, subjects, decisions)
-        self._fronts += self._kernels is not None
+        if self._kernels is None:
+            return
+        self._fronts += 1
         if self._fronts == FRONTS:
             self._forget()
+        if self._recalls and not (decisions.forward or decisions.backward or decisions.reason):
+            remember(self._kernels.texts, decisions.limits or {})
 
     def _check_kernels(
         self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
