@@ -46,9 +46,8 @@ def close_as_noise(context: Context, case: Evidence) -> None:
         return
     if case.metrics.nonfinite_mismatched == 0:
         context.decisions.scales[case.pair.name] = case.remembered(coarse=context.low_precision)
-    # in NaN and infinity an error has no size, and beside nothing but rounding it has none either
-    sized = case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any())
-    if sized and not case.is_zero_in_float64:
+    # in NaN and infinity an error has no size
+    if case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any()):
         context.decisions.limits[case.pair.name] = case.detection_limit()
     if case.float64_nonfinite is not None:
         count = int(case.float64_nonfinite.sum())

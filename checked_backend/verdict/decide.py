@@ -173,8 +173,7 @@ def _settled(
 ) -> bool:
     if scale is None or not scale.covers(glance, slack=slack):
         return False
-    if scale.sizes is None:  # beside nothing but rounding an error has no size
-        decisions.limits[pair.name] = scale.limit(glance, slack=slack)
+    decisions.limits[pair.name] = scale.limit(glance, slack=slack)
     decisions.ratios[pair.name] = scale.ratio(glance)
     return True
 
