@@ -47,6 +47,7 @@ from checked_backend.regions.float64_twin import (
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.local_region import LocalRegion, investigate_alone, time_to_search
 from checked_backend.regions.operator_check.check import OperatorCheck
+from checked_backend.regions.operator_check.earlier_runs import EarlierRuns
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import ProcessState, outlast_compiling, settings_changed
@@ -189,8 +190,9 @@ def _variants(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        recalls = not thorough and not any(map(_has_symbols, traced))
-        operators = _operator_step(source, candidate, local, kernels, recalls=recalls)
+        anew = thorough or local is not None or any(map(_has_symbols, traced))
+        earlier = None if anew else EarlierRuns(f"{mode} {sorted(options.compiler_options.items())}")
+        operators = _operator_step(source, candidate, local, kernels, earlier)
     builds: dict[Build, CompiledOnce] = {
         Build.TWIN: CompiledOnce(
             source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
@@ -218,8 +220,7 @@ def _operator_step(
     candidate: Callable[..., Any],
     local: LocalRegion | None,
     kernels: KernelCheck | None,
-    *,
-    recalls: bool,
+    earlier: EarlierRuns | None,
 ) -> OperatorStep:
     source, candidate = _alone(source, candidate, local)
     check = OperatorCheck(
@@ -230,7 +231,7 @@ def _operator_step(
         candidate=candidate,
         kernels=kernels,
         front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
-        recalls=recalls,
+        earlier=earlier,
     )
     return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
@@ -252,7 +253,7 @@ def _kernels(
         return None
     source, candidate = _alone(source, candidate, local)
     lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
-    return KernelCheck(candidate, modules, lower, cached) if local is None else KernelCheck(candidate, (), lower)
+    return KernelCheck(candidate, modules if local is None else (), lower, cached)
 
 
 def _alone(

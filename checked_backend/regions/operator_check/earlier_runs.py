@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from pydantic import Field, TypeAdapter
 
 from checked_backend._torch.caches import compile_cache_folder
-from checked_backend._torch.settings import precision_in_effect
+from checked_backend._torch.settings import inductor_settings_hash, precision_in_effect
+from checked_backend.report.environment import environment
 from checked_backend.report.write import write_whole
 
 _FOLDER = "checked_backend_1"
@@ -29,37 +28,42 @@ _LARGEST = 1 << 20
 _LIMITS = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]])
 
 
-def recalled(texts: Collection[str]) -> Mapping[str, float] | None:
-    """The limits with which an earlier run has checked a region, and found nothing; None if none has.
+class EarlierRuns:
+    """The runs that compiled a region with the same options.
 
     Args:
-        texts: The generated modules of the region, with the sources of all kernels.
+        options: What else than its kernels' sources decides what they compute.
     """
-    file = _file(texts)
-    try:
-        with file.open("rb") as opened:
-            return _LIMITS.validate_json(opened.read(_LARGEST), strict=True)
-    except (OSError, ValueError):  # whoever wrote it
-        return None
 
+    def __init__(self, options: str) -> None:
+        self._options = options
 
-def remember(texts: Collection[str], limits: Mapping[str, float]) -> None:
-    """Remember that a region's operators have been checked, and that nothing was wrong."""
-    file = _file(texts)
-    with suppress(OSError):  # a full disk is no error of the program: the next run checks again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(_LIMITS.dump_json(dict(limits)), file)
+    def limits(self, texts: Collection[str]) -> Mapping[str, float] | None:
+        """The limits with which the region was checked, and nothing found; None if it was not.
 
+        Args:
+            texts: Its generated modules, with the sources of all kernels.
+        """
+        try:
+            with self._file(texts).open("rb") as opened:
+                return _LIMITS.validate_json(opened.read(_LARGEST), strict=True)
+        except (OSError, ValueError):  # whoever wrote it
+            return None
 
-def _file(texts: Collection[str]) -> Path:
-    """The file for these modules: another release, machine, or precision of libraries has another."""
-    devices = [torch.cuda.get_device_name()] if torch.cuda.is_initialized() else []
-    facts = [
-        metadata.version("checked-backend"),
-        torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-        *(precision_in_effect(kind, "matmul") for kind in ("cpu", "cuda")),
-        *devices,
-    ]
-    digest = hashlib.sha256("\0".join([*facts, *sorted(texts)]).encode("utf-8", "backslashreplace"))
-    return compile_cache_folder() / _FOLDER / f"{digest.hexdigest()}.json"
+    def remember(self, texts: Collection[str], limits: Mapping[str, float]) -> None:
+        """Remember that the region's operators were checked, and nothing was wrong."""
+        file = self._file(texts)
+        with suppress(OSError):  # a full disk is no error of the program: the next run checks again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(_LIMITS.dump_json(dict(limits)), file)
+
+    def forget(self, texts: Collection[str]) -> None:
+        """Something is wrong, with other values than before."""
+        with suppress(OSError):
+            self._file(texts).unlink(missing_ok=True)
+
+    def _file(self, texts: Collection[str]) -> Path:
+        precisions = (precision_in_effect(kind, "matmul") for kind in ("cpu", "cuda"))
+        facts = (self._options, inductor_settings_hash(), *precisions, *map(str, sorted(environment().items())))
+        digest = hashlib.sha256("\0".join([*facts, *sorted(texts)]).encode("utf-8", "backslashreplace"))
+        return compile_cache_folder() / _FOLDER / f"{digest.hexdigest()}.json"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import fx
+from torch._inductor import config
 
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
-from checked_backend.regions.operator_check import earlier_runs
+from checked_backend.regions.operator_check import check, earlier_runs
+from checked_backend.regions.operator_check.earlier_runs import EarlierRuns
+from checked_backend.regions.operator_check.tensor_checks import NO_ERROR, TensorChecks, Wrong
 from tests.regions.operator_check.test_in_place import in_half_precision, inputs, program
 from tests.support.planted import Fault, planted
 from tests.support.region_tools import checked, gathered
@@ -33,7 +38,7 @@ def run(*, dynamic: bool | None = None) -> cb.Report:
 
 def is_recalled(report: cb.Report) -> bool:
     assert report.verdict is cb.Verdict.PASS, report.to_text()
-    told = any("an earlier run" in skip.reason for skip in report.coverage.skipped)
+    told = any("checked earlier" in skip.reason for skip in report.coverage.skipped)
     assert told is (report.coverage.checked["operators"] == 0)
     return told
 
@@ -52,11 +57,33 @@ def test_other_kernels_are_checked() -> None:
     assert is_recalled(run())  # a wrong kernel leaves nothing behind
 
 
-def test_a_wrong_kernel_is_found_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_runs, "_FOLDER", "of this test")
+def test_a_wrong_kernel_is_found_in_each_run() -> None:
     with planted(Fault("tanh", "pointwise", "lowering", in_half_precision)), without_compile_caches():
         for _ in range(2):
             assert run().verdict is cb.Verdict.FAIL
+
+
+def test_what_is_wrong_with_later_values_is_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_recalled(run())
+    assert len([*kept.iterdir()]) == 1
+    monkeypatch.setattr(EarlierRuns, "limits", lambda *_: None)
+    wrong = Wrong(fx.Graph().placeholder("x"), NO_ERROR, torch.ones(1), torch.ones(1))
+    monkeypatch.setattr(check, "findings_of", lambda *_: [])
+    monkeypatch.setattr(check, "of_region", lambda *_: TensorChecks(wrong=[replace(wrong, gradient=True)]))
+    run()
+    assert not [*kept.iterdir()]
+
+
+def test_other_options_are_other_kernels(kept: Path) -> None:
+    EarlierRuns("one").remember(["a module"], {})
+    assert EarlierRuns("one").limits(["a module"]) == {}
+    assert EarlierRuns("other").limits(["a module"]) is None
+    assert EarlierRuns("one").limits(["another module"]) is None
+    with config.patch({"cpp.simdlen": 1}):
+        assert EarlierRuns("one").limits(["a module"]) is None
+    EarlierRuns("one").forget(["a module"])
+    assert EarlierRuns("one").limits(["a module"]) is None
+    assert not [*kept.iterdir()]
 
 
 def test_who_asks_for_a_check_gets_one() -> None:
@@ -73,16 +100,15 @@ def test_kernels_for_all_sizes_are_checked_at_each(kept: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"output[0]": "x"}', b'{"output[0]": NaN}', b"[" * 10_000, b"\xff"])
 def test_a_file_that_says_nothing_is_not_believed(kept: Path, content: bytes) -> None:
-    texts = ["a module"]
-    earlier_runs.remember(texts, {"output[0]": 0.01})
-    assert earlier_runs.recalled(texts) == {"output[0]": 0.01}
-    assert earlier_runs.recalled(["another module"]) is None
+    earlier, texts = EarlierRuns(""), ["a module"]
+    earlier.remember(texts, {"output[0]": 0.01})
+    assert earlier.limits(texts) == {"output[0]": 0.01}
     [file] = kept.iterdir()
     file.write_bytes(content)
-    assert earlier_runs.recalled(texts) is None
+    assert earlier.limits(texts) is None
 
 
 def test_where_nothing_can_be_written_the_next_run_checks_again(kept: Path) -> None:
     kept.write_text("a file, no folder")
-    earlier_runs.remember(["a module"], {})
-    assert earlier_runs.recalled(["a module"]) is None
+    EarlierRuns("").remember(["a module"], {})
+    assert EarlierRuns("").limits(["a module"]) is None
