@@ -191,7 +191,8 @@ def _variants(
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
         anew = thorough or local is not None or any(map(_has_symbols, traced))
-        earlier = None if anew else EarlierRuns(f"{mode} {sorted(options.compiler_options.items())}")
+        chosen = f"{mode} {options.gradients} {sorted(options.compiler_options.items())}"
+        earlier = None if anew else EarlierRuns(chosen)
         operators = _operator_step(source, candidate, local, kernels, earlier)
     builds: dict[Build, CompiledOnce] = {
         Build.TWIN: CompiledOnce(

@@ -64,6 +64,7 @@ class EarlierRuns:
 
     def _file(self, texts: Collection[str]) -> Path:
         precisions = (precision_in_effect(kind, "matmul") for kind in ("cpu", "cuda"))
-        facts = (self._options, inductor_settings_hash(), *precisions, *map(str, sorted(environment().items())))
+        machine = sorted(environment(starts_cuda=False).items())
+        facts = (self._options, inductor_settings_hash(), *precisions, *map(str, machine))
         digest = hashlib.sha256("\0".join([*facts, *sorted(texts)]).encode("utf-8", "backslashreplace"))
         return compile_cache_folder() / _FOLDER / f"{digest.hexdigest()}.json"
