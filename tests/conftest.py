@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
-from checked_backend.regions.operator_check import earlier_runs
 from checked_backend.regions.process_state import ProcessState
 from tests.support.cli_tools import Run, runner
 from tests.support.warm_process import WarmPython
@@ -75,7 +74,6 @@ def clean_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     for variable in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv(f"{ENV_PREFIX}REPORT_DIR", str(tmp_path / "reports"))
-    monkeypatch.setattr(earlier_runs, "compile_cache_folder", lambda: tmp_path / "compiled")
     torch._dynamo.reset()
     random.seed(0)
     np.random.seed(0)

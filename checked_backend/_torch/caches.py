@@ -12,13 +12,6 @@ import torch
 import torch._dynamo.config
 
 
-def compile_cache_folder() -> Path:
-    """Where Inductor keeps what it has compiled."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # noqa: PLC0415  Inductor is slow to import
-
-    return Path(cache_dir())
-
-
 @contextmanager
 def without_compile_caches() -> Iterator[None]:
     """Compile every graph anew. The key of a cached graph is its text, which stays the same if a compiler is patched.

@@ -59,22 +59,18 @@ class GeneratedModule:
 
 
 @contextmanager
-def generated_modules_noted(found: list[GeneratedModule], cached: list[str] | None = None) -> Iterator[None]:
+def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
     """Note the module of each graph that Inductor lowers in this block, in this process.
 
     A graph that comes from one of torch's caches is not lowered. A module in C++ is not noted.
 
     Args:
         found: Gets the modules, in the order in which they are generated.
-        cached: Gets the texts of the modules that come from a cache.
     """
     from torch._inductor.graph import GraphLowering  # noqa: PLC0415  Inductor is slow to import
-    from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415
 
     lowering: Any = GraphLowering
     compile_to_module, save_output_code = lowering.compile_to_module, lowering.save_output_code
-    kept: Any = CompiledFxGraph
-    after_deserialization = kept.after_deserialization
     texts: list[str] = []
 
     def save(text: str) -> None:
@@ -90,18 +86,11 @@ def generated_modules_noted(found: list[GeneratedModule], cached: list[str] | No
                 found.append(_noted(graph, module, texts[-1]))
         return module
 
-    def loaded(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        if cached is not None:
-            cached.append(str(getattr(graph, "source_code", "")))
-        return after_deserialization(graph, *args, **kwargs)
-
     lowering.compile_to_module, lowering.save_output_code = compiled, staticmethod(save)
-    kept.after_deserialization = loaded
     try:
         yield
     finally:
         lowering.compile_to_module, lowering.save_output_code = compile_to_module, save_output_code
-        kept.after_deserialization = after_deserialization
 
 
 def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:

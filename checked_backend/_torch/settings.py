@@ -69,13 +69,6 @@ def changed_settings() -> dict[str, dict[str, Any]]:
     }
 
 
-def inductor_settings_hash() -> str:
-    """A hash of the settings of Inductor that decide what it generates, and how its kernels are compiled."""
-    from torch._inductor import config as inductor  # noqa: PLC0415  slow to import
-
-    return str(inductor.get_hash().hex())
-
-
 def without_autocast() -> AbstractContextManager[None]:
     """Run a block with no device's autocast on: what was traced under it has its casts written out."""
     disabled: AbstractContextManager[None] = torch._C._DisableAutocast()

@@ -47,7 +47,6 @@ from checked_backend.regions.float64_twin import (
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.local_region import LocalRegion, investigate_alone, time_to_search
 from checked_backend.regions.operator_check.check import OperatorCheck
-from checked_backend.regions.operator_check.earlier_runs import EarlierRuns
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import ProcessState, outlast_compiling, settings_changed
@@ -104,19 +103,18 @@ def build_region(
     settings = ProcessState.capture()
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
-    cached: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(waiting.at("compiling it"))
         if options.compiler == "inductor":
             modules = []
-            stack.enter_context(generated_modules_noted(modules, cached))
+            stack.enter_context(generated_modules_noted(modules))
         candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = clock() - before_compiling
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
-    kernels = None if modules is None else _kernels(source, candidate, modules, local, cached)
-    variants = _variants(source, candidate, local, compiling, kernels, thorough=thorough)
+    kernels = None if modules is None else _kernels(source, candidate, modules, local)
+    variants = _variants(source, candidate, local, compiling, kernels)
     schedule = schedule_of(
         options,
         compiling=compiling,
@@ -179,8 +177,6 @@ def _variants(
     local: LocalRegion | str | None,
     compiling: float,
     kernels: KernelCheck | None,
-    *,
-    thorough: bool,
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
@@ -190,10 +186,7 @@ def _variants(
     low_precision = computes_in_low_precision(pristine)
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        anew = thorough or local is not None or any(map(_has_symbols, traced))
-        chosen = f"{mode} {options.gradients} {sorted(options.compiler_options.items())}"
-        earlier = None if anew else EarlierRuns(chosen)
-        operators = _operator_step(source, candidate, local, kernels, earlier)
+        operators = _operator_step(source, candidate, local, kernels)
     builds: dict[Build, CompiledOnce] = {
         Build.TWIN: CompiledOnce(
             source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
@@ -221,7 +214,6 @@ def _operator_step(
     candidate: Callable[..., Any],
     local: LocalRegion | None,
     kernels: KernelCheck | None,
-    earlier: EarlierRuns | None,
 ) -> OperatorStep:
     source, candidate = _alone(source, candidate, local)
     check = OperatorCheck(
@@ -232,29 +224,18 @@ def _operator_step(
         candidate=candidate,
         kernels=kernels,
         front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
-        earlier=earlier,
     )
     return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
 
-def _has_symbols(traced: Any) -> bool:
-    """Whether a value is a size that changes, or has one."""
-    sizes = traced.shape if isinstance(traced, torch.Tensor) else (traced,)
-    return any(isinstance(size, torch.SymInt) for size in sizes)
-
-
 def _kernels(
-    source: _Source,
-    candidate: Callable[..., Any],
-    modules: list[GeneratedModule],
-    local: LocalRegion | str | None,
-    cached: Sequence[str],
+    source: _Source, candidate: Callable[..., Any], modules: list[GeneratedModule], local: LocalRegion | str | None
 ) -> KernelCheck | None:
     if isinstance(local, str):
         return None
     source, candidate = _alone(source, candidate, local)
     lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
-    return KernelCheck(candidate, modules if local is None else (), lower, cached)
+    return KernelCheck(candidate, modules if local is None else (), lower)
 
 
 def _alone(

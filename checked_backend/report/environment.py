@@ -20,13 +20,11 @@ _PACKAGES = ("triton", "transformers", "numpy")
 _TIMEOUT_S = 10
 
 
-def environment(*, starts_cuda: bool = True) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return the facts that decide what a compiler does. Nothing here raises: what is unknown is left out.
 
-    Asking for the C++ compiler's version starts a process.
-
-    Args:
-        starts_cuda: Whether a GPU is asked for its name although the program has not used it.
+    Asking for the C++ compiler's version starts a process, and asking for the GPU's name starts CUDA only where CUDA
+    is available.
 
     Returns:
         ``python``, ``torch``, ``checked_backend``, ``platform``, ``cpu``, ``compiler``, ``threads``, and where there
@@ -41,7 +39,7 @@ def environment(*, starts_cuda: bool = True) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "compiler": _compiler(),
         "cuda": str(torch.version.cuda or ""),
-        "gpu": _gpu() if starts_cuda or torch.cuda.is_initialized() else "",
+        "gpu": _gpu(),
         **{name: _version(name) for name in _PACKAGES},
     }
     return {name: value for name, value in facts.items() if value}

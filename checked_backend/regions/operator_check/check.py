@@ -23,7 +23,6 @@ from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.earlier_runs import EarlierRuns
 from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
@@ -51,8 +50,6 @@ _OTHER = (
     "returning inner tensors makes the compiler produce a different program; that one is wrong here, the original is "
     "not: {}"
 )
-
-_EARLIER = "not checked again: the same kernels were checked earlier on this machine, and nothing was wrong"
 
 _BEFORE_CODE = (
     "run operator by operator, what comes before code generation is wrong here, the compiled program is not: {}"
@@ -97,7 +94,6 @@ class OperatorCheck:
         candidate: The compiled region, whose results say whether the probe is the same program.
         kernels: Checks the kernels; None if the compiler is not Inductor.
         front: The compiler up to code generation, if there are ``kernels``.
-        earlier: The earlier runs that are believed, if they checked the same kernels.
     """
 
     def __init__(
@@ -110,7 +106,6 @@ class OperatorCheck:
         candidate: Callable[..., Any],
         kernels: KernelCheck | None = None,
         front: Compiler | None = None,
-        earlier: EarlierRuns | None = None,
     ) -> None:
         self._compiler = compiler
         self._graph = gm
@@ -119,12 +114,10 @@ class OperatorCheck:
         self._candidate = candidate
         self._kernels = kernels
         self._front = front
-        self._before = earlier
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._earlier: TensorChecks | None = None
         self._fronts = 0
-        self._recalled: Mapping[str, float] | None = None
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -140,34 +133,17 @@ class OperatorCheck:
 
     def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
         if self._kernels is not None:
-            if self._is_known(self._kernels, decisions):
-                return
             try:
                 self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
             except NotInPlaceError:
                 self._kernels = None
                 self._forget()
-        wrong = bool(decisions.forward or decisions.backward)
-        if not wrong and (self._kernels is None or self._fronts < FRONTS):
-            self._check_with_probe(inputs, rng, subjects, decisions)
-            wrong = bool(decisions.forward or decisions.backward)
-            self._fronts += self._kernels is not None
-            if self._fronts == FRONTS:
-                self._forget()
-            if self._kernels is not None and self._before is not None and not wrong and not decisions.reason:
-                self._before.remember(self._kernels.texts, decisions.limits or {})
-        if self._kernels is not None and self._before is not None and wrong:
-            self._before.forget(self._kernels.texts)
-
-    def _is_known(self, kernels: KernelCheck, decisions: OperatorDecisions) -> bool:
-        """Whether an earlier run has checked the kernels. They all come from torch's caches then."""
-        if self._before is not None and kernels.cached and not self._fronts and self._recalled is None:
-            self._recalled = self._before.limits(kernels.texts)
-        if self._recalled is None:
-            return False
-        decisions.limits = self._recalled
-        decisions.skips.append(Skip(SUBJECT, _EARLIER))
-        return True
+        if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
+            return
+        self._check_with_probe(inputs, rng, subjects, decisions)
+        self._fronts += self._kernels is not None
+        if self._fronts == FRONTS:
+            self._forget()
 
     def _check_kernels(
         self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,6 @@ from checked_backend.regions.operator_check.recorder import Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Walk, walk_again
 from checked_backend.regions.torch_state import RngState
-
-_AOT_ID = re.compile(r"# AOT ID: .*")
-"""Which of a process's graphs it is. A graph that is lowered again gets another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,6 @@ class KernelCheck:
 
     Args:
         lower: Compiles it once more for given inputs, past torch's caches of graphs.
-        cached: The texts of those of its modules that came from torch's caches.
 
     Attributes:
         modules: What was generated for it, as far as that is known by now.
@@ -65,19 +60,11 @@ class KernelCheck:
         region: Callable[..., Any],
         modules: Iterable[GeneratedModule],
         lower: Callable[[Sequence[Any]], Callable[..., Any]],
-        cached: Sequence[str] = (),
     ) -> None:
         self._region = region
         self.modules = list(modules)
-        self.cached = cached
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
         self._earlier: dict[int, TensorChecks] = {}  # by the identity of a module, which is kept
-
-    @property
-    def texts(self) -> Collection[str]:
-        """The modules' texts, with the sources of all kernels."""
-        texts = (*self.cached, *(module.text for module in self.modules))
-        return {_AOT_ID.sub("", text) for text in texts}
 
     def run(
         self,
