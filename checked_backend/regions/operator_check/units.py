@@ -158,22 +158,22 @@ class Units:
                     pending.append(source)
         calls = [one for one in nodes if one.op in CALLS]
         names = [_name(one) for one in calls]
+        # words and places, and masks of them, are what they are; what comes of rounded values is not
+        rounded = {one for one in sources if is_floating(recorded_value(one)) or one in self._choices}
+        for one in sorted(nodes, key=self.order.__getitem__):
+            if is_floating(recorded_value(one)) or not rounded.isdisjoint(one.all_input_nodes):
+                rounded.add(one)
+        jumping = [one for one in calls if _name(one) in _JUMPING]
         return Unit(
             tuple(sources),
             tuple(nodes),
-            any(_name(one) in _JUMPING and any(map(self._rounds, one.all_input_nodes)) for one in calls)
-            or any(source in self._choices for source in sources),
+            not rounded.isdisjoint(source for one in jumping for source in one.all_input_nodes)
+            or not self._choices.isdisjoint(sources),
             any(part in name for name in names for part in _KEPT)
             or any(isinstance(one.target, HigherOrderOperator) for one in calls),
             all(name in _SMOOTH or name in _KINKED for name in names),
             all(name in _SMOOTH for name in names),
         )
-
-    def _rounds(self, node: fx.Node) -> bool:
-        """Whether rounding may change a value; words and places, and masks of them, stay as they are."""
-        if is_floating(recorded_value(node)) or node in self._choices:
-            return True
-        return not self.is_source(node) and any(map(self._rounds, node.all_input_nodes))
 
 
 def _name(node: fx.Node) -> str:

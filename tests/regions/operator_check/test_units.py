@@ -1,0 +1,37 @@
+"""The tensors that are checked, with the calls that lead to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from checked_backend.regions.operator_check.units import Units
+
+
+def chained(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    for _ in range(40):
+        words = words * (words + 1)
+    return x * words.ne(3)
+
+
+@pytest.mark.parametrize(
+    ("program", "jumps"),
+    [
+        (lambda x, words: x * words.ne(3), False),
+        (lambda x, words: torch.where(words[:, None] >= words, x, 0.0), False),
+        (chained, False),
+        (lambda x, words: x * x.gt(0.5), True),
+        (lambda x, words: x * x.argmax(1).eq(words), True),
+        (lambda x, words: x * x.topk(4, 1).indices.eq(words), True),
+        (lambda x, words: x.round(), True),
+    ],
+)
+def test_a_choice_is_made_of_rounded_values(
+    program: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], jumps: bool
+) -> None:
+    graph = make_fx(program)(torch.randn(4, 4), torch.arange(4)).graph
+    result = graph.output_node().all_input_nodes[0]
+    assert Units(graph.owning_module, set()).of(result).jumps is jumps
