@@ -62,6 +62,17 @@ class Clock:
         print(f"  {used:7.1f} s CPU {now:7.1f} s  {what}", flush=True)
 
 
+class Marking(logging.Handler):
+    """Marks what the search tells it does."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._clock.mark(record.getMessage())
+
+
 def first_failure(layers: int, device: str, folder: Path) -> tuple[Failure, Sequence[Finding]]:
     """Check a forward pass of the model, and give back its failed call."""
     torch.manual_seed(0)
@@ -134,9 +145,7 @@ def main() -> None:
         f"BERT, {chosen.layers} layers, {sum(n.op.startswith('call_') for n in failure.graph.graph.nodes)} call nodes"
     )
     clock = Clock()
-    telling = logging.Handler()
-    telling.emit = lambda record: clock.mark(record.getMessage())  # type: ignore[method-assign]
-    investigate.log.addHandler(telling)
+    investigate.log.addHandler(Marking(clock))
     investigate.log.setLevel(logging.INFO)
     [first, *_] = investigate.investigate(failure, findings)
     clock.mark("all done")

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """What fails is told at once: a machine is lent for minutes, and a run that is cut off tells nothing at its end."""
+    """What fails is told at once: a run that is cut off tells nothing at its end."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ and HERE.name in Path(report.nodeid).parts:
         crash = getattr(report.longrepr, "reprcrash", None)
         said = str(getattr(crash, "message", report.longrepr)).strip().splitlines() or [""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,15 @@ import pytest
 import torch
 from torch import fx
 from torch._inductor import config
-from torch._inductor.lowering import lowerings
 
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.dynamo import lookup_backend
-from checked_backend._torch.operators import OpOverload
 from tests.gpu.test_models import train
 from tests.support import faults, half_models, models
 from tests.support.models import Case
+from tests.support.planted import Fault, planted, scaled
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
-
-aten = torch.ops.aten
 
 
 def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -42,17 +39,13 @@ def data(device: str) -> torch.Tensor:
     return torch.randn(33, 65, device=device)
 
 
-@contextmanager
-def wrong_lowering(monkeypatch: pytest.MonkeyPatch, op: OpOverload, by: float) -> Iterator[None]:
-    right = lowerings[op]
-    monkeypatch.setitem(lowerings, op, lambda x: lowerings[aten.mul.Tensor](right(x), by))
-    with without_compile_caches():
-        yield
+def wrong_lowering(operator: str, by: float) -> Fault:
+    return Fault(operator, "pointwise", "lowering", partial(scaled, by=by))
 
 
 @pytest.fixture
-def _wrong_lowering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with wrong_lowering(monkeypatch, aten.sigmoid.default, 1.01):
+def _wrong_lowering() -> Iterator[None]:
+    with planted(wrong_lowering("sigmoid", 1.01)), without_compile_caches():
         yield
 
 
@@ -77,15 +70,14 @@ def test_the_right_lowering_is_not_accused(data: torch.Tensor) -> None:
     ],
 )
 def test_a_wrong_kernel_of_a_model_is_named(
-    make: Callable[[], Case], operator: str, precision: str, device: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Case], operator: str, precision: str, device: str
 ) -> None:
-    op: OpOverload = getattr(aten, operator).default
-    with wrong_lowering(monkeypatch, op, 1.03):
+    with planted(wrong_lowering(operator, 1.03)), without_compile_caches():
         report = gathered(
             lambda: train(make, device, precision, lambda model: checked(model, "inductor", localize=True))
         )
     assert report.verdict is cb.Verdict.FAIL, str(report)
-    assert str(op) in {finding.op for finding in report.findings}, str(report)
+    assert f"aten.{operator}.default" in {finding.op for finding in report.findings}, str(report)
 
 
 def test_a_wrong_constant_is_found(data: torch.Tensor) -> None:
