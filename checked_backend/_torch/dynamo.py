@@ -188,6 +188,12 @@ def uses_numpy(gm: fx.GraphModule) -> bool:
     return any(type(node.target).__name__ in wrappers for node in gm.graph.nodes)
 
 
+def marked_dimensions(tensor: torch.Tensor) -> frozenset[int]:
+    """The dimensions that ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic`` was called with."""
+    names = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+    return frozenset().union(*(getattr(tensor, name, ()) for name in names))
+
+
 def dynamo_reset() -> None:
     """Forget everything that was compiled."""
     torch._dynamo.reset()

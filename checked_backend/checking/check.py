@@ -18,6 +18,7 @@ from checked_backend.checking.handwritten import (
     refuse_misuse,
     told_of_candidate,
 )
+from checked_backend.checking.invariance import Invariance, compare_with_itself
 from checked_backend.checking.isolated import run_isolated
 from checked_backend.checking.kernel_choices import ONLY_CHOICE, KernelChoice, check_choices
 from checked_backend.checking.merge import (
@@ -49,7 +50,7 @@ from checked_backend.errors import OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Skip, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.random_state import random_untouched
-from checked_backend.regions.compile import resolve_compiler
+from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.failure import Keep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report import Report
@@ -110,6 +111,7 @@ def check(
     timeout: float = ISOLATED_TIMEOUT,
     compiler_options: Mapping[str, Any] | None = None,
     choices: int = 1,
+    invariant: str | Sequence[str] = (),
     effort: Effort = THOROUGH,
 ) -> Report:
     """Compare a program in eager with the same program compiled.
@@ -149,6 +151,11 @@ def check(
         choices: How many sets of kernels to compile with, where Inductor measures kernels and takes the fastest (on a
             GPU, and with ``max_autotune``): the fastest, the slowest, and then any, each with fresh caches. A finding
             names the kernels that show it.
+        invariant: Compare the program with itself too, bit by bit: ``"batch"`` takes rows of the arguments alone and in
+            the batch (along the dimension that is marked as dynamic, else the first; ``"batch=1"`` names another),
+            ``"runs"`` runs the same call again, ``"choices"`` compiles with other kernels, as ``choices`` does. A
+            difference is a finding ``precision.batch``, ``.runs`` or ``.choices``. A note has all answers, and
+            whether the program is accurate.
         effort: How much to do beyond the program's own calls; less for one of many random programs.
 
     Returns:
@@ -169,6 +176,7 @@ def check(
             raise OptionError(f"check: {name} got {chosen!r}; valid: {', '.join(map(repr, valid))}.")
     if not callable(fn_or_module):
         raise OptionError(f"check: fn_or_module got {type(fn_or_module).__qualname__}, which cannot be called.")
+    asked = Invariance.of(invariant)
     if candidate is None and sizes is not None:
         raise OptionError("check: sizes are for a candidate. For a compiled program, dynamic=True tries other sizes.")
     if candidate is not None:
@@ -210,19 +218,31 @@ def check(
     whole = telling_whole(f"checking {plan.title}") if tells else nullcontext()
     with random_untouched(), files_of_one_report() as files, whole:
 
+        def carried_out(make_report: Callable[[Keep], Report], run_alone: Callable[..., object]) -> Report:
+            if not isolate:
+                return make_report(lambda _findings: None)
+            sides = (compiler if candidate is None else None, compile_region)
+            return run_isolated(make_report, run_alone, *sides, timeout=timeout, gradients=program.gradients)
+
         def checked(choice: KernelChoice, fails: bool) -> Report:
             chosen = replace(plan.hastened if fails else plan, choice=choice)
-            if not isolate:
-                return chosen.report()
-            sides = (compiler if candidate is None else None, compile_region)
-            return run_isolated(chosen.report, chosen.alone, *sides, timeout=timeout, gradients=program.gradients)
+            return carried_out(chosen.report, chosen.alone)
 
         found = check_choices(choices, checked)
+        if asked.questions:
+            itself = partial(plan.compared_with_itself, asked, compile_region, choices, found.verdict)
+            found = _with_answers(found, carried_out(itself, plan.alone))
         found = replace(found, title=plan.title, environment={**plan.facts, **found.environment})
         if found.verdict is Verdict.FAIL and found.path is None:
             found = KeptReport(options.report_dir).save(found)
         keep_alone(found, files)
         return found
+
+
+def _with_answers(report: Report, answers: Report) -> Report:
+    """A report with what the program is compared with itself. The answers are the first of its notes."""
+    coverage = joined([answers.coverage, report.coverage])
+    return replace(report, findings=(*report.findings, *answers.findings), coverage=coverage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +273,7 @@ class _Plan:
             return {CANDIDATE: function_name(self.program.candidate)}
         return {"compiled by": self.options.compiled_by}
 
-    def report(self, keep: Keep = lambda _findings: None) -> Report:
+    def report(self, keep: Keep) -> Report:
         """Carry out the plan. ``keep`` receives the findings before they are localized."""
         file = KeptReport(self.options.report_dir)
         begun = False
@@ -282,6 +302,16 @@ class _Plan:
         coverage = joined([*coverages, self.choice.coverage])
         report = Report(tuple(findings), coverage, title=self.title, environment=facts)
         return file.save(report) if begun else report
+
+    def compared_with_itself(
+        self, asked: Invariance, compile_region: Compiler, choices: int, accuracy: Verdict, keep: Keep
+    ) -> Report:
+        """Ask whether the program's bits stay as they are."""
+        del keep  # each question ends at its first finding
+        compiled: Transform = partial(torch.compile, backend=compile_region, dynamic=self.dynamic)
+        transform = compiled if self.program.candidate is None else as_it_is
+        found, coverage = compare_with_itself(self.program, asked, transform, choices=choices, accuracy=accuracy)
+        return Report(tuple(found), coverage)
 
     @property
     def hastened(self) -> _Plan:

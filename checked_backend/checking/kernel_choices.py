@@ -83,7 +83,7 @@ def check_choices(count: int, check: Callable[[KernelChoice, bool], Report]) -> 
     if count == 1:
         return check(ONLY_CHOICE, False)
     tried: list[tuple[KernelChoice, Report]] = []
-    for choice in _choices(count):
+    for choice in kernel_choices(count):
         report = check(choice, any(finding.fails for _, made in tried for finding in made.findings))
         tried.append((choice, report))
         if choice.number == 1 and not report.coverage.checked.get(_MEASURED):
@@ -92,7 +92,7 @@ def check_choices(count: int, check: Callable[[KernelChoice, bool], Report]) -> 
     return replace(tried[0][1], findings=_told_once(tried), coverage=coverage, path=None)
 
 
-def _choices(count: int) -> Iterator[KernelChoice]:
+def kernel_choices(count: int) -> Iterator[KernelChoice]:
     """The fastest kernels, the slowest, and then any."""
     yield KernelChoice(1, count, "the fastest kernels", ONLY_CHOICE.retime)
     yield KernelChoice(2, count, "the slowest kernels", lambda ms, _kernel: 1 / ms)

@@ -165,6 +165,8 @@ class ProgramCall:
         dtypes: The dtypes of eager's outputs, by name, once it has run.
         refills: An earlier call whose tensors this one is given, with its own values in them (`refill`).
         junk: Fills the memory that the candidate allocates and has not written to, other junk for another number.
+        entering: The gradients that enter, by the tensor of the call's that they enter at, instead of random ones at
+            outputs; an empty mapping: no backward pass.
     """
 
     args: Sequence[Any]
@@ -174,6 +176,7 @@ class ProgramCall:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     refills: ProgramCall | None = None
     junk: int | None = None
+    entering: Mapping[str, torch.Tensor] | None = None
 
     @property
     def varies_gradients(self) -> bool:
@@ -199,8 +202,6 @@ class Program:
         undone: Makes a context around each call, and around the making of copies, which takes back what the call
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
-        entering: The gradients that enter, by the tensor of the call's that they enter at, instead of random ones at
-            outputs; an empty mapping: no backward pass.
         candidate: A handwritten callable that is held against the function: it runs where a transform is given.
         calls: The calls of a whole run.
     """
@@ -216,7 +217,6 @@ class Program:
     keep_grad: bool = False
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
-    entering: Mapping[str, torch.Tensor] | None = None
     candidate: Callable[..., Any] | None = None
     calls: list[ProgramCall] = field(default_factory=list)
 
@@ -326,7 +326,7 @@ class ProgramCopy:
             bounded=self._optimizer is not None and not call.varies_gradients,
             incoming=call.incoming,
             dtypes=call.dtypes,
-            given=self._program.entering,
+            given=call.entering,
         )
         outcome = Outcome()
         before = RngState.capture(tuple(self._rng.cuda))

@@ -96,6 +96,9 @@ def check(
     choices: Annotated[
         int, typer.Option(metavar="N", help="With N sets of kernels, where the compiler measures kernels.")
     ] = 1,
+    invariant: Annotated[
+        str, typer.Option(metavar="batch,runs,choices", help="Compare it with itself too, bit by bit.")
+    ] = "",
     isolate: Annotated[bool, typer.Option("--isolate", help="In a process of its own, which may die.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="When an isolated process counts as hung.")] = 1800,
     localize: Annotated[bool, typer.Option("--localize", help="Find the operator after a failure.")] = False,
@@ -132,6 +135,7 @@ def check(
             vary_data=vary_data,
             vary_layout=vary_layout,
             choices=choices,
+            invariant=invariant.split(",") if invariant else (),
             isolate=isolate,
             timeout=timeout,
             localize=localize,

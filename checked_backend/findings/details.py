@@ -22,7 +22,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
             *("cudnn", "mkldnn", "matmul", "sdp"),
         ),
         Kind.LOGIC: ("baked", "other_run", "ranks", "sign_of_zero", "this_call", "this_compilation", "this_dtype"),
-        Kind.PRECISION: ("operator", "other_run", "traced"),
+        Kind.PRECISION: ("operator", "other_run", "traced", "batch", "runs", "choices"),
         Kind.NONFINITE: ("other_run",),
         Kind.RNG: ("distribution", "mask", "seed", "state", "stream"),
         Kind.EXCEPTION: ("missing", "type"),

@@ -32,7 +32,7 @@ from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.merge import VALUES, with_levels
-from checked_backend.checking.program import Outcome, Program, ProgramCopy, eager_function
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, eager_function
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
@@ -104,7 +104,7 @@ class OwnCall:
             own_code=True,
             keep_grad=True,
             untraced=_NEED_DYNAMO.isdisjoint(reached.names),
-            entering={},
+            calls=[ProgramCall(copied_args, copied_kwargs, entering={})],
         )
         patched = copier.patched_globals([copied, *copied_args, *copied_kwargs.values()])
         call = cls(
@@ -203,7 +203,8 @@ class OwnCall:
             entered = {names[place]: gradient for place, gradient in one.cotangents.outputs.items()}
             sent = {f"grad[{self._wanted[place]}]": gradient for place, gradient in one.gradients.items()}
             if entered and sent:
-                program = replace(self.program, keep_grad=False, entering=entered)
+                call = replace(self.program.calls[0], entering=entered)
+                program = replace(self.program, keep_grad=False, calls=[call])
                 then(replace(self, program=program, ledger=Ledger()), _of_gradients(sent))
 
         BackwardWatch(list(made.values()), {}, self._edges, self._since, BackwardObserver(passed))

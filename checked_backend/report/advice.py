@@ -85,6 +85,19 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             "compute with Python's numbers in eager, and with float32 tensors when compiled. If that is too little "
             "for you, keep it out of the compiler with torch.compiler.disable."
         ),
+        "precision.batch": (
+            "batch: a library or a compiler may take another kernel for another size, and so may eager (ask with "
+            "compiler='eager'). Where you need the same bits, pad each batch to one size, or keep the operator out of "
+            "the compiler and call a kernel of which you know that it adds up in one order."
+        ),
+        "precision.runs": (
+            "runs: look for sums by atomics and for memory that nothing has written to; "
+            "torch.use_deterministic_algorithms(True) refuses or replaces the kernels of torch that do not repeat."
+        ),
+        "precision.choices": (
+            "choices: the compiler takes the kernel that is fastest where and when it measures. Where you need the "
+            "same bits, compile without max_autotune, or keep what was measured (TORCHINDUCTOR_CACHE_DIR) for all runs."
+        ),
         "nonfinite": (
             "nonfinite: look at divisions, log, exp, sqrt and masked softmax: a rewrite that is equal on paper can "
             "overflow."

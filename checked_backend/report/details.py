@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics, NoiseScale, Number, Severity
 from checked_backend.findings.paths import shown_path
@@ -68,6 +70,16 @@ def how_wrong(finding: Finding, *, briefly: bool = False) -> str:
     return ", ".join(parts)
 
 
+_SIDES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "precision.batch": ("in the batch", "alone"),
+        "precision.runs": ("in the first run", "in another"),
+        "precision.choices": ("with the first kernels", "with others"),
+    }
+)
+"""The two sides of a program that is compared with itself."""
+
+
 def values_at(finding: Finding) -> str:
     """Both values where they differ most: ``output[0][4, 2] is -0.484 in eager, -0.479 compiled``."""
     metrics = finding.metrics
@@ -75,13 +87,14 @@ def values_at(finding: Finding) -> str:
         return ""
     reference, candidate = _values(metrics)
     at = f"[{', '.join(map(str, metrics.index))}]" if metrics.index else ""
-    return f"{first_line(finding.subject)}{at} is {reference} in eager, {candidate} compiled"
+    first, second = _SIDES.get(finding.detail, ("in eager", "compiled"))
+    return f"{first_line(finding.subject)}{at} is {reference} {first}, {candidate} {second}"
 
 
 def side_by_side(finding: Finding, *, region: bool = False) -> tuple[str, str, str, str] | None:
     """The place of the greatest difference, both values there, and the difference; None if nothing is known."""
     metrics = finding.metrics
-    if metrics is None or metrics.index is None:
+    if metrics is None or metrics.index is None or finding.detail in _SIDES:
         return None
     at = f"[{', '.join(map(str, metrics.index))}]" if metrics.index else ""
     where = f" of {clean(finding.region)}" if region else ""

@@ -71,6 +71,18 @@ _WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "is less precise than in eager",
             "The compiled program computes the same thing, with more rounding error than your model has to have.",
         ),
+        "precision.batch": (
+            "has other bits alone than in a batch",
+            "The compiled program gives a row other bits when other rows are in the batch. Both may be accurate.",
+        ),
+        "precision.runs": (
+            "has other bits in another run",
+            "The compiled program gives other bits when it is run again on the same inputs. Both may be accurate.",
+        ),
+        "precision.choices": (
+            "has other bits with other kernels",
+            "The compiled program gives other bits where the compiler takes other kernels. Both may be accurate.",
+        ),
         "nonfinite": (
             "has NaN or infinity where eager has none",
             "The compiled program makes NaN or infinity of inputs of which eager makes numbers.",

@@ -20,7 +20,7 @@ from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
 import checked_backend as cb
 from checked_backend._torch.autotuning import watch_autotuning
-from checked_backend.checking.kernel_choices import _choices
+from checked_backend.checking.kernel_choices import kernel_choices
 from checked_backend.regions.unsupported import FreshCache
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
@@ -211,10 +211,10 @@ def test_choices_that_are_no_number_are_refused() -> None:
 
 def test_any_kernels_are_the_same_for_each_compilation_and_others_for_each_choice() -> None:
     before = torch.get_rng_state()
-    times = [[choice.retime(2.0, kernel) for kernel in "abc"] for choice in _choices(5)]
+    times = [[choice.retime(2.0, kernel) for kernel in "abc"] for choice in kernel_choices(5)]
     assert times[0] == [2.0] * 3
     assert times[1] == [0.5] * 3
-    assert times[2:] == [[choice.retime(9.0, kernel) for kernel in "abc"] for choice in _choices(5)][2:]
+    assert times[2:] == [[choice.retime(9.0, kernel) for kernel in "abc"] for choice in kernel_choices(5)][2:]
     assert len({time for told in times[2:] for time in told}) == 9
     assert torch.equal(before, torch.get_rng_state())
 

@@ -187,6 +187,13 @@ def test_check_with_variants(
     assert call in finding.evidence["failing_calls"]
 
 
+def test_check_compares_a_program_with_itself(checked: Checked, run: Run, program: Path) -> None:
+    code, report = checked("layer", "--compiler", "eager", "--no-gradients", "--invariant", "runs")
+    assert (code, report.coverage.notes[0]) == (0, "accurate: yes; the same in each run: yes (3 runs)")
+    code, _, err = run("check", f"{program}:layer", "--compiler", "eager", "--invariant", "rows")
+    assert (code, "invariant got 'rows'; valid: batch, runs, choices" in err) == (3, True)
+
+
 @pytest.mark.forks
 def test_check_in_isolation(checked: Checked) -> None:
     assert checked("make", "--compiler", "eager", "--isolate")[0] == 0

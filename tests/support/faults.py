@@ -196,6 +196,11 @@ def changed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 1.5 + 0.25 if tensor.dtype.is_floating_point or tensor.dtype.is_complex else tensor + 1
 
 
+def last_bit(tensor: torch.Tensor) -> torch.Tensor:
+    """The next greater numbers."""
+    return torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
+
+
 def one_element_changed(tensor: torch.Tensor) -> torch.Tensor:
     """The last element a little off: by a hundredth of the greatest one."""
     spoiled = tensor.clone()

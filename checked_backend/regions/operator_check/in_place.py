@@ -136,7 +136,7 @@ def _checked(
     arguments = recording.arguments or ()
     if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
         raise NotInPlaceError("the compiled region is called with other inputs than its graph has")
-    values = {node.name: value for node, value in _written(module, recording)}
+    values = {node.name: value for node, value in written(module, recording)}
     count = len(recording.results)
     places = {name: count + place for place, name in enumerate(values)}
     exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
@@ -150,7 +150,7 @@ def _checked(
     return CheckedModule(module, walk_again(walk, earlier), arguments, values)
 
 
-def _written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+def written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:
     """The nodes whose values are known. A buffer that holds a value of no node is checked with what reads it."""
     for name, nodes in module.held.items():
         versions = recording.values.get(name, ())

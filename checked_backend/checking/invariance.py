@@ -1,0 +1,516 @@
+"""Compare a program with itself, bit by bit: the same rows alone and in a batch, the same call again, other kernels.
+
+Accuracy is another question: a program may round otherwise in another batch, and be right in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+
+import torch
+from torch import fx
+
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.dynamo import marked_dimensions
+from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend.checking.backward import draw, roots_of
+from checked_backend.checking.kernel_choices import KernelChoice, kernel_choices
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Transform
+from checked_backend.checking.program_run import fresh_dynamo
+from checked_backend.checking.tree import argument_leaves
+from checked_backend.checking.variants import substituted
+from checked_backend.diagnose.localize.kernel import kernel_in
+from checked_backend.errors import CheckedBackendError, OptionError
+from checked_backend.findings import Coverage, EvidenceKey, Finding, Kernel, Kind, Skip, Verdict
+from checked_backend.graphs.schema import operator_name
+from checked_backend.graphs.source_line import callers_line, module_path, source_line
+from checked_backend.numerics.bits import resolved, same_bits
+from checked_backend.numerics.measure import measure
+from checked_backend.regions.call_findings import described_exception
+from checked_backend.regions.operator_check.in_place import written
+from checked_backend.regions.operator_check.recorder import recorded
+from checked_backend.subjects import Subject, SubjectKind
+from checked_backend.verdict import thresholds
+
+QUESTIONS = ("batch", "runs", "choices")
+"""What a program may be asked to keep its bits under."""
+
+REPEATS = 3
+"""Runs of the same call. Each has its arguments elsewhere in memory."""
+
+MOST_BYTES = 1 << 31
+"""The most bytes of inner tensors that are kept to find the operator."""
+
+_GROSS = 0.1
+"""Rows that differ by more than this share are no rows: the batch lies otherwise in that tensor."""
+
+Rows = Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor | None]
+"""Takes a tensor of each run. Returns the part of the first that the second should be; None: they are not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """What a program is asked to keep its bits under.
+
+    Attributes:
+        questions: Some of `QUESTIONS`, in the order in which they are asked.
+        dimension: The dimension of the batch; None: the one that is marked as dynamic, else the first.
+    """
+
+    questions: Sequence[str] = ()
+    dimension: int | None = None
+
+    @classmethod
+    def of(cls, asked: str | Sequence[str]) -> Invariance:
+        """What was asked: ``("batch", "runs")``, ``"batch=1,choices"``.
+
+        Raises:
+            OptionError: It is none of the questions.
+        """
+        words = asked.split(",") if isinstance(asked, str) else list(asked)
+        questions, dimension = [], None
+        for word in words:
+            name, given, place = word.strip().partition("=") if isinstance(word, str) else (word, "", "")
+            if name not in QUESTIONS or (given and not (name == "batch" and place.isdecimal())):
+                valid = f"{', '.join(QUESTIONS)}; batch=1 if the rows are along dimension 1"
+                raise OptionError(f"check: invariant got {word!r}; valid: {valid}.")
+            questions.append(name)
+            dimension = int(place) if given else dimension
+        return cls(tuple(dict.fromkeys(questions)), dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one question.
+
+    Attributes:
+        holds: Whether the bits stay. Without a finding: False where that could not be seen.
+        why: How it was asked, or why it was not.
+        compared: The number of tensors that were compared.
+    """
+
+    holds: bool
+    why: str = ""
+    finding: Finding | None = None
+    compared: int = 0
+
+
+def compare_with_itself(
+    program: Program, asked: Invariance, transform: Transform, *, choices: int, accuracy: Verdict
+) -> tuple[Sequence[Finding], Coverage]:
+    """Ask whether a program's bits stay as they are.
+
+    Args:
+        program: Its first call is asked about.
+        transform: Compiles it, or takes its candidate as it is.
+        choices: With how many sets of kernels to compile at most.
+        accuracy: What the check of its accuracy came to, for the remark that has all answers.
+    """
+    first = program.calls[0]
+    question = _Question(replace(program, continued=False, optimizer=None, calls=[first, first]), transform)
+    ask: Mapping[str, Callable[[], Answer]] = {
+        "batch": partial(question.batch, asked.dimension),
+        "runs": question.runs,
+        "choices": partial(question.choices, max(choices, 2)),
+    }
+    said = [f"accurate: {_ACCURATE[accuracy]}"]
+    findings, skips, compared = [], [], 0
+    for name in asked.questions:
+        try:
+            answer = ask[name]()
+        except _NotAskedError as error:
+            answer = Answer(False, str(error))
+        compared += answer.compared
+        called = _CALLED[name]
+        if answer.finding is not None:
+            findings.append(answer.finding)
+            said.append(f"{called}: no, {_place(answer.finding)}")
+        elif answer.holds:
+            said.append(f"{called}: yes ({answer.why})")
+        else:
+            skips.append(Skip(called, answer.why, matters=True))
+            said.append(f"{called}: not known")
+    checked = {"tensors compared bit by bit": compared} if compared else {}
+    return findings, Coverage(checked=checked, skipped=tuple(skips), notes=("; ".join(said),))
+
+
+_ACCURATE = {Verdict.PASS: "yes", Verdict.FAIL: "no", Verdict.INCONCLUSIVE: "not known"}
+_CALLED = {"batch": "batch-invariant", "runs": "the same in each run", "choices": "the same with other kernels"}
+
+
+def _place(finding: Finding) -> str:
+    """Where the bits first differ, in words."""
+    if finding.op is None:
+        return f"seen at {finding.subject}"
+    where = f" in {finding.module}" if finding.module else ""
+    kernel = f": kernel {finding.kernel.name}" if finding.kernel is not None else ""
+    return f"first at {finding.op}{where}{kernel}"
+
+
+class _NotAskedError(CheckedBackendError):
+    """Raised with the reason why a question cannot be asked of a program."""
+
+
+@dataclass(slots=True)
+class _Question:
+    """Asks about the first call of a program."""
+
+    program: Program
+    transform: Transform
+    _call: ProgramCall = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._call = self.program.calls[0]
+
+    def batch(self, dimension: int | None) -> Answer:
+        """Are rows the same alone and in the batch?"""
+        batch = _Batch.of(self.program, dimension)
+        eager = ProgramCopy(self.program).step(0, self._call)
+        _refuse(eager.error, "eager")
+        whole = replace(self._call, entering=_gradients(eager))
+        parts = [part for start, stop in batch.bounds() if (part := batch.part(self.program, whole, start, stop))]
+        named = [name for name in eager.values if not _is_unchanged(name, self.program, eager)]
+        rows_of = {name: [part.of(eager.values[name], part.eager.get(name)) for part in parts] for name in named}
+        with_rows = {name for name, rows in rows_of.items() if any(one is not None for one in rows)}
+        mixed = _mixed(self.program, whole, parts) & with_rows
+        asked = with_rows - mixed
+        if not asked:
+            raise _NotAskedError(_why_none(batch, parts, mixed))
+        with fresh_dynamo():
+            compiled = ProgramCopy(self.program, self.transform)
+            expected = _stepped(compiled, whole)
+            for part in parts:
+                actual = _stepped(compiled, part.call)
+                if (different := _first_different(expected, actual, part.of, asked)) is not None:
+                    finding = _finding("batch", part.message, *different)
+                    return Answer(False, "", self._placed(finding, [whole, part.call], part.near), len(asked))
+        why = f"{batch.words}; {', '.join(map(str, parts))} alone"
+        left_out = f"; not asked of {', '.join(sorted(mixed))}, which depends on all rows" if mixed else ""
+        return Answer(True, why + left_out, None, len(asked))
+
+    def runs(self) -> Answer:
+        """Does the same call give the same bits?"""
+        with fresh_dynamo():
+            compiled = ProgramCopy(self.program, self.transform)
+            expected = _stepped(compiled, self._call)
+            for number in range(2, REPEATS + 1):
+                compiled.forget(self._call)
+                actual = _stepped(compiled, self._call)
+                if (different := _first_different(expected, actual)) is not None:
+                    message = f"run {number} of the same call is not bit for bit what the first one is"
+                    finding = _finding("runs", message, *different)
+                    return Answer(False, "", self._placed(finding, [self._call] * 2, _all_of), len(expected))
+        return Answer(True, f"{REPEATS} runs", None, len(expected))
+
+    def choices(self, count: int) -> Answer:
+        """Does the program give the same bits with other kernels?"""
+        kernels: list[KernelChoice] = []
+        expected: Mapping[str, torch.Tensor] = {}
+        for choice in kernel_choices(count):
+            with choice.used(), fresh_dynamo():
+                actual = _stepped(ProgramCopy(self.program, self.transform), self._call)
+            kernels.append(choice)
+            if choice.number == 1:
+                expected = actual
+                if not choice.tuned.measured:
+                    return Answer(True, "the compiler measured no kernels, so there is one for each purpose")
+            elif (different := _first_different(expected, actual)) is not None:
+                message = f"with {choice.kernels} it is not bit for bit what it is with {kernels[0].kernels}"
+                finding = _finding("choices", message, *different)
+                both = [kernels[0].used, choice.used]
+                return Answer(False, "", self._placed(finding, [self._call] * 2, _all_of, both), len(expected))
+        return Answer(True, f"{count} sets of kernels", None, len(expected))
+
+    def _placed(
+        self,
+        finding: Finding,
+        calls: Sequence[ProgramCall],
+        rows: Rows,
+        contexts: Sequence[Callable[[], AbstractContextManager[None]]] = (),
+    ) -> Finding:
+        """The finding, with the first operator whose result differs, if the kernels can be seen."""
+        make = partial(ProgramCopy, self.program, self.transform)
+        try:
+            if contexts:
+                first, second = (_seen(make, [call], context)[0] for call, context in zip(calls, contexts, strict=True))
+            else:
+                first, second = _seen(make, calls)
+        except Exception as error:  # the bits differ, wherever that begins
+            why = f"not localized: {error}".partition("\n")[0]
+            return replace(finding, evidence={EvidenceKey.LOCALIZED: why})
+        for module, node in _first_nodes(first, second, rows):
+            return replace(
+                finding,
+                graph=module.kind,
+                node=node.name,
+                op=operator_name(node),
+                source=source_line(node),
+                caller=callers_line(node),
+                module=module_path(node),
+                kernel=_kernel(module, node),
+            )
+        return finding
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The dimension of each argument that rows are along."""
+
+    dimensions: Mapping[str, int]
+    size: int
+
+    @classmethod
+    def of(cls, program: Program, given: int | None) -> _Batch:
+        call = program.calls[0]
+        leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+        marked = {name: min(marks) for name, leaf in tensors.items() if (marks := marked_dimensions(leaf))}
+        if given is not None or not marked:
+            marked = {name: given or 0 for name, leaf in tensors.items() if leaf.dim() > (given or 0)}
+        if not marked:
+            raise _NotAskedError("no argument is a tensor that has a batch")
+        size = next(int(tensors[name].shape[place]) for name, place in marked.items())
+        if size < 2:
+            raise _NotAskedError(f"the batch has {size} {'row' if size == 1 else 'rows'}: give one of at least two")
+        return cls({name: place for name, place in marked.items() if tensors[name].shape[place] == size}, size)
+
+    @property
+    def words(self) -> str:
+        """Which dimensions those are."""
+        places: dict[int, list[str]] = {}
+        for name, place in self.dimensions.items():
+            places.setdefault(place, []).append(name)
+        return " and ".join(f"dimension {place} of {', '.join(names)}" for place, names in places.items())
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """The rows that are taken alone: one, all but one, half. The last ones begin elsewhere in memory."""
+        size = self.size
+        return list(dict.fromkeys([(0, 1), (size - 1, size), (0, size // 2), (1, size), (0, size - 1)]))
+
+    def part(self, program: Program, whole: ProgramCall, start: int, stop: int) -> _Part | None:
+        """The call with these rows alone, and with their gradients; None if eager refuses it."""
+        leaves = dict(argument_leaves(program.function, whole.args, whole.kwargs))
+        alone = {
+            name: leaves[name].detach().narrow(place, start, stop - start).requires_grad_(leaves[name].requires_grad)
+            for name, place in self.dimensions.items()
+        }
+        call = substituted(program, alone, f"rows {start} to {stop - 1}")
+        if call is None or (outcome := ProgramCopy(program).step(0, call)).error is not None:
+            return None
+        part = _Part(start, stop - start, self.size, call, outcome.values)
+        given = whole.entering or {}
+        rows = {name: part.of(gradient, outcome.values.get(name)) for name, gradient in given.items()}
+        entering = {name: given[name] if own is None else own for name, own in rows.items()}
+        return replace(part, call=replace(call, entering=entering))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows of a batch, alone.
+
+    Attributes:
+        start: The first of them, counted from 0.
+        size: The number of rows of the batch.
+        eager: What eager makes of them.
+    """
+
+    start: int
+    count: int
+    size: int
+    call: ProgramCall
+    eager: Mapping[str, torch.Tensor]
+
+    def __str__(self) -> str:
+        return f"row {self.start}" if self.count == 1 else f"rows {self.start} to {self.start + self.count - 1}"
+
+    @property
+    def message(self) -> str:
+        """What is wrong if they have other bits in the batch."""
+        verb, pronoun = ("is", "it is") if self.count == 1 else ("are", "they are")
+        return f"{self} of {self.size}, alone, {verb} not bit for bit what {pronoun} in the batch"
+
+    def of(self, whole: torch.Tensor | None, alone: torch.Tensor | None) -> torch.Tensor | None:
+        """These rows of a tensor of the batch, as many as a tensor of theirs has; None if it has no rows.
+
+        A dimension may have several elements for each row, if others were merged into it.
+        """
+        if whole is None or alone is None or not _are_plain(whole, alone) or whole.dim() != alone.dim():
+            return None
+        places = [place for place in range(whole.dim()) if whole.shape[place] != alone.shape[place]]
+        if len(places) != 1:
+            return None
+        each, rest = divmod(int(whole.shape[places[0]]), self.size)
+        if rest or int(alone.shape[places[0]]) != each * self.count:
+            return None
+        return whole.narrow(places[0], self.start * each, self.count * each)
+
+    def near(self, whole: torch.Tensor | None, alone: torch.Tensor | None) -> torch.Tensor | None:
+        """The same of a tensor inside of the program. What differs grossly is no row: the batch lies elsewhere."""
+        part = self.of(whole, alone)
+        if part is None or alone is None or not (part.is_floating_point() or part.is_complex()):
+            return part
+        error, size = (one.abs().double().nan_to_num(0.0, 0.0, 0.0).square().mean() for one in (part - alone, part))
+        return part if float(error) <= _GROSS**2 * float(size) else None
+
+
+def _all_of(whole: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if whole is None or other is None or not _are_plain(whole, other) or whole.shape != other.shape:
+        return None
+    return whole
+
+
+def _are_plain(one: torch.Tensor, other: torch.Tensor) -> bool:
+    strided = all(
+        side.layout is torch.strided and not side.is_nested and not side.is_quantized for side in (one, other)
+    )
+    return strided and one.dtype == other.dtype
+
+
+def _is_unchanged(name: str, program: Program, eager: Outcome) -> bool:
+    """Whether this is an argument that the program does not write to."""
+    subject, call = Subject(name), program.calls[0]
+    if subject.kind is not SubjectKind.MUTATED:
+        return False
+    given = dict(argument_leaves(program.function, call.args, call.kwargs)).get(subject.name)
+    after = eager.values[name]
+    return isinstance(given, torch.Tensor) and _first_different({name: given.detach()}, {name: after}) is None
+
+
+def _why_none(batch: _Batch, parts: Sequence[_Part], mixed: Collection[str]) -> str:
+    """Why no result's rows were compared."""
+    if not parts:
+        return f"eager refuses each part of the batch, along {batch.words}"
+    if not mixed:
+        return f"no result has rows along {batch.words}"
+    return (
+        f"{', '.join(sorted(mixed))} {'depends' if len(mixed) == 1 else 'depend'} on all rows, in eager and in float64 "
+        f"too (a normalisation over the batch, random numbers), or the batch is not {batch.words}: name its dimension, "
+        "as in batch=1"
+    )
+
+
+def _mixed(program: Program, whole: ProgramCall, parts: Sequence[_Part]) -> set[str]:
+    """The results of which float64 shows that their rows influence one another, as in a batch normalisation."""
+    inside = ProgramCopy(program, wide=True).step(0, whole)
+    mixed: set[str] = set()
+    for part in parts if inside.error is None else ():
+        alone = ProgramCopy(program, wide=True).step(0, part.call).values
+        rows = {name: part.of(inside.values.get(name), value) for name, value in alone.items()}
+        mixed |= {name for name, own in rows.items() if own is not None and not _close(own, alone[name])}
+    return mixed
+
+
+def _close(part: torch.Tensor, alone: torch.Tensor) -> bool:
+    if not (part.is_floating_point() or part.is_complex()):
+        return torch.equal(part, alone)
+    finite = part[part.isfinite()]
+    size = float(finite.abs().mean()) if finite.numel() else 0.0
+    tolerance = thresholds.TWIN_TOLERANCE
+    return torch.allclose(part, alone, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+
+
+def _gradients(eager: Outcome) -> dict[str, torch.Tensor]:
+    """Gradients to enter at the results, of which rows can be taken."""
+    roots = roots_of(eager.outputs, refusing=False) if eager.gradients else {}
+    generator = torch.Generator().manual_seed(0)
+    plain = {name: root for name, root in roots.items() if root.layout is torch.strided and not root.is_complex()}
+    return {
+        name: draw(root.shape, root.dtype, generator).to(dtype=root.dtype, device=root.device)
+        for name, root in plain.items()
+    }
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def _stepped(copy: ProgramCopy, call: ProgramCall) -> Mapping[str, torch.Tensor]:
+    """The values of one call: results, gradients, what it changes in place.
+
+    Raises:
+        _NotAskedError: It raises.
+    """
+    outcome = copy.step(0, call)
+    _refuse(outcome.error or outcome.backward_error, "the compiled program")
+    return outcome.values
+
+
+def _refuse(error: Exception | None, who: str) -> None:
+    if error is not None:
+        raise _NotAskedError(f"{who} raises {described_exception(error)}")
+
+
+def _first_different(
+    expected: Mapping[str, torch.Tensor],
+    actual: Mapping[str, torch.Tensor],
+    rows: Rows = _all_of,
+    asked: Collection[str] | None = None,
+) -> tuple[str, torch.Tensor, torch.Tensor] | None:
+    """The name of the first value that has other bits, with both sides of it.
+
+    Args:
+        asked: The names of those that are compared; None: all.
+    """
+    for name, value in actual.items():
+        part = rows(expected.get(name), value) if asked is None or name in asked else None
+        if part is not None and not same_bits(resolved(part), resolved(value)):
+            return name, part, value
+    return None
+
+
+def _finding(question: str, message: str, subject: str, expected: torch.Tensor, actual: torch.Tensor) -> Finding:
+    metrics = measure(reference=expected, candidate=actual)
+    return Finding(Kind.PRECISION, subject, message, f"precision.{question}", metrics=metrics, searched=True)
+
+
+# -- the operator ----------------------------------------------------------------------------------------------------
+
+_Seen = Sequence[tuple[GeneratedModule, Mapping[str, torch.Tensor]]]
+"""The generated modules that one call called, with what their kernels wrote, by the names of nodes."""
+
+
+def _seen(
+    make: Callable[[], ProgramCopy],
+    calls: Sequence[ProgramCall],
+    context: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[_Seen]:
+    """Compile a program anew for some calls, and record what its kernels write in each."""
+    modules: list[GeneratedModule] = []
+    seen: list[_Seen] = []
+    with context(), fresh_dynamo(), without_compile_caches():
+        copy = make()
+        with generated_modules_noted(modules):
+            for call in calls:
+                _stepped(copy, call)
+        for call in calls:
+            copy.forget(call)
+            with recorded(modules, MOST_BYTES) as recordings:
+                _stepped(copy, call)
+            whole = [(module, one) for module, one in recordings if one.arguments is not None and not one.is_mixed]
+            seen.append([(module, {node.name: value for node, value in written(module, one)}) for module, one in whole])
+    return seen
+
+
+def _first_nodes(first: _Seen, second: _Seen, rows: Rows) -> Iterator[tuple[GeneratedModule, fx.Node]]:
+    """The nodes whose values differ, in the order of the graphs, the forward pass before the backward pass."""
+    for is_backward in (False, True):
+        sides = ([one for one in seen if (one[0].kind == "backward") == is_backward] for seen in (first, second))
+        for mine, others in zip_longest(*sides):
+            if mine is None or others is None:
+                return
+            for node in mine[0].graph.graph.nodes:
+                if _first_different(mine[1], others[1], rows, (node.name,)) is not None:
+                    yield mine[0], node
+
+
+def _kernel(module: GeneratedModule, node: fx.Node) -> Kernel | None:
+    try:
+        return kernel_in([module], module.kind, node.name, module.graph)
+    except CheckedBackendError:
+        return None

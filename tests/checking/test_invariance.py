@@ -1,0 +1,287 @@
+"""A program compared with itself, bit by bit: planted differences are named, clean programs keep their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._inductor.runtime.benchmarking import benchmarker
+
+import checked_backend as cb
+from checked_backend.checking.invariance import Invariance
+from checked_backend.regions.unsupported import FreshCache
+from tests.checking.test_kernel_choices import right, tuned
+from tests.support import faults
+from tests.support.check_tools import agreed, batch, only, skips
+from tests.support.faults import last_bit
+
+
+def told(report: cb.Report) -> str:
+    """The remark that has all answers: the first one."""
+    return report.coverage.notes[0]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).sin() + x
+
+
+BY_ROWS = faults.on_data(
+    lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), faults.spoiled_output(last_bit)
+)
+"""The last bit of a result is another one where the batch has one row."""
+
+
+def test_a_program_that_computes_each_row_alike_keeps_its_bits() -> None:
+    report = agreed(cb.check(Net(), (batch(grad=True),), compiler="eager", invariant=("batch", "runs", "choices")))
+    assert told(report) == (
+        "accurate: yes; batch-invariant: yes (dimension 0 of x; row 0, row 5, rows 0 to 2, rows 1 to 5, rows 0 to 4 "
+        "alone); the same in each run: yes (3 runs); the same with other kernels: yes (the compiler measured no "
+        "kernels, so there is one for each purpose)"
+    )
+    assert report.coverage.checked["tensors compared bit by bit"] > 3
+
+
+def test_a_row_that_has_other_bits_alone_is_a_finding_beside_accuracy() -> None:
+    report = cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant=("batch",))
+    finding = only(report)
+    assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.PRECISION, "precision.batch", "output[0]")
+    assert finding.message == "row 0 of 6, alone, is not bit for bit what it is in the batch"
+    assert finding.metrics is not None
+    assert finding.metrics.max_ulp == 1
+    assert told(report) == "accurate: yes; batch-invariant: no, seen at output[0]"
+    text = str(report)
+    assert text.startswith("FAIL: output[0] has other bits alone than in a batch\n")
+    assert " in the batch, " in text
+    assert " alone\n" in text
+    assert "pad each batch to one size" in text
+    assert "less precise" not in text
+    assert cb.Report.from_json(report.to_json()).findings == report.findings
+
+
+def test_without_the_question_nothing_is_compared_with_itself() -> None:
+    report = agreed(cb.check(Net(), (batch(),), compiler=BY_ROWS))
+    assert "tensors compared bit by bit" not in report.coverage.checked
+    assert not any("invariant" in note for note in report.coverage.notes)
+
+
+def test_a_gradient_that_has_other_bits_alone_is_found() -> None:
+    """The gradients that enter at a row are the same alone and in the batch, so only the program can differ."""
+    compiler = faults.on_data(
+        lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), faults.spoiled_tangents(last_bit)
+    )
+    report = cb.check(Net(), (batch(grad=True),), compiler=compiler, invariant="batch")
+    assert only(report).subject == "grad[x]"
+    agreed(cb.check(Net(), (batch(grad=True),), compiler=faults.clean(), invariant="batch"))
+
+
+class Cache(nn.Module):
+    """Writes a row's values into a cache of the caller."""
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache[:, 0] = x.exp()
+        return x + 1
+
+
+def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
+    args = (torch.randn(4), torch.zeros(4, 3))
+    report = agreed(cb.check(Cache(), args, compiler="eager", invariant="batch"))
+    assert report.coverage.checked["tensors compared bit by bit"] == 2
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "why"),
+    [
+        (Norm(), (batch(),), "output[0] depends on all rows, in eager and in float64 too"),
+        (lambda x: x.cumsum(0), (batch(),), "name its dimension, as in batch=1"),
+        (lambda x: nn.functional.dropout(x), (batch(),), "random numbers"),
+        (lambda x: x.square().mean(), (batch(),), "no result has rows along dimension 0 of x"),
+        (lambda x: x + 1, (batch(1, 8),), "the batch has 1 row: give one of at least two"),
+        (lambda x: x + 1, (torch.tensor(2.0),), "no argument is a tensor that has a batch"),
+        (lambda x: x.view(6, 8) + 1, (batch(),), "eager refuses each part of the batch, along dimension 0 of x"),
+    ],
+    ids=["batch_norm", "cumsum", "dropout", "loss", "one_row", "scalar", "fixed_size"],
+)
+def test_what_cannot_be_asked_is_no_pass(function: Callable[..., Any], args: Sequence[Any], why: str) -> None:
+    report = cb.check(function, args, compiler="eager", invariant="batch")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not report.findings
+    assert why in skips(report)
+    assert told(report) == "accurate: yes; batch-invariant: not known"
+
+
+def test_a_result_that_depends_on_all_rows_hides_no_other() -> None:
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.cumsum(0), x.sin()
+
+    report = agreed(cb.check(both, (batch(),), compiler="eager", invariant="batch"))
+    assert "alone; not asked of output[0], which depends on all rows)" in told(report)
+    second = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_output(last_bit, at=1))
+    assert only(cb.check(both, (batch(),), compiler=second, invariant="batch")).subject == "output[1]"
+
+
+def test_the_batch_is_the_dimension_that_is_named_or_marked() -> None:
+    report = agreed(cb.check(lambda x: x.cumsum(0), (batch(),), compiler="eager", invariant="batch=1"))
+    assert "(dimension 1 of x; row 0, row 7" in told(report)
+    marked, beside = batch(), batch(6, 1)
+    torch._dynamo.mark_dynamic(marked, 1)
+    report = agreed(cb.check(lambda x, y: x.cumsum(0) + y, (marked, beside), compiler="eager", invariant="batch"))
+    assert "(dimension 1 of x; " in told(report)
+
+
+def changes_in_run(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Another last bit in every other run."""
+    runs = 0
+
+    def run(*args: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        results = gm.forward(*args)
+        return [last_bit(result) for result in results] if runs % 2 else results
+
+    return run
+
+
+def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
+    finding = next(
+        finding
+        for finding in cb.check(Net(), (batch(),), compiler=changes_in_run, invariant="runs").findings
+        if finding.detail == "precision.runs"
+    )
+    assert finding.subject == "output[0]"
+    assert finding.message == "run 2 of the same call is not bit for bit what the first one is"
+    assert finding.fails
+
+
+@pytest.fixture
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda milliseconds, **_more: milliseconds)
+    monkeypatch.setattr(FreshCache, "used", lambda _self: nullcontext())
+
+
+@pytest.mark.usefixtures("_quickly")
+def test_another_kernel_with_other_bits_is_a_finding() -> None:
+    slow = faults.spoiled_output(last_bit)
+    report = cb.check(Net(), (batch(),), compiler=tuned(right, slow), invariant="choices")
+    finding = only(report)
+    assert (finding.detail, finding.subject) == ("precision.choices", "output[0]")
+    assert finding.message == "with the slowest kernels it is not bit for bit what it is with the fastest kernels"
+    report = agreed(cb.check(Net(), (batch(),), compiler=tuned(right, right), invariant="choices"))
+    assert told(report) == "accurate: yes; the same with other kernels: yes (2 sets of kernels)"
+
+
+@torch.library.custom_op("checked_backend_tests::row_sums", mutates_args=())
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of rows. Those of one row alone are of another order, as in a kernel that is chosen by size."""
+    total = x.sum(1)
+    return last_bit(total) if len(x) == 1 else total
+
+
+@row_sums.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(len(x))
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Sums(), Sums()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second((self.first(x.relu()) + 1)[:, None] * x).abs()
+
+
+class Sums(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return row_sums(x)
+
+
+@pytest.mark.process
+def test_under_inductor_the_first_operator_with_other_bits_is_named() -> None:
+    report = cb.check(Deep(), (batch(),), invariant="batch")
+    finding = only(report)
+    assert finding.op == "checked_backend_tests.row_sums.default"
+    assert finding.module == "first"
+    assert finding.node is not None
+    assert "return row_sums(x)" in (finding.source or "")
+    assert told(report).startswith(
+        "accurate: yes; batch-invariant: no, first at checked_backend_tests.row_sums.default in first: kernel "
+    )
+
+
+def test_a_handwritten_candidate_is_compared_with_itself() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        total = x.sum(1)
+        return last_bit(total) if len(x) == 1 else total
+
+    report = cb.check(lambda x: x.sum(1), (batch(),), candidate=kernel, invariant="batch,runs")
+    assert only(report).detail == "precision.batch"
+    assert "the candidate gives a row other bits" in str(report).replace("\n   ", " ").lower()
+    agreed(cb.check(lambda x: x.sum(1), (batch(),), candidate=lambda x: x.sum(1), invariant="runs"))
+
+
+def test_a_compiled_program_that_fails_on_some_rows_is_no_pass() -> None:
+    one = faults.on_data(lambda args: len(args[0]) == 1, faults.crash_when_running())
+    report = cb.check(lambda x: x.sin(), (batch(),), compiler=one, invariant="batch")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "batch-invariant: the compiled program raises" in skips(report)
+
+
+def test_a_fault_in_accuracy_is_told_apart() -> None:
+    report = cb.check(Net(), (batch(),), compiler=faults.wrong_value(), invariant="batch")
+    assert report.verdict is cb.Verdict.FAIL
+    assert told(report).startswith("accurate: no; batch-invariant: yes (")
+
+
+def test_what_goes_wrong_while_the_operator_is_looked_for_leaves_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object) -> None:
+        raise RuntimeError("no kernels here")
+
+    monkeypatch.setattr("checked_backend.checking.invariance._seen", broken)
+    finding = only(cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant="batch"))
+    assert finding.op is None
+    assert finding.evidence["localized"] == "not localized: no kernels here"
+
+
+@pytest.mark.parametrize("asked", ["rows", ("batch", 3), "batch=x", "runs=1", ("batch=-1",)])
+def test_misuse_is_refused(asked: Any) -> None:
+    with pytest.raises(cb.OptionError, match=r"check: invariant got .*; valid: batch, runs, choices; batch=1 if"):
+        cb.check(Net(), (batch(),), invariant=asked)
+
+
+def test_what_is_asked_twice_is_asked_once() -> None:
+    assert Invariance.of("batch, runs,batch=1") == Invariance(("batch", "runs"), 1)
+    assert Invariance.of(()) == Invariance()
+
+
+def test_the_check_leaves_everything_as_it_was() -> None:
+    model, x = Net(), batch(grad=True)
+    before, state = x.detach().clone(), torch.get_rng_state()
+    cb.check(model, (x,), compiler="eager", invariant=("batch", "runs"))
+    assert torch.equal(x, before)
+    assert x.grad is None
+    assert model.scale.grad is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.process
+def test_a_process_of_its_own_asks_too() -> None:
+    report = cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant="batch", isolate=True)
+    assert only(report).detail == "precision.batch"
