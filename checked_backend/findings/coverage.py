@@ -32,6 +32,7 @@ class RegionInfo:
         checked_calls: The number of its calls that were checked.
         checked_backwards: The number of its backward passes that were checked.
         last_checked_call: The last call that was checked, counted from 1; 0 if none was.
+        drawn_calls: The number of checked calls that were drawn at random (option ``budget``).
     """
 
     name: str
@@ -41,6 +42,7 @@ class RegionInfo:
     checked_calls: Count = 0
     checked_backwards: Count = 0
     last_checked_call: Count = 0
+    drawn_calls: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

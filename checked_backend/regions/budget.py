@@ -5,6 +5,10 @@ that passes fills it. Checks and skipped calls empty it. A check begins when the
 the last one of its kind took, or an upper estimate. Regions take turns by fair queueing: next is the one that has been
 given least time once its check is over, and the others leave in the bucket what it needs.
 
+Between rechecks, the call that is checked is drawn from those that come by until the next check will be paid for. A
+program often does the same things in turn, and checks that came as soon as they are paid for could meet the same one
+each time.
+
 A *recheck* is check 1, 2, 4, 8, ... of a region: at first with all control runs, later with those that it needs. It
 may take many times what another check takes.
 """
@@ -12,6 +16,7 @@ may take many times what another check takes.
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -99,9 +104,11 @@ class Due:
 
     Attributes:
         recheck: Whether it is rechecked; None: at checks 1, 2, 4, 8, ...
+        at_random: Whether it was drawn from the calls that come by.
     """
 
     recheck: bool | None = None
+    at_random: bool = False
 
 
 class Schedule:
@@ -161,10 +168,12 @@ class Budget:
         share: The share of the run's time that checks may take.
 
     Attributes:
+        share: The same.
         spent: Seconds that were paid so far.
         payments: How often a check was paid for.
         first: The region that is next, None before one is known.
         skipped: How many calls were skipped since the last payment.
+        waiting: How many regions wait for their turn.
     """
 
     def __init__(self, share: float) -> None:
@@ -172,23 +181,26 @@ class Budget:
         self.payments = 0
         self.first: RegionBudget | None = None
         self.skipped = 0
-        self._share = share
+        self.waiting = 1
+        self.share = share
         self._lock = threading.Lock()
         self._regions = WeakValueDictionary[int, RegionBudget]()
         self._numbers = itertools.count()
         self._saved = 0.0
         self._since = float("inf")
 
-    def open(self, region: RegionBudget, now: float, building: float) -> None:
-        """Take in a region that was built just now. Time in which regions are built earns nothing."""
+    def open(self, region: RegionBudget, now: float, building: float) -> int:
+        """Take in a region that was built just now, and number it. Time in which regions are built earns nothing."""
         with self._lock:
             region.given = min((other.given for other in self._regions.values()), default=0.0)
             self._since = min(now, self._since + building)
-            self._regions[next(self._numbers)] = region
+            number = next(self._numbers)
+            self._regions[number] = region
+            return number
 
     def holds(self, now: float) -> float:
         """Seconds that are earned and not spent. Skipping is paid for, and must not use up all that is earned."""
-        earned = self._share * max(0.0, now - self._since)
+        earned = self.share * max(0.0, now - self._since)
         return self._saved + earned - min(SKIPPING * self.skipped, FOR_SKIPPING * earned)
 
     def charge(self, region: RegionBudget, seconds: float, now: float) -> None:
@@ -203,6 +215,7 @@ class Budget:
             self.first = None  # it may be gone
             known = [one for one in self._regions.values() if one.needed < float("inf")]
             called = [one for one in known if self.payments - one.called <= PATIENCE]
+            self.waiting = max(len(called), 1)
             self.first = min(called, key=lambda one: one.given + one.needed, default=None)
             capacity = HELD * max((one.dearest for one in known), default=0.0)
             self._saved = min(self._saved, capacity) - seconds
@@ -244,7 +257,9 @@ class RegionBudget(Schedule):
         self._costs: dict[bool, float] = {}
         self._checks = 0
         self._was_postponed = False
-        budget.open(self, clock(), building)
+        self._random = random.Random(budget.open(self, clock(), building))
+        self._wait: int | None = None
+        self._passed, self._since = 0, clock()
 
     def skip(self) -> bool:
         """Count a call that has earned no check yet. Most calls of a run come here."""
@@ -255,15 +270,29 @@ class RegionBudget(Schedule):
 
     def due(self) -> Due | None:
         """Count a call, and say how it is to be checked; None if it is not."""
-        return Due(self._recheck) if self._is_earned() else None
+        return Due(self._recheck, at_random=not self._recheck) if self._is_earned() else None
 
     def _is_earned(self) -> bool:
-        budget = self._budget
+        """Whether the call that comes by is checked, now that a check is paid for."""
+        budget, now = self._budget, self.clock()
         first, needed = budget.first, self.needed
         self.called = budget.payments
+        self._passed += 1
         if first is not None and first is not self:
             needed += first.needed
-        return budget.holds(self.clock()) >= needed
+        if budget.holds(now) < needed:
+            return False
+        if self._wait is None:
+            self._wait = 0 if self._recheck else self._drawn(now)
+        self._wait -= 1
+        return self._wait < 0
+
+    def _drawn(self, now: float) -> int:
+        """A number of calls to let pass, of those that come by while the run earns as much as this check takes."""
+        rate = self._passed / max(now - self._since, 1e-9)
+        self._passed, self._since = 0, now
+        calls = rate * self.needed / self._budget.share / self._budget.waiting
+        return self._random.randrange(max(round(min(calls, 1e9)), 1))
 
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Run a call that is not checked."""
@@ -305,6 +334,7 @@ class RegionBudget(Schedule):
         try:
             yield meter
         finally:
+            self._wait = None
             seconds = meter.spent
             so_far = self._costs.get(bool(due.recheck), 0.0) if backward else 0.0
             if meter.postponed:

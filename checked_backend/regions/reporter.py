@@ -76,17 +76,19 @@ class RegionReporter(Reporter):
         self._options = options
         self.devices: frozenset[str] = frozenset()
         self.call = 0
+        self._drawn = 0
         self._compared = Counter[bool]()
         self._other_random_numbers: Finding | None = None
         self._place = CompilePlace.now()
         if options.on_divergence == "raise" and not silent:
             EXIT_MESSAGE.prepare(options.report_dir)
 
-    def begin_call(self, number: int) -> None:
-        """Note that a call is being checked."""
+    def begin_call(self, number: int, *, drawn: bool = False) -> None:
+        """Note that a call is being checked, and whether it was drawn at random."""
         self.call = number
+        self._drawn = int(drawn)
         self._compared[False] += 1
-        self._add_calls(calls=1, checked=1)
+        self._add_calls(calls=1, checked=1, drawn=self._drawn)
 
     def postponed(self, why: str, *, backward: bool) -> None:
         """Note that values were not compared to the end, because a control run is not earned yet (option ``budget``).
@@ -104,7 +106,7 @@ class RegionReporter(Reporter):
     def not_checked(self) -> None:
         """Note that the call whose check began was not checked after all."""
         self._compared[False] -= 1
-        self._add_calls(checked=-1)
+        self._add_calls(checked=-1, drawn=-self._drawn)
 
     def compared(self, backward: bool) -> int:
         """How many calls were compared, or how many backward passes. The call that is being checked counts."""

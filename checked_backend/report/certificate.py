@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from checked_backend.findings import Verdict
-from checked_backend.report.clean import clean, listed, plural
+from checked_backend.findings import RegionInfo, Verdict
+from checked_backend.report.clean import clean, listed, percent, plural
 from checked_backend.report.coverage_view import but_for_ignored, counts, region_line, skips
 from checked_backend.report.details import what
 from checked_backend.report.report import Report
@@ -38,6 +38,10 @@ def _certificate(report: Report) -> Iterator[str]:
     yield ""
     yield f"Compared: {_text(listed(counts(coverage)) or 'nothing')}."
     yield from _listed(map(region_line, coverage.regions), "region")
+    drawn = [region for region in coverage.regions if region.drawn_calls]
+    if drawn and report.verdict is Verdict.PASS:
+        yield ""
+        yield from _listed(map(_seen_with_probability, drawn), "region")
     yield ""
     yield from _limits(report)
     missed = skips(coverage)
@@ -53,6 +57,19 @@ def _certificate(report: Report) -> Iterator[str]:
     yield ""
     yield "On: " + _text("; ".join(f"{name} {value}" for name, value in report.environment.items()) or "not recorded")
     yield ""
+
+
+_PROBABILITY = 0.95
+
+
+def _seen_with_probability(region: RegionInfo) -> str:
+    """How rare a fault may be that the checked calls of a region would have shown: 1 - (1 - p)^n is the probability."""
+    rarest = 1 - (1 - _PROBABILITY) ** (1 / region.drawn_calls)
+    return (
+        f"{region.name}: a fault in at least {percent(rarest)} of the calls, above the detection limits, would have "
+        f"been seen with {percent(_PROBABILITY)} probability, assuming that such calls are spread over the run as the "
+        f"{plural(region.drawn_calls, 'call')} are that were drawn at random"
+    )
 
 
 def _limits(report: Report) -> Iterator[str]:

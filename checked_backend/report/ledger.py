@@ -161,6 +161,7 @@ class Ledger:
                     known,
                     calls=known.calls + info.calls,
                     checked_calls=known.checked_calls + info.checked_calls,
+                    drawn_calls=known.drawn_calls + info.drawn_calls,
                     checked_backwards=known.checked_backwards + info.checked_backwards,
                     last_checked_call=known.calls + info.last_checked_call
                     if info.checked_calls

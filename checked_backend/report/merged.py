@@ -99,6 +99,7 @@ def _joined(one: RegionInfo, other: RegionInfo, calls: Callable[[int, int], int]
         nodes=max(one.nodes, other.nodes),
         calls=calls(one.calls, other.calls),
         checked_calls=calls(one.checked_calls, other.checked_calls),
+        drawn_calls=calls(one.drawn_calls, other.drawn_calls),
         checked_backwards=calls(one.checked_backwards, other.checked_backwards),
         last_checked_call=max(one.last_checked_call, other.last_checked_call),
     )

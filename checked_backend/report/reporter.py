@@ -52,12 +52,13 @@ class Reporter:
             return tuple(session.ledger for session in sessions)
         return PROCESS_END.ledgers() if self._closing else ()
 
-    def _add_calls(self, *, calls: int = 0, checked: int = 0, backwards: int = 0) -> None:
+    def _add_calls(self, *, calls: int = 0, checked: int = 0, drawn: int = 0, backwards: int = 0) -> None:
         """Add to the region's counts of calls, of checked calls and of checked backward passes."""
         info = replace(
             self._region,
             calls=calls,
             checked_calls=checked,
+            drawn_calls=drawn,
             checked_backwards=backwards,
             last_checked_call=calls if checked else 0,
         )

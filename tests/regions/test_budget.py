@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -263,3 +264,40 @@ def test_a_clock_that_goes_back_earns_nothing() -> None:
     schedule.unchecked(lambda: None, [])
     for now in (10.0, 0.0, 9.0, 1.0, 10.0):
         assert at(clock, schedule, now) is None
+
+
+def shown(seed: int, every: int, checks: int) -> bool:
+    """Whether checks that were drawn meet a fault in every so many-th call."""
+    region = Region(own=0.05, known=0.25, recheck=1.5)
+    run = Run(0.05, region, pause=0.0)
+    schedule = region.schedule
+    assert schedule is not None
+    schedule._random = random.Random(seed)
+    drawn: list[int] = []
+    due = schedule.due
+
+    def noted() -> Due | None:
+        found = due()
+        if found is not None and found.at_random:
+            drawn.append(run.steps)
+        return found
+
+    schedule.due = noted  # type: ignore[method-assign]
+    while len(drawn) < checks:
+        run.step()
+    return any(step % every == seed % every for step in drawn)
+
+
+def test_a_fault_is_met_with_the_probability_that_a_certificate_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the calls that are drawn 29 meet what one call in ten has: 1 - (1 - 1/10)^29 is 95 %."""
+    runs = 150
+    met = sum(shown(seed, every=10, checks=29) for seed in range(runs))
+    assert met / runs > 0.95 - 3 * (0.05 * 0.95 / runs) ** 0.5
+    monkeypatch.setattr(RegionBudget, "_drawn", lambda _self, _now: 0)
+    met = sum(shown(seed, every=10, checks=29) for seed in range(40))
+    assert met / 40 < 0.8  # checks that come in step with the program meet the same calls again and again
+
+
+def test_what_is_drawn_repeats() -> None:
+    checks = [region.checks for region in (Region(), Region()) if Run(0.1, region).until(2000.0)]
+    assert checks[0] == checks[1]

@@ -43,6 +43,21 @@ def test_text() -> None:
     assert render_certificate([CLEAN]) == TEXT
 
 
+def test_calls_that_were_drawn_state_how_rare_a_fault_they_would_have_shown() -> None:
+    """1 - (1 - p)^n is the probability, so n = 58 calls and 95 % give p = 5 %."""
+    region = replace(COVERAGE.regions[0], calls=900, checked_calls=63, drawn_calls=58)
+    sampled = replace(CLEAN, coverage=replace(COVERAGE, regions=(region, COVERAGE.regions[0])))
+    stated = (
+        "- Net: a fault in at least 5% of the calls, above the detection limits, would have been seen with 95% "
+        "probability, assuming that such calls are spread over the run as the 58 calls are that were drawn at random\n"
+    )
+    text = render_certificate([sampled])
+    assert text.count("probability") == 1
+    assert stated in text
+    failed = replace(sampled, findings=(Finding(Kind.LOGIC, "output[0]", "wrong"),))
+    assert "probability" not in render_certificate([failed])
+
+
 def test_what_is_no_pass_is_no_certificate() -> None:
     failed = replace(CLEAN, findings=(Finding(Kind.LOGIC, "output[0]", "wrong"),))
     missed = replace(CLEAN, coverage=replace(COVERAGE, skipped=(Skip("gradients", "not run", matters=True),)))
