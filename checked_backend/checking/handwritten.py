@@ -13,6 +13,7 @@ import torch
 from checked_backend.checking.program import Program, ProgramCall, Stopwatch
 from checked_backend.checking.tree import argument_leaves
 from checked_backend.checking.variants import fresh_data, other_layouts, substituted
+from checked_backend.checking.whole_numbers import on_whole_numbers
 from checked_backend.errors import OptionError
 from checked_backend.findings import EvidenceKey, Finding, Kind, Severity, Skip
 from checked_backend.report.ledger import Ledger
@@ -133,6 +134,8 @@ def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> 
         else:
             yield ProgramCall(args, call.kwargs, _label(size))
     yield ProgramCall(call.args, call.kwargs, "with junk in the memory that it allocates", junk=2)
+    if (exact := on_whole_numbers(program, ledger)) is not None:
+        yield exact
     fresh = list(fresh_data(program, ledger))
     yield from fresh
     own = {

@@ -167,6 +167,7 @@ class ProgramCall:
         junk: Fills the memory that the candidate allocates and has not written to, other junk for another number.
         entering: The gradients that enter, by the tensor of the call's that they enter at, instead of random ones at
             outputs; an empty mapping: no backward pass.
+        is_exact: Whether nothing has to be rounded in it.
     """
 
     args: Sequence[Any]
@@ -177,6 +178,7 @@ class ProgramCall:
     refills: ProgramCall | None = None
     junk: int | None = None
     entering: Mapping[str, torch.Tensor] | None = None
+    is_exact: bool = False
 
     @property
     def varies_gradients(self) -> bool:

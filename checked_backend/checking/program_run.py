@@ -31,6 +31,7 @@ from checked_backend.checking.variants import (
     roundings,
     without_rounding,
 )
+from checked_backend.checking.whole_numbers import beyond_rounding
 from checked_backend.diagnose.investigate import investigate
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.numerics.bits import resolved, same_bits
@@ -356,6 +357,9 @@ class _Pair:
             known=known,
         )
         found = [finding for _, finding in compared.found]
+        if call.is_exact:
+            run.own.count({"calls on whole numbers": 1})
+            found = found or beyond_rounding(run.references[-1], self.candidates[-1])
         if call.varies_gradients:
             found = without_rounding(found, call, self._rounding, run.own)
             run.own.add_coverage(coverage_of(call, ledger.coverage()))

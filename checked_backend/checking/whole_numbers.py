@@ -1,0 +1,149 @@
+"""Inputs of which nothing has to be rounded: a candidate that is off on these is wrong, whatever its noise would hide.
+
+Where a reference only adds, multiplies, moves, masks and compares, small whole numbers make each partial result exact,
+in whatever order it is computed. A result that is off by half or more is then no rounding: a dropped element of a long
+sum shows, which the noise of a 16-bit dtype would hide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+
+from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.pytree import tree_map
+from checked_backend.checking.backward import roots_of
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy
+from checked_backend.checking.tree import argument_leaves
+from checked_backend.checking.variants import substituted
+from checked_backend.findings import Finding, Kind, Skip
+from checked_backend.graphs.operators import Operator, OperatorKind
+from checked_backend.modes.base import OperatorMode, tensors_in
+from checked_backend.numerics.measure import measure
+from checked_backend.report.ledger import Ledger
+
+SHARES = (1.0, 1 / 4, 1 / 16, 1 / 256, 1 / 4096, 0.0)
+"""Shares of numbers that are not 0, beside those in the corners: the first with which all sums are exact is taken."""
+
+_MOVING = frozenset({OperatorKind.EXACT, OperatorKind.UNINITIALISED})
+_ADDING_NAMES = """
+    add sub rsub mul square addcmul sum cumsum dot mv addmv mm bmm addmm baddbmm convolution convolution_backward
+    index_add scatter_add index_put embedding_dense_backward
+"""
+_ADDING = frozenset(_ADDING_NAMES.split())
+_LABEL = "on whole numbers, of which nothing has to be rounded"
+
+
+class ExactMode(OperatorMode):
+    """Sees whether a program rounds anything.
+
+    Attributes:
+        rounds: The first operator that rounds, or that may add up more than its dtype can count; or "".
+        is_full: Whether it is the latter.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = ""
+        self.is_full = False
+
+    def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and bound the sum of its terms' magnitudes."""
+        if self.rounds or operator.kind in _MOVING:
+            return func(*args, **kwargs)
+        adds = operator.base in _ADDING and func.namespace == "aten"
+        bounds = _of_magnitudes(func, args, kwargs) if adds else ()
+        result = func(*args, **kwargs)
+        results = [*tensors_in(result)]
+        floats = [one for one in results if one.is_floating_point()]
+        most = min((2 / torch.finfo(one.dtype).eps for one in floats), default=math.inf)
+        known = adds or operator.kind is OperatorKind.NARROWING
+        if not known or not all(_is_whole(one, most) for one in (*results, *tensors_in(bounds))):
+            self.rounds, self.is_full = operator.name, known
+        return result
+
+    def opaque(self, name: str) -> None:
+        """An operator without operators inside: it may do anything."""
+        self.rounds = self.rounds or name
+
+
+def _of_magnitudes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator makes of the magnitudes of its arguments, in float64: no partial result of it is greater."""
+
+    def magnitude(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.detach().abs().double() if is_float else value
+
+    return func(*tree_map(magnitude, args), **kwargs)
+
+
+def _is_whole(tensor: torch.Tensor, most: float) -> bool:
+    """Whether all numbers of a tensor are whole, and so small that all that are smaller have a representation."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return not tensor.is_complex()
+    return bool((tensor == tensor.round()).all()) and float(tensor.abs().max()) <= most
+
+
+def on_whole_numbers(program: Program, ledger: Ledger) -> ProgramCall | None:
+    """The program's own call on whole numbers, with gradients that are whole too; None if eager rounds something."""
+    call = program.calls[0]
+    for share in SHARES:
+        generator = torch.Generator().manual_seed(0)
+        tensors = {
+            name: _whole(leaf, share, generator)
+            for name, leaf in argument_leaves(program.function, call.args, call.kwargs)
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
+        }
+        made = substituted(program, tensors, _LABEL)
+        if made is None:
+            return None
+        plain = ProgramCopy(program).step(0, replace(made, entering={}))
+        entering = {
+            name: _whole(root, share, generator)
+            for name, root in roots_of(plain.outputs, refusing=False).items()
+            if root.is_floating_point() and root.layout is torch.strided
+        }
+        made = replace(made, entering=entering, is_exact=True)
+        mode = ExactMode()
+        outcome = ProgramCopy(program, modes=partial(_under, mode)).step(0, made)
+        if outcome.error is None and not mode.rounds:
+            return made
+        if not mode.is_full:
+            break
+    why = f"the reference rounds (at {mode.rounds})" if mode.rounds else "the reference raises an exception on them"
+    ledger.skip(Skip(_LABEL, why))
+    return None
+
+
+def _under(mode: ExactMode, _number: int) -> list[ExactMode]:
+    return [mode]
+
+
+def _whole(tensor: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Numbers -1, 0 and 1 in the place of a tensor's own. Those in the corners are not 0."""
+    signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    kept = torch.rand(tensor.shape, generator=generator) < share
+    if tensor.numel():
+        for corner in product((0, -1), repeat=tensor.dim()):
+            kept[corner] = True
+    whole = torch.empty_like(tensor.detach()).copy_(signs * kept)
+    return whole.requires_grad_(tensor.requires_grad)
+
+
+def beyond_rounding(reference: Outcome, candidate: Outcome) -> list[Finding]:
+    """What differs by half or more where all numbers are whole."""
+    found = []
+    for name, expected in reference.values.items():
+        actual = candidate.values.get(name)
+        if actual is None or actual.shape != expected.shape or not expected.is_floating_point():
+            continue
+        if bool((expected.double() - actual.double()).abs().ge(0.5).any()):
+            metrics = measure(reference=expected, candidate=actual)
+            message = "wrong on whole numbers, of which nothing has to be rounded: it is off by half or more"
+            found.append(Finding(Kind.LOGIC, name, message, "logic", metrics=metrics))
+    return found

@@ -1,0 +1,108 @@
+"""Calls of a candidate on whole numbers: they show what the noise of a dtype hides, and accuse no right kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checked_backend as cb
+from checked_backend.checking.whole_numbers import ExactMode
+from tests.support.check_tools import agreed, only, skips
+
+LOW = torch.bfloat16
+
+
+def long_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1)
+
+
+def sum_of_sizes(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "x"),
+    [(long_sum, torch.ones(4, 50_000, dtype=LOW)), (sum_of_sizes, torch.ones(3, 200, dtype=LOW))],
+    ids=["long", "as large as the dtype can count"],
+)
+def test_an_element_that_a_sum_at_16_bits_drops_is_found(reference: Callable[..., Any], x: torch.Tensor) -> None:
+    x = x * torch.rand(x.shape).to(LOW)
+    dropped = cb.check(reference, (x,), candidate=lambda x: reference(x[..., :-1]))
+    finding = only(dropped)
+    assert (finding.kind, finding.subject) == (cb.Kind.LOGIC, "output[0]")
+    assert "on whole numbers, of which nothing has to be rounded" in finding.message
+    right = cb.check(reference, (x,), candidate=lambda x: reference(x.float()).to(LOW))
+    agreed(right, calls_on_whole_numbers=1)
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient that forgets the last row, in a long sum at 16 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, w = ctx.saved_tensors
+        return gradient * w, (gradient * x)[:-1].sum(0)
+
+
+def test_gradients_are_whole_too() -> None:
+    x, w = torch.randn(20_000, 3, dtype=LOW, requires_grad=True), torch.randn(3, dtype=LOW, requires_grad=True)
+    report = cb.check(lambda x, w: x * w, (x, w), candidate=Scaled.apply)
+    assert only(report).subject == "grad[w]"
+    agreed(cb.check(lambda x, w: x * w, (x, w), candidate=lambda x, w: w * x), calls_on_whole_numbers=1)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: x.softmax(-1), "the reference rounds (at aten._softmax.default)"),
+        (lambda x: x.sum(-1) / 3, "the reference rounds (at aten.div.Tensor)"),
+        (lambda x: x * 0.1, "the reference rounds (at aten.mul.Tensor)"),
+        (nn.Linear(8, 4), "the reference rounds (at aten.addmm.default)"),
+    ],
+    ids=["softmax", "division", "fraction", "parameters"],
+)
+def test_a_reference_that_rounds_has_no_such_call(function: Callable[..., Any], why: str) -> None:
+    report = agreed(cb.check(function, (torch.randn(3, 8),), candidate=function))
+    assert f"on whole numbers, of which nothing has to be rounded: {why}" in skips(report)
+    assert "calls on whole numbers" not in report.coverage.checked
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [lambda x: x / (1 / 3), lambda x: (x + x) + x, lambda x: x * 4 - x],
+    ids=["rounds", "adds", "subtracts"],
+)
+def test_another_formula_is_no_fault(candidate: Callable[..., Any]) -> None:
+    agreed(cb.check(lambda x: x * 3, (torch.randn(5, 7),), candidate=candidate), calls_on_whole_numbers=1)
+
+
+def test_integers_alone_have_no_such_call() -> None:
+    report = agreed(cb.check(lambda x: x + 1, (torch.arange(4),), candidate=lambda x: x + 1))
+    assert "calls on whole numbers" not in report.coverage.checked
+
+
+@pytest.mark.parametrize(
+    ("function", "rounds", "is_full"),
+    [
+        (lambda x: x.sum(), "", False),
+        (lambda x: x.repeat(2).sum(), "aten.sum.default", True),
+        (lambda x: x.add(1).masked_fill(x > 0, 2.0).clamp(max=3), "", False),
+        (lambda x: torch.cat((x, -x)).sum(), "aten.sum.default", True),
+        (lambda x: x.exp(), "aten.exp.default", False),
+        (lambda x: x.mul(0.5), "aten.mul.Tensor", True),
+    ],
+)
+def test_what_is_exact_in_any_order(function: Callable[..., Any], rounds: str, is_full: bool) -> None:
+    """A sum of 200 ones is, in bfloat16; one of 400 numbers of magnitude 1 is not, though these add up to 0."""
+    with ExactMode() as mode:
+        function(torch.ones(200, dtype=LOW))
+    assert (mode.rounds, mode.is_full) == (rounds, is_full)
