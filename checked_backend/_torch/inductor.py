@@ -7,7 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,28 +136,50 @@ def renew_compile_threads() -> None:
 
 
 @contextmanager
-def inductor_graph_passes(names: list[str]) -> Iterator[None]:
+def inductor_graph_passes(passes: dict[str, list[str]]) -> Iterator[None]:
     """Note the graph passes that Inductor runs in a block, by the names that ``config.disabled_passes`` takes.
 
     Args:
-        names: Gets the names, in the order in which the passes run. Passes of subsystems that ``CompilerBisector`` does
-            not know are missing.
+        passes: Gets the names, in the order in which the passes run, each with the patterns that it replaced. Passes of
+            subsystems that ``CompilerBisector`` does not know are missing.
     """
-    from torch._inductor.compiler_bisector import CompilerBisector  # noqa: PLC0415  Inductor is slow to import
+    from torch._inductor import pattern_matcher  # noqa: PLC0415  Inductor is slow to import
+    from torch._inductor.compiler_bisector import CompilerBisector  # noqa: PLC0415
 
     bisector: Any = CompilerBisector
-    original = vars(bisector)["disable_subsystem"]
+    disable = vars(bisector)["disable_subsystem"]
+    latest: list[str] = []  # the patterns of the pass that runs
 
     def noting(cls: Any, backend: str, subsystem: str, debug_info: Callable[[], str] | None = None) -> bool:
+        nonlocal latest
         if subsystem.endswith("_passes") and debug_info is not None:
-            names.append(debug_info())
-        return bool(original.__func__(cls, backend, subsystem, debug_info))
+            latest = passes.setdefault(debug_info(), [])
+        return bool(disable.__func__(cls, backend, subsystem, debug_info))
 
-    bisector.disable_subsystem = classmethod(noting)
-    try:
+    def noting_patterns(apply: Callable[..., None]) -> Callable[..., None]:
+        def applied(entry: Any, *given: Any) -> None:
+            name = getattr(entry, "pattern_name", None) or getattr(getattr(entry, "handler", None), "__name__", None)
+            if name and name not in latest:
+                latest.append(name)
+            apply(entry, *given)
+
+        return applied
+
+    kinds = ("LoweringPatternEntry", "GraphPatternEntry", "ReplacementPatternEntry")
+    with ExitStack() as stack:
+        stack.callback(setattr, bisector, "disable_subsystem", disable)
+        bisector.disable_subsystem = classmethod(noting)
+        for kind in (getattr(pattern_matcher, name) for name in kinds):
+            stack.callback(setattr, kind, "apply", kind.apply)
+            kind.apply = noting_patterns(kind.apply)
         yield
-    finally:
-        bisector.disable_subsystem = original
+
+
+def is_lowered(op: OpOverload) -> bool:
+    """Whether Inductor can generate code for an operator itself, not only for the operators that it is made of."""
+    from torch._inductor import lowering  # noqa: PLC0415  Inductor is slow to import
+
+    return op in lowering.lowerings
 
 
 def fall_back(op: OpOverload) -> None:

@@ -54,7 +54,8 @@ def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str
 
 def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: str) -> str:
     wrong = finding.message.splitlines()[0] if finding.message else str(finding.kind)
-    known = ("graph", finding.graph), ("stage", finding.stage), ("module", finding.module)
+    broken = finding.evidence.get(EvidenceKey.BROKEN_BY)
+    known = ("graph", finding.graph), ("stage", finding.stage), ("broken by", broken), ("module", finding.module)
     where = [f"{key}: {value}" for key, value in known if value]
     lines = [
         f"# {candidate['compiled by']}: {finding.op or 'a graph'}: {finding.detail or finding.kind}",

@@ -307,12 +307,17 @@ class _Investigation:
 
     def _find_workaround(self, location: Location, small: Cut | None) -> None:
         oracle, evidence = _oracle_of(location), self.found.evidence
-        search = WorkaroundSearch(self.failure, self.findings, oracle, self.deadline, self._say, evidence)
+        search = WorkaroundSearch(
+            self.failure, self.findings, oracle, self.deadline, self._say, evidence, location.stage
+        )
         op = None if location.node is None else self.found.op
         # if eager raises, there are no results to compare the small program with
         case = None if small is None or small.finding.kind is Kind.EXCEPTION else small.case
         self.found.workaround = search.first(case, op, self.found.source)
         self.found.workaround_confirmed = self.found.workaround is not None or not search.in_vain
+        self.keep(self.found)
+        if case is not None and (part := search.broken_by(case, op)):
+            evidence[EvidenceKey.BROKEN_BY] = part
 
     def _find_kernel(self, location: Location) -> str:
         """Find the generated code of the operator. Returns why there is none."""

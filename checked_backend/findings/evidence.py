@@ -91,6 +91,7 @@ class EvidenceKey(Word):
     LOCALIZATION = "localization", "how it was localized"
     AT_OPERATOR = "at_operator", "at the operator"
     DECOMPOSITION = "decomposition", "decomposition"
+    BROKEN_BY = "broken_by", "broken by"
     GENERATED_CODE = "generated_code", "generated code"
     REDUCED = "reduced", "reduced"
     REPRO = "repro", "repro"

@@ -42,9 +42,9 @@ _SHOWN_LINES = 20
 _SHORT_LINES = 5
 
 _TOLD = (
-    *(EvidenceKey.EXPLAINS, EvidenceKey.AT_FAULT, EvidenceKey.LOCALIZED, EvidenceKey.STOPPED, EvidenceKey.WORKAROUND),
-    *(EvidenceKey.REPRO, EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME, EvidenceKey.WHERE),
-    *(EvidenceKey.BUG_REPORT,),
+    *(EvidenceKey.EXPLAINS, EvidenceKey.AT_FAULT, EvidenceKey.BROKEN_BY, EvidenceKey.LOCALIZED, EvidenceKey.STOPPED),
+    *(EvidenceKey.WORKAROUND, EvidenceKey.REPRO, EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME),
+    *(EvidenceKey.WHERE, EvidenceKey.BUG_REPORT),
 )
 """The evidence that a person needs at once. The verbose report has all of it."""
 

@@ -184,6 +184,9 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert (finding.stage, finding.graph, finding.op) == ("compiled", "inference", "aten.relu.default")
     assert finding.repro is not None
     assert "repro" not in finding.evidence  # it was confirmed
+    assert finding.evidence["broken_by"] == (
+        "lowering of aten.relu.default: the region is right with eager's kernel for aten.relu.default"
+    )
     script = Path(finding.repro).read_text(encoding="utf-8")
     assert "torch.relu(" in script
     assert "checked_backend" not in script

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from checked_backend._torch.caches import without_compile_caches
-from checked_backend._torch.inductor import inductor_graph_passes, inductor_mode_options
+from checked_backend._torch.inductor import inductor_graph_passes, inductor_mode_options, is_lowered
 from checked_backend.diagnose.localize import called_name
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, without_line
@@ -41,6 +41,9 @@ from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_l
 SEARCH_LIMIT = 75.0
 """Seconds that trying settings may take."""
 
+CODE_LIMIT = 20.0
+"""Seconds that may be taken to find out what is wrong with the code of an operator."""
+
 LEAST_REGION_LIMIT = 30.0
 """Seconds that compiling and running the region once more may always take."""
 
@@ -52,6 +55,8 @@ class WorkaroundSearch:
     Attributes:
         oracle: Checks one case of the small program.
         evidence: Receives the steps that were tried, for people.
+        stage: The first wrong stage.
+        helpful: The setting that was found to help the region.
         in_vain: Whether even the user's line outside of the compiler was seen not to help.
         no_line: Why that line is not left to eager.
     """
@@ -62,6 +67,8 @@ class WorkaroundSearch:
     deadline: float
     tell: Callable[[str], None]
     evidence: dict[str, str]
+    stage: str = "compiled"
+    helpful: Setting | None = None
     in_vain: bool = False
     no_line: str = ""
 
@@ -79,6 +86,7 @@ class WorkaroundSearch:
             found = self.setting(case, COSTLY) or self.setting(case, EAGER)
         if found is not None and self.no_line:
             self.evidence[EvidenceKey.WORKAROUND] = self.no_line
+        self.helpful = found
         return code if found is None else found.code_with(self._own)
 
     @property
@@ -86,6 +94,32 @@ class WorkaroundSearch:
         """The options that the user gives to Inductor, those of the mode included."""
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
         return {**by_mode, **self.failure.options.compiler_options}
+
+    def broken_by(self, case: GraphCase, op: str | None) -> str:
+        """The part of Inductor without which the program is right, in words; "" if none is known.
+
+        If the setting that helps leaves a whole operator to eager, what Inductor does with the operator's code is left
+        out of the small program too, to see whether that alone is wrong.
+        """
+        helpful = self.helpful
+        if helpful in EAGER:
+            return ""
+        if helpful is not None and helpful.fallback is None:
+            return f"{helpful.part}: the region is right with {helpful.short}"
+        op = op if helpful is None else str(helpful.fallback)
+        if self.stage == "compiled":
+            limit = min(time.monotonic() + CODE_LIMIT, self.deadline)
+            code = find_workaround(case, deadline=limit, costly=COSTLY, oracle=self._wrong_in)
+            if code is not None:
+                return f"{code.part}{f' of {op}' if op else ''}: the small program is right with {code.short}"
+        if helpful is None or helpful.fallback is None:
+            return ""
+        made = "what is made"
+        if self.stage == "decomposed":
+            made = "decomposition"
+        elif self.stage == "compiled" and is_lowered(helpful.fallback):
+            made = "lowering"
+        return f"{made} of {op}: the region is right with {helpful.short}"
 
     def setting(self, case: GraphCase, costly: Sequence[Setting] = ()) -> Setting | None:
         """Find a setting that helps the small program, and the region too: a cheap one, or one of the given."""
@@ -229,20 +263,20 @@ def find_workaround(
     return found
 
 
-def _passes_of(case: GraphCase, deadline: float) -> list[str]:
-    """The graph passes that Inductor runs on a case."""
+def _passes_of(case: GraphCase, deadline: float) -> dict[str, list[str]]:
+    """The graph passes that Inductor runs on a case, each with the patterns that it replaces."""
 
     def produce() -> str:
-        names: list[str] = []
-        with without_compile_caches(), inductor_graph_passes(names):
+        passes: dict[str, list[str]] = {}
+        with without_compile_caches(), inductor_graph_passes(passes):
             case.findings()
-        return json.dumps(names)
+        return json.dumps(passes)
 
     try:
         answer = run_in_worker(produce, timeout=max(1.0, deadline - time.monotonic()))
     except CheckedBackendError:
-        return []
-    return list(json.loads(answer)) if isinstance(answer, str) else []
+        return {}
+    return dict(json.loads(answer)) if isinstance(answer, str) else {}
 
 
 @dataclass(frozen=True, slots=True)

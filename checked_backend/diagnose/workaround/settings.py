@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,6 +17,7 @@ from checked_backend._torch.operators import OpOverload, is_composite
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
+from checked_backend.report.clean import listed
 from checked_backend.scripts.values import is_literal
 
 
@@ -35,6 +36,19 @@ class Setting:
     fallback: OpOverload | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+
+    @property
+    def part(self) -> str:
+        """The part of the compiler that it leaves out."""
+        return self.name.removeprefix("no ")
+
+    @property
+    def short(self) -> str:
+        """How it is set, in a few words."""
+        if self.fallback is not None:
+            return self.name
+        flags = ", ".join(f"torch.{name} = {value!r}" for name, value in self.flags.items())
+        return flags or f"options={dict(self.patches)!r}"
 
     @property
     def code(self) -> str:
@@ -143,7 +157,7 @@ _NOT_COOPERATIVE = {"triton.cooperative_reductions": False, "triton.force_cooper
 _NOT_MEASURED = {"max_autotune": False, "max_autotune_pointwise": False, "max_autotune_gemm": False}
 
 SETTINGS: Sequence[Setting] = (
-    Setting("keep eager's casts between fused operators", {"emulate_precision_casts": True}),
+    Setting("no fusion without eager's casts", {"emulate_precision_casts": True}),
     Setting("no floating-point contraction", {"cpp.enable_floating_point_contract_flag": "off"}, devices=("cpu",)),
     Setting("no unsafe math", {"cpp.enable_unsafe_math_opt_flag": False}, devices=("cpu",)),
     Setting("no fast math", {"use_fast_math": False}, devices=_GPUS),
@@ -174,7 +188,7 @@ SETTINGS: Sequence[Setting] = (
     Setting("no prologue fusion", {"prologue_fusion": False}),
     Setting("no freezing", {"freezing": False}),
     Setting("no tiling heuristics", {"cpp.enable_tiling_heuristics": False}, devices=("cpu",)),
-    Setting("tanh of the math library", {"cpp.use_decompose_tanh": False}, devices=("cpu",)),
+    Setting("no decomposed tanh", {"cpp.use_decompose_tanh": False}, devices=("cpu",)),
 )
 """Settings that cost little, the cheapest first."""
 
@@ -225,10 +239,17 @@ ABOUT_PASSES = frozenset(
 """Inductor's settings that turn off several graph passes at once. If one helps, a single pass is then looked for."""
 
 
-def pass_settings(names: Iterable[str]) -> list[Setting]:
-    """For each graph pass that Inductor can do without, a setting that leaves it out."""
-    single = [name for name in dict.fromkeys(names) if not name.startswith(_INDISPENSABLE)]
-    return [Setting(f"no graph pass {name}", {_PASSES: name}) for name in single]
+def pass_settings(passes: Mapping[str, Sequence[str]]) -> list[Setting]:
+    """For each graph pass that Inductor can do without, a setting that leaves it out.
+
+    Args:
+        passes: The passes, each with the patterns that it replaced.
+    """
+    return [
+        Setting(f"no graph pass {name}{f' ({listed(patterns)})' if patterns else ''}", {_PASSES: name})
+        for name, patterns in passes.items()
+        if not name.startswith(_INDISPENSABLE)
+    ]
 
 
 def together(settings: Sequence[Setting]) -> Setting:

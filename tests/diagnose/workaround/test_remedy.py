@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from checked_backend.diagnose.workaround import search
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
-from checked_backend.diagnose.workaround.settings import Setting
+from checked_backend.diagnose.workaround.settings import EAGER, Setting, pass_settings
 from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
@@ -204,3 +204,46 @@ def test_a_line_of_which_no_single_call_can_be_named_is_kept_out_as_a_whole(
     assert "@torch.compiler.disable\ndef in_eager(" in finding.workaround
     exec(finding.workaround, {})
     assert "workaround" not in finding.evidence
+
+
+GELU = torch.ops.aten.gelu.default
+LEFT_TO_EAGER = Setting(f"eager's kernel for {GELU}", fallback=GELU)
+NO_PASS = pass_settings({"wrong_pass": []})[0]
+REGION = "the region is right with eager's kernel for aten.gelu.default"
+SMALL = "the small program is right with options={"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("helpful", "stage", "right_with", "said"),
+    [
+        (
+            NO_PASS,
+            "compiled",
+            "",
+            "graph pass wrong_pass: the region is right with options={'disabled_passes': 'wrong_",
+        ),
+        (LEFT_TO_EAGER, "compiled", "cpp.simdlen", f"vectorization of aten.gelu.default: {SMALL}'cpp.simdlen': 1}}"),
+        (LEFT_TO_EAGER, "compiled", "max_fusion_size", f"fusion of aten.gelu.default: {SMALL}'max_fusion_size': 1, "),
+        (LEFT_TO_EAGER, "decomposed", "cpp.simdlen", f"decomposition of aten.gelu.default: {REGION}"),
+        (LEFT_TO_EAGER, "partitioned", "", f"what is made of aten.gelu.default: {REGION}"),
+        (replace(LEFT_TO_EAGER, fallback=torch.ops.aten.mm.default), "compiled", "", "lowering of aten.mm.default: "),
+        (None, "compiled", "cpp.simdlen", f"vectorization of aten.tanh.default: {SMALL}"),
+        (None, "compiled", "", ""),
+        (EAGER[0], "compiled", "cpp.simdlen", ""),
+    ],
+)
+def test_what_breaks_the_program_is_the_least_part_without_which_it_is_right(
+    failed: tuple[Failure, Sequence[Finding]], helpful: Setting | None, stage: str, right_with: str, said: str
+) -> None:
+    failure, findings = failed
+
+    def oracle(case: GraphCase, _timeout: float) -> Sequence[Finding]:
+        return () if right_with in case.options.compiler_options else findings
+
+    search = search_in(failure, findings, {})
+    search.oracle, search.stage, search.helpful = oracle, stage, helpful
+    options = failure.options.model_copy(update={"compiler": "inductor"})
+    told = search.broken_by(GraphCase(failure.graph, (torch.ones(2),), options), "aten.tanh.default")
+    assert told.startswith(said)
+    assert bool(told) == bool(said)

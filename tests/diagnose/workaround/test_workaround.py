@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import fx
 
-from checked_backend._torch.inductor import inductor_settings
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend._torch.inductor import inductor_graph_passes, inductor_settings
 from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, without_line
 from checked_backend.diagnose.workaround.search import find_workaround
 from checked_backend.diagnose.workaround.settings import (
@@ -157,8 +158,8 @@ def test_the_last_resort_keeps_what_is_in_place_in_place() -> None:
 
 @pytest.mark.process
 def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["remove_noop_ops", "decompose_something", "wrong_pass", "pass_pattern_0", "wrong_pass"]
-    monkeypatch.setattr("checked_backend.diagnose.workaround.search._passes_of", lambda *_: names)
+    passes = {"remove_noop_ops": [], "decompose_something": [], "wrong_pass": ["this", "that"], "pass_pattern_0": []}
+    monkeypatch.setattr("checked_backend.diagnose.workaround.search._passes_of", lambda *_: passes)
     tried: list[Mapping[str, Any]] = []
 
     def right(options: Mapping[str, Any]) -> bool:
@@ -169,6 +170,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
     found = find_workaround(CASE, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
     assert found is not None
     assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'wrong_pass'})")
+    assert found.part == "graph pass wrong_pass (this and that)"
     given = CASE.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
     assert found.on(given).compiler_options == {"disabled_passes": "mine,wrong_pass"}
 
@@ -188,6 +190,22 @@ def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.Mon
     found = find_workaround(case, deadline=time.monotonic() + 600)
     assert found is not None
     assert found.code.endswith("model = torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
+
+
+@pytest.mark.inductor
+def test_of_a_graph_pass_it_is_noted_which_patterns_it_replaced() -> None:
+    def twice_converted(x: torch.Tensor) -> torch.Tensor:
+        return aten.relu.default(x.to(torch.float64).to(torch.float16))
+
+    passes: dict[str, list[str]] = {}
+    with without_compile_caches(), inductor_graph_passes(passes):
+        torch.compile(twice_converted)(torch.ones(3))
+    assert any("pointless_convert" in patterns for patterns in passes.values())
+    noted = dict(passes)
+    torch._dynamo.reset()
+    with without_compile_caches():
+        torch.compile(twice_converted)(torch.ones(3))
+    assert passes == noted  # nothing is noted any more
 
 
 @pytest.fixture
@@ -293,7 +311,7 @@ def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None
 def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
     """With its imports, and with the names and values that this version of Inductor has."""
     codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE)]
-    codes += [setting.code for setting in (*operator_fallbacks(CASE), *pass_settings(["some_pass"]))]
+    codes += [setting.code for setting in (*operator_fallbacks(CASE), *pass_settings({"some_pass": []}))]
     codes += [setting.code for setting in applicable(PROCESS, CASE)]
     script = tmp_path / "pasted.py"
     script.write_text(
