@@ -394,7 +394,12 @@ class _Plan:
     def _explained(self, shown: Sequence[Shown], run: ProgramRun) -> list[Finding]:
         """Explain failures: is a value baked in, and at which level does it arise? Regions localize by themselves."""
         if self.program.candidate is not None:
-            own = [told_of_candidate(entry.finding, first=entry.calls[0] == 0) for entry in shown]
+            own = [
+                told_of_candidate(
+                    entry.finding, [run.program.calls[place] for place in entry.calls], first=entry.calls[0] == 0
+                )
+                for entry in shown
+            ]
             return [told(replace(entry, finding=one), run) for entry, one in zip(shown, own, strict=True)]
 
         def alone(call: ProgramCall) -> Sequence[Finding]:

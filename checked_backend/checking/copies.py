@@ -445,6 +445,8 @@ def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object
         pairs[storages[0].data_ptr()] = storages
     for old_storage, new_storage in pairs.values():
         old_storage.copy_(new_storage)
+    written = [old for _, old in held if isinstance(old, torch.Tensor) and not old.is_inference()]
+    torch.autograd.graph.increment_version(written)  # as any write of the program's own does
     return True
 
 

@@ -151,13 +151,22 @@ def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> 
     yield from other_layouts(program, ledger)
 
 
-def told_of_candidate(finding: Finding, *, first: bool) -> Finding:
-    """A finding in the words of a candidate's author. Another layout of the same values is a warning.
+def refuses_layout(finding: Finding, call: ProgramCall) -> bool:
+    """Whether a candidate raises because an argument has another layout than it was given."""
+    return call.varies_layout and finding.detail == "crash.running"
+
+
+def told_of_candidate(finding: Finding, calls: Sequence[ProgramCall], *, first: bool) -> Finding:
+    """A finding in the words of a candidate's author.
+
+    Another layout of the same values is a warning, and so is an exception where an argument has another layout than it
+    was given: a kernel may take one layout only, if it says so.
 
     Args:
-        first: Whether the first call shows it.
+        calls: The calls that show it.
+        first: Whether the first call of all does.
     """
-    if finding.is_layout:
+    if finding.is_layout or all(refuses_layout(finding, call) for call in calls):
         return replace(finding, severity=Severity.WARNING)
     if finding.detail != NOT_REPRODUCED.detail or first:
         return finding

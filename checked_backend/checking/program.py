@@ -168,6 +168,7 @@ class ProgramCall:
         entering: The gradients that enter, by the tensor of the call's that they enter at, instead of random ones at
             outputs; an empty mapping: no backward pass.
         is_exact: Whether nothing has to be rounded in it.
+        varies_layout: Whether it repeats another one with an argument in another layout.
     """
 
     args: Sequence[Any]
@@ -179,6 +180,7 @@ class ProgramCall:
     junk: int | None = None
     entering: Mapping[str, torch.Tensor] | None = None
     is_exact: bool = False
+    varies_layout: bool = False
 
     @property
     def varies_gradients(self) -> bool:

@@ -22,6 +22,7 @@ from checked_backend._torch.dynamo import (
 )
 from checked_backend.checking.backward import not_differentiated
 from checked_backend.checking.compare_runs import Comparison, compare_runs
+from checked_backend.checking.handwritten import refuses_layout
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch, Transform, as_it_is
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes
@@ -157,8 +158,11 @@ class ProgramRun:
 
     @property
     def fails_but_for_layout(self) -> bool:
-        """Whether anything found so far fails that is more than another layout of the same values."""
-        return any(finding.kind.fails and not finding.is_layout for _, finding in (*self.found, *self.in_regions))
+        """Whether anything found so far fails that is more than another layout of the same values, or refusing one."""
+        return any(
+            finding.kind.fails and not finding.is_layout and not refuses_layout(finding, self.program.calls[at])
+            for at, finding in (*self.found, *self.in_regions)
+        )
 
     @property
     def fails(self) -> bool:

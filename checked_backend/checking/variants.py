@@ -123,7 +123,7 @@ def other_layouts(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
                 continue
             new = substituted(program, {name: variant.requires_grad_(leaf.requires_grad)}, f"with {name} {how}")
             if new is not None:
-                made.append(new)
+                made.append(replace(new, varies_layout=True))
     if len(made) > MOST_CALLS:
         ledger.skip(Skip("other layouts", f"only {MOST_CALLS} of {len(made)} were tried"))
     yield from made[:MOST_CALLS]

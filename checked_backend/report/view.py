@@ -204,7 +204,10 @@ def _headline(report: Report, *, remedies: bool) -> str:
     verdict = report.verdict
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
-        said = layout_sentence(warnings) if warnings else _agreement(report.coverage)
+        of_layout = [finding for finding in warnings if finding.is_layout]
+        said = layout_sentence(of_layout) if of_layout else _agreement(report.coverage)
+        if len(of_layout) < len(warnings):
+            said += "; it refuses arguments in another layout"
         said += but_for_ignored(report.coverage)
         return f"{said} ({listed(counts(report.coverage))})"
     if verdict is Verdict.FAIL:

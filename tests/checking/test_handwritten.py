@@ -17,7 +17,7 @@ import checked_backend as cb
 from checked_backend import Verdict
 from checked_backend.checking.handwritten import SIZES
 from checked_backend.errors import OptionError
-from checked_backend.findings import Kind
+from checked_backend.findings import Kind, Severity
 from tests.support.kernels import RIGHT, WRONG, Kernel, ReturnsItsBuffer, doubled, online_softmax, softmax
 
 SOME_SIZES = (0, 1, 15, 16, 17, 127, 513)
@@ -224,3 +224,41 @@ def test_a_buffer_that_the_reference_returns_too_is_no_fault() -> None:
             return self.seen.add_(x.sum(0))
 
     assert cb.check(Counts(), (torch.randn(8, 4),), candidate=Counts()).verdict is cb.Verdict.PASS
+
+
+def test_a_kernel_may_refuse_another_layout_if_it_says_so() -> None:
+    """The kernel is still called in the layouts that it does not refuse."""
+
+    def contiguous(x: torch.Tensor, wrong: int = 2) -> torch.Tensor:
+        if not x.is_contiguous():
+            raise ValueError("takes contiguous tensors only")
+        return x * (wrong if x.storage_offset() else 2)
+
+    x = torch.randn(8, 16)
+    report = cb.check(doubled, (x,), candidate=contiguous)
+    assert report.verdict is Verdict.PASS
+    assert report.headline.startswith("PASS: the candidate agrees with eager; it refuses arguments in another layout (")
+    [warning] = report.findings
+    assert (warning.detail, warning.severity, warning.actual) == (
+        "crash.running",
+        Severity.WARNING,
+        "ValueError: takes contiguous tensors only",
+    )
+    offset = cb.check(doubled, (x,), candidate=partial(contiguous, wrong=3))
+    assert {finding.detail for finding in offset.findings if finding.fails} == {"logic"}
+    assert "with x at an offset" in str(offset)
+    assert cb.check(doubled, (x.t(),), candidate=contiguous).verdict is Verdict.FAIL  # the layout that it is given
+
+
+def test_a_kernel_may_remember_a_tensor_by_its_version() -> None:
+    """As torch does: what a write to a tensor counts is part of the key."""
+    known: dict[Any, torch.Tensor] = {}
+
+    def remembers(x: torch.Tensor) -> torch.Tensor:
+        key = (x.data_ptr(), x._version, x.shape, x.stride())
+        if key not in known:
+            known[key] = doubled(x)
+        return known[key].clone()
+
+    report = cb.check(doubled, (torch.randn(8, 16),), candidate=remembers)
+    assert report.verdict is Verdict.PASS, str(report)
