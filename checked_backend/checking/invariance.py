@@ -195,15 +195,14 @@ class _Question:
     def runs(self) -> Answer:
         """Does the same call give the same bits?"""
         with fresh_dynamo():
-            compiled = ProgramCopy(self.program, self.transform)
-            expected = _stepped(compiled, self._call)
+            expected = _stepped(ProgramCopy(self.program, self.transform), self._call)
             for number in range(2, REPEATS + 1):
-                compiled.forget(self._call)
-                actual = _stepped(compiled, self._call)
+                actual = _stepped(ProgramCopy(self.program, self.transform), self._call)
                 if (different := _first_different(expected, actual)) is not None:
                     message = f"run {number} of the same call is not bit for bit what the first one is"
                     finding = _finding("runs", message, *different)
-                    return Answer(False, "", self._placed(finding, [self._call] * 2, _all_of), len(expected))
+                    contexts = [nullcontext, nullcontext]
+                    return Answer(False, "", self._placed(finding, [self._call] * 2, _all_of, contexts), len(expected))
         return Answer(True, f"{REPEATS} runs", None, len(expected))
 
     def choices(self, count: int) -> Answer:
@@ -270,7 +269,7 @@ class _Batch:
     def of(cls, program: Program, given: int | None) -> _Batch:
         call = program.calls[0]
         leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)}
         marked = {name: min(marks) for name, leaf in tensors.items() if (marks := marked_dimensions(leaf))}
         if given is not None or not marked:
             marked = {name: given or 0 for name, leaf in tensors.items() if leaf.dim() > (given or 0)}
@@ -298,8 +297,9 @@ class _Batch:
         """The call with these rows alone, and with their gradients; None if eager refuses it."""
         leaves = dict(argument_leaves(program.function, whole.args, whole.kwargs))
         alone = {
-            name: leaves[name].detach().narrow(place, start, stop - start).requires_grad_(leaves[name].requires_grad)
+            name: leaf.detach().narrow(place, start, stop - start).clone().requires_grad_(leaf.requires_grad)
             for name, place in self.dimensions.items()
+            for leaf in [leaves[name]]
         }
         call = substituted(program, alone, f"rows {start} to {stop - 1}")
         if call is None or (outcome := ProgramCopy(program).step(0, call)).error is not None:
@@ -367,10 +367,11 @@ def _all_of(whole: torch.Tensor | None, other: torch.Tensor | None) -> torch.Ten
 
 
 def _are_plain(one: torch.Tensor, other: torch.Tensor) -> bool:
-    strided = all(
-        side.layout is torch.strided and not side.is_nested and not side.is_quantized for side in (one, other)
-    )
-    return strided and one.dtype == other.dtype
+    return _is_plain(one) and _is_plain(other) and one.dtype == other.dtype
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _is_unchanged(name: str, program: Program, eager: Outcome) -> bool:

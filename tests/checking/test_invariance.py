@@ -97,6 +97,10 @@ def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
     assert report.coverage.checked["tensors compared bit by bit"] == 2
 
 
+def test_a_program_that_writes_to_its_argument_has_it_anew_in_each_run() -> None:
+    agreed(cb.check(lambda x: x.add_(1), (batch(),), compiler="eager", invariant=("batch", "runs")))
+
+
 class Norm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
