@@ -19,7 +19,6 @@ class Autotuning:
     """What Inductor has measured and chosen.
 
     Attributes:
-        measured: How many kernels it has measured.
         chosen: The kernel that it chose, by what the kernel is for.
     """
 

@@ -143,7 +143,6 @@ class Objective:
         bounded: Make them those of a loss that has a least value, so that an optimizer converges: for a scalar a
             multiple of the scalar itself, for any other output half its mean squared distance from a fixed random
             target. Otherwise each output gets a random gradient.
-        incoming: Their kind.
         dtypes: The dtype of an output's gradient by the output's name, if it is not the output's own. So a program in
             float64 gets the same numbers as at its own precision.
     """
@@ -261,7 +260,6 @@ def not_differentiated(
     """Skips for tensors from outside the program whose gradients are not compared.
 
     Args:
-        is_copy: Whether a tensor was copied for the run.
         again: Gives the leaves of another run. Leaves that both runs have were not made by the program in its call.
     """
     missed = list(unreached)

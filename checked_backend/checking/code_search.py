@@ -49,7 +49,6 @@ class Variable:
     Attributes:
         owner: The globals of a module or the attributes of a function (a dict), a class, a cell, or a function, whose
             defaults are meant.
-        name: The name there.
         home: Text that distinguishes it from other places of that name.
     """
 

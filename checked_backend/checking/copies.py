@@ -98,9 +98,6 @@ class Copier:
 
         What it holds besides is its own: nothing of the program. A module gets the parameters and buffers of the
         function's copy that have the same names.
-
-        Args:
-            function: The copy of the function.
         """
         captured = dict(self.captured)
         try:

@@ -29,7 +29,6 @@ class KernelChoice:
     Attributes:
         number: Its number, counted from 1, ``of`` so many.
         kernels: Which kernels it takes, in words.
-        retime: Makes the time that the compiler is told.
         tuned: What the compiler measured and chose in this process.
     """
 

@@ -97,10 +97,7 @@ class Outcome:
         gradients: Gradients of inputs and parameters, by subject; None for a leaf that got none.
         unreached: Leaves that eager's backward pass reaches and whose gradients are not in `gradients`.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
-        rng: The random state that the call left.
         settings: The process's settings before and after the call.
-        error: The exception that the function raised instead of returning.
-        backward_error: The exception that the backward pass raised.
     """
 
     subjects: dict[str, Any] = field(default_factory=dict)
@@ -194,8 +191,6 @@ class Program:
 
     Attributes:
         function: The function or module. If it holds state, it never runs itself: each run gets a copy.
-        args: Positional arguments of the user's own call.
-        rng: The random state that each run starts from.
         gradients: Whether to run the backward pass, with one fixed random gradient for each output.
         optimizer: Takes a step after each call.
         continued: Whether a call goes on from the state that the previous call left, as in training. Otherwise each
@@ -207,7 +202,6 @@ class Program:
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
         candidate: A handwritten callable that is held against the function: it runs where a transform is given.
-        calls: The calls of a whole run.
     """
 
     function: Callable[..., Any]
@@ -256,8 +250,6 @@ class ProgramCopy:
 
     Args:
         transform: Applied to the copy of the function, for example ``torch.compile``.
-        wide: Run in float64.
-        modes: Makes the modes that each evaluation runs under.
     """
 
     def __init__(
@@ -500,9 +492,6 @@ class ProgramCopy:
 
 def refuse_misfits(program: Program, error: Exception | None) -> None:
     """Tell a call that fits no signature from a program that raises: both sides raise then, and would agree.
-
-    Args:
-        error: The exception that eager raised.
 
     Raises:
         OptionError: The arguments do not fit the function.

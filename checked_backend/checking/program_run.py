@@ -144,7 +144,6 @@ class ProgramRun:
         own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
-        regions: The coverage of the compiled regions' checks.
     """
 
     program: Program

@@ -33,7 +33,6 @@ class ProgramRunner:
 
     Attributes:
         numpy: Whether NumPy computes a part of it in eager, where no mode sees it, and torch when compiled.
-        facts: What the runs so far have shown.
     """
 
     program: Program

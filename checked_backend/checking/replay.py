@@ -92,8 +92,6 @@ def replay_of_death(
     """Report on a dumped graph that killed a process when it was compiled. This process does not try the compiler.
 
     Args:
-        death: How the process that tried it died.
-        compiler: The compiler that the process died of.
         seed: As for `replay`, as are all others.
     """
 

@@ -43,7 +43,6 @@ class State:
 
         Args:
             captured: The values that functions hold, by name.
-            arguments: Leaves of the arguments.
             histories: For a tensor with an autograd history, by identity: the leaf that stands for it.
         """
         state = cls()

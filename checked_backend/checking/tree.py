@@ -30,7 +30,6 @@ def leaves(value: Any, path: str, objects: int = 2) -> Iterator[tuple[str, Any]]
     nothing but attributes. Sets are leaves. An object inside of itself is not entered again.
 
     Args:
-        value: Anything.
         path: The beginning of the leaves' names.
         objects: How many objects with attributes may be inside each other. Deeper ones are leaves.
 

@@ -32,7 +32,6 @@ class EncodedGraph:
     """The result of `encode_graph`.
 
     Attributes:
-        graph: The graph and its subgraphs.
         constants: The storages of its constants.
         stacks: The stack traces that nodes refer to by number.
         requires: The modules that must be imported to run it.

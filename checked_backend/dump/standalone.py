@@ -35,7 +35,6 @@ def build_inputs(document: Mapping[str, Any], saved: Mapping[str, torch.Tensor],
     """Build the inputs that an ``inputs.json`` describes.
 
     Args:
-        document: The parsed file.
         saved: The result of `read_storages`. Missing values are made from the seed, within the recorded ranges.
         seed: For values that were not saved.
     """

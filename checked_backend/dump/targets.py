@@ -312,7 +312,6 @@ class Trusted:
     """The operators and functions that a dump may call besides torch's own.
 
     Attributes:
-        modules: Modules that the user named.
         operators: The operators that were registered while these modules were imported, as ``namespace::name``; None
             if every operator that this program registered is trusted.
     """

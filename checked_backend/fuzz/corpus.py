@@ -36,7 +36,6 @@ class Entry:
     Attributes:
         text: The program as JSON; empty if its number gives none.
         result: Of a number that gives no program, *skipped* and why. *Lost* while a process is at it.
-        ops: Its operations.
     """
 
     __pydantic_config__ = ConfigDict(strict=True)
@@ -69,7 +68,6 @@ class Record:
 
     Attributes:
         step: Steps are applied in this order.
-        programs: Programs that were checked.
         of: The program whose failure was put into a group.
         signature: That group; empty if the failure did not show again.
         group: The group as it is now; None if it is known.
@@ -99,7 +97,6 @@ class Totals:
     """Counts over a corpus.
 
     Attributes:
-        statuses: Programs by status.
         compiled: How many of them were compiled, at least in part.
         ops: Distinct operations of them.
     """

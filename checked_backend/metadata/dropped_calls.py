@@ -210,8 +210,6 @@ class DroppedCallCheck:
 
     Args:
         dropped: The calls in it that are missing from the compiled graphs.
-        interpreter: Makes the interpreter that runs and checks a graph.
-        reporter: Receives the findings.
     """
 
     def __init__(

@@ -66,10 +66,6 @@ class OperatorMode(TorchDispatchMode):
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; the mode itself is not active meanwhile.
 
-        Args:
-            operator: Its facts.
-            kwargs: Its keyword-only arguments.
-
         Returns:
             The operator's result.
         """

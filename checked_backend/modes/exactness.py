@@ -49,7 +49,6 @@ def adds_integers(func: OpOverload, operator: Operator, args: Sequence[Any], kwa
 
     Args:
         func: The operator. If all its inputs are integers, it is run again on their absolute values.
-        operator: Its facts.
         args: Its positional arguments, before it ran.
     """
     if operator.base not in _ADDING or "out" in kwargs or argument(operator, args, kwargs, "reduce") in _AVERAGES:
@@ -69,7 +68,6 @@ def unrounded(
 
     Args:
         func: The operator. It is run again in float64 where that shows whether it rounds.
-        operator: Its facts.
 
     Returns:
         The mask; None if it would be false everywhere.

@@ -44,8 +44,6 @@ class HiddenDropout:
     ``aten/src/ATen/native/transformers/cuda``).
 
     Attributes:
-        func: The kernel.
-        generator: What it draws from.
         state: The generator's state before the call.
         like: Query, key and value of the call, as shape and dtype.
         settings: The call's other arguments, by name, as far as they are numbers.
@@ -116,7 +114,6 @@ class _Outcome:
     """The outcome of one random operator.
 
     Attributes:
-        op: The operator's full name.
         shape: Shapes and integers among its arguments.
         mutated: Copies of the arguments that it wrote to, after the call.
         results: Copies of the random tensors that it returned, in order.

@@ -69,7 +69,6 @@ class JobEnd:
         stage: What it was doing, as it noted itself.
         exit: The exit status, negative if a signal killed it.
         log: The end of what it printed, if that was kept, and the stack of each of its threads if a signal ended it.
-        seconds: How long it ran.
         overdue: The seconds that it had, or its stage, if it was killed for exceeding them.
         interrupted: Whether it had these from Ctrl-C on.
         starved: Whether the system killed processes for lack of memory meanwhile.
@@ -154,7 +153,6 @@ class Job:
     Attributes:
         work: The function that does it, ``package.module:function``; it gets the question and an `AnswerFolder`. For a
             fork it may be a function that gets the folder alone. A number that it returns is the exit status.
-        question: JSON values.
         seconds: The process is killed after this time.
     """
 
@@ -190,11 +188,7 @@ class AnswerFolder:
 
 
 class RunningProcesses:
-    """The processes of jobs that run at the same time, so that all can be ended.
-
-    Attributes:
-        stopped: Whether they were.
-    """
+    """The processes of jobs that run at the same time, so that all can be ended."""
 
     def __init__(self) -> None:
         self.stopped = False

@@ -13,12 +13,7 @@ from checked_backend.report.session import Session, collect
 
 
 class Numcheck:
-    """Checks a function in one call, or gathers the findings of a block.
-
-    Args:
-        watch: Replaces ``torch.compile``.
-        test: The test that has the fixture.
-    """
+    """Checks a function in one call, or gathers the findings of a block."""
 
     def __init__(self, watch: Watch, test: TestCheck) -> None:
         self._watch = watch

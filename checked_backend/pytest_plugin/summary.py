@@ -37,9 +37,7 @@ class Summary:
     """Gathers the verdicts of tests and prints them. pytest keeps its plugins in sets.
 
     Attributes:
-        verdicts: The number of tests by verdict.
         lines: Tests that did not pass or have a warning: verdict, test, first line of the report.
-        totals: Sums of the counts.
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)

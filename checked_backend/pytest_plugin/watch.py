@@ -24,8 +24,6 @@ class TestCheck:
     """The checks of one test.
 
     Attributes:
-        session: Records the findings.
-        settings: How this test is checked.
         reports: The reports of `check` calls through the fixture.
         told: Whether the findings have failed the test.
         misuse: The error in the marker, if it has one.

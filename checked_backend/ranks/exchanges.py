@@ -46,7 +46,6 @@ class ReplayedRun:
     """The modes of one run that exchanges nothing, and the tensors that it would have sent.
 
     Args:
-        forward: The mode of its forward pass.
         backward: The mode of its backward pass; None if it has none.
     """
 

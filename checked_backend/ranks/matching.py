@@ -34,8 +34,6 @@ class Exchange:
     Attributes:
         family: ``all_reduce``, ...
         terms: The parameters on which all ranks must agree.
-        shape: The shape of the tensor that is sent.
-        dtype: The dtype of the tensor that is sent.
         sent: A copy of the tensor that is sent; None if nothing of it reaches another rank, or memory was too short.
         received: A copy of the result; None before it has arrived, or if memory was too short.
         name: Its name in findings, once eager's order is known: ``all_reduce_0``.

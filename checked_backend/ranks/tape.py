@@ -36,7 +36,6 @@ class CollectiveTape:
     """The exchanges of one run, in order.
 
     Attributes:
-        exchanges: The exchanges.
         opaque: The first operator whose exchange cannot be seen from outside; "" if there was none.
         failed: The exception that a collective raised: a broken connection, a timeout.
         short: The exception that was raised where there was no memory for a copy.
@@ -192,7 +191,6 @@ class ReplayCollectives(OperatorMode):
         where: The prefix of the names of these exchanges.
 
     Attributes:
-        tape: As given.
         sent: The tensors that the run would have sent, by the exchange on the tape, in order.
         missing: Exchanges that are not on the tape.
         matched_by_order: Exchanges on the tape that were matched by their place alone.

@@ -58,14 +58,7 @@ class Checks:
         draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
 
     Attributes:
-        info: The region's names and source lines.
-        variants: The region in eager, compiled, and in other variants.
-        schedule: Says which calls are checked, and is told the cost of a check.
-        reporter: Receives the coverage, and responds to findings.
-        memory: Decides what is given up if memory runs out, or the check itself fails.
-        comparison: Compares results, gradients and exceptions.
         earlier: Results of earlier calls, which a call may write to, and gradients, in whose memory it may send others.
-        unsupported: Says whether an exception is a limit of this machine, and which one.
         captured: Whether compiled autograd has captured a backward pass in one graph.
     """
 

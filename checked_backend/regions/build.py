@@ -146,7 +146,6 @@ class _Source:
     Attributes:
         graph: A pristine copy of the Dynamo graph.
         traced: The fake values of its placeholders as Dynamo traced them.
-        waiting: Tells a person what a long check is doing.
         mode: What the user passed as ``torch.compile(mode=...)``.
     """
 

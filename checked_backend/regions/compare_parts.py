@@ -20,11 +20,7 @@ _SHOWN_PLACES = 8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that both executions have.
-
-    Attributes:
-        source: The user's line that made it.
-    """
+    """One thing that both executions have."""
 
     subject: str
     reference: Any

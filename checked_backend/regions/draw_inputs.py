@@ -47,9 +47,6 @@ class DrawInputs:
     Args:
         gm: The region's Dynamo graph; it is not changed.
         example_inputs: The fake values of its placeholders as Dynamo traced them.
-
-    Attributes:
-        names: The names of the further results.
     """
 
     def __init__(self, compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -138,7 +135,6 @@ def compare_draw_inputs(
 
     Args:
         draws: The graph that has them as results.
-        outputs: The names of the region's own results.
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
 

@@ -164,7 +164,6 @@ class Call:
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
         final_rng_states: The random states that both sides left behind; None before they ran.
-        due: How it is checked.
         exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.

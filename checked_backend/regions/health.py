@@ -30,7 +30,6 @@ class CheckRecord:
     """The result of one check of a region.
 
     Attributes:
-        region: The region's name.
         call: The number of the region's call, from 1. In a training program with one call for each step, it is the
             number of the step.
         backward: Whether the check is about the gradients of that call.
@@ -165,7 +164,6 @@ class RegionHealth:
     Args:
         region: The region's name.
         note: Receives remarks that change no verdict.
-        health: The health of the process.
     """
 
     def __init__(self, region: str, note: Callable[[str], None], health: Health) -> None:
@@ -185,15 +183,7 @@ class RegionHealth:
         *,
         backward: bool = False,
     ) -> None:
-        """Note a check that is over.
-
-        Args:
-            call: The number of the region's call.
-            ratios: The differences divided by their noise, by subject.
-            findings: What the check found.
-            seconds: The time that the check took.
-            backward: Whether gradients were checked.
-        """
+        """Note a check that is over, with its differences divided by their noise, by subject."""
         subject, ratio = max((ratios or {}).items(), key=lambda item: item[1], default=("", None))
         failing = sum(finding.fails and not finding.is_layout for finding in findings)
         drift = None

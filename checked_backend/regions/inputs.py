@@ -42,7 +42,6 @@ class Effects:
         mutated: Positions of the inputs whose storage it writes to; None if that could not be found out. None is
             treated as all inputs.
         random: Whether it draws random numbers (True if that could not be found out).
-        reason: Why it could not be found out.
     """
 
     mutated: frozenset[int] | None

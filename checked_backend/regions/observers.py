@@ -51,15 +51,10 @@ class CallRecord:
     """The record of one checked call.
 
     Attributes:
-        earlier: What the region returned before.
         threads: The threads that run before the candidate does.
         edges: The places in the user's autograd graph where the gradients of the inputs arrive.
-        meter: Measures the time that the check takes.
-        runner: Runs the call once more.
         reference: Eager's execution, or its exception; None before it ran, and after it was freed.
         eager_settings: The settings of the process when eager began, and when it was over.
-        after_reference: The random state that eager leaves.
-        after_candidate: The random state that the candidate leaves.
         settings: The settings of the process as the candidate leaves them, if eager runs after it.
     """
 
@@ -100,12 +95,7 @@ class CallRecord:
 
 
 class CallRecorder:
-    """Begins the records of one region's calls.
-
-    Args:
-        earlier: What the region returned before.
-        runner: Runs a call once more.
-    """
+    """Begins the records of one region's calls."""
 
     def __init__(
         self,
@@ -154,11 +144,7 @@ class CallRecorder:
             return self._known
 
     def begin(self, args: Sequence[Any], random: RngState, due: Due, meter: Meter) -> CallRecord:
-        """Copy what the check of one call needs. Nothing ran yet.
-
-        Args:
-            random: The random state before the call.
-        """
+        """Copy what the check of one call needs. Nothing ran yet."""
         info, (effects, subjects) = self._info, self._first_look(args)
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
         call = Call(
@@ -256,7 +242,6 @@ class Suspicion:
     """A change that the candidate seems to have made.
 
     Attributes:
-        finding: The finding, if it is confirmed.
         by_eager: Says whether eager makes it too; None if that is known not to be.
         again: Says whether the compiled program makes it when it runs again; None if nobody else can have made it.
         doubt: Why nothing can be said, if the compiled program does not.

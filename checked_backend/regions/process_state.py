@@ -146,11 +146,7 @@ _PUT_BACK = frozenset({"default_dtype", "deterministic", _GRAD_MODE, "inference_
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """The settings at one moment.
-
-    Attributes:
-        values: The values, by the setting's name.
-    """
+    """The settings at one moment."""
 
     values: Mapping[str, Any]
 

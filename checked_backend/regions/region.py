@@ -32,7 +32,6 @@ class CheckedRegion:
     """Runs a region's candidate, checks it against eager, and returns what the candidate returned.
 
     Args:
-        checks: What the checks of its calls share.
         remark: A remark about how the candidate was compiled.
         left_compiling: Findings about settings that the compiler left changed; told at the first checked call.
     """

@@ -61,7 +61,6 @@ class RegionReporter(Reporter):
     Attributes:
         stopped: Whether the candidate is no longer used, because the user asked to fall back to eager.
         devices: The devices of the tensors of the latest call: ``cuda:0``.
-        call: The number of the call that is checked.
     """
 
     def __init__(

@@ -54,9 +54,6 @@ class Returned:
         tensor: The tensor, as long as the program holds it.
         owners: How many other owners the memory had when the tensor was handed out.
         memory: The places of its elements in memory.
-        region: The region whose it is.
-        call: The number of the call of that region.
-        source: The user's line that made it.
         print: The checksum when it was last looked at; None of gradients, which are not looked at.
         version: The number of writes to it that torch had counted then.
         issued: How many collectives the program had begun when it was handed out.
@@ -248,9 +245,6 @@ class ReturnedTensors:
     """The results and gradients that one region handed out, to see whether a later call of any region writes to them.
 
     They are remembered in the region's own memory, and in that of the active sessions.
-
-    Attributes:
-        calls: How often the region was called.
     """
 
     def __init__(self, info: GraphInfo, reporter: RegionReporter) -> None:

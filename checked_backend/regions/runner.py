@@ -47,7 +47,6 @@ class Variants:
         operators: Checks the operators of such a region, each by itself.
         entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
         compiling: Seconds that the candidate took to compile; its float64 twin takes about as long.
-        waiting: Tells a person what a long check is doing.
     """
 
     reference: Region
@@ -103,7 +102,6 @@ class EagerTape:
         """The modes of a run, the outermost first.
 
         Args:
-            noise: The result of `noise_of`.
             default_dtype: Whether a run in float64 changes torch's default dtype.
             coarse: Whether noise in float64 includes kernels that have float32 constants.
         """
@@ -143,7 +141,6 @@ class RegionRunner:
         variants: The variants of the region that can be run.
         cotangents: If given, the subjects are gradients instead of results.
         memory: Decides what to do if memory runs out; without it, nothing is done.
-        facts: What the runs so far have shown.
     """
 
     variants: Variants

@@ -172,11 +172,6 @@ class FinalRngStates:
     """The random states that both sides of a check left.
 
     The generators are the whole process's, so a thread that draws meanwhile makes the same difference.
-
-    Attributes:
-        reference: The random state after eager.
-        candidate: The random state after the compiled program, which began from the same one.
-        others_ran: Whether another thread ran meanwhile.
     """
 
     reference: RngState

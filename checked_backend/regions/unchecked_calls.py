@@ -24,9 +24,7 @@ class UncheckedCalls:
     once for as long as the same sessions are active.
 
     Args:
-        schedule: Says which calls are not checked.
         earlier: The results of earlier calls. The compiled code that runs now may write to them.
-        reporter: Receives the number of calls.
 
     Attributes:
         look_at_all: Every call has to be looked at, for other reasons than checks.

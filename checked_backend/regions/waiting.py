@@ -37,10 +37,8 @@ class Waiting:
     """Tells what a check is doing once it has taken a while. A check that is quick says nothing.
 
     Args:
-        region: The region's name.
         tells: Whether to tell anything at all.
         stream: Where to; default stderr.
-        clock: Gives seconds.
     """
 
     def __init__(

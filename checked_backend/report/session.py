@@ -67,8 +67,6 @@ class Session:
         on_news: As for `Ledger`.
 
     Attributes:
-        ledger: Where checks write to.
-        investigations: What was spent on looking for operators.
         closing: Whether a line may tell at the end how much agreed: no region in it has the option ``closing`` off.
     """
 

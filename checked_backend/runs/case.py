@@ -68,12 +68,10 @@ class CaseResult:
         message: The reason, in a sentence.
         stage: The last stage that the process entered.
         expected: The rule's reason why this status is expected of the model. The exit code then ignores the case.
-        seconds: How long the process ran.
         peak: Peak memory of the process in bytes, with the check's own copies.
         noise: The greatest detection limit of the results: the relative error that rounding noise would hide.
         report: The check's report as JSON.
         log: The end of what the process printed.
-        host: The machine that ran it.
     """
 
     __pydantic_config__ = _STRICT

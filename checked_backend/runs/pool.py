@@ -51,7 +51,6 @@ class LocalPool(Generic[_Job]):
     """Runs jobs on this machine. One thread for each concurrent job waits for the job's process.
 
     Args:
-        jobs: How many jobs run at a time.
         gpus: The GPUs, as CUDA_VISIBLE_DEVICES names them; concurrent jobs get them in turn.
     """
 

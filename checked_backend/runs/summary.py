@@ -97,7 +97,6 @@ class Summary:
         cases: Its cases, sorted by suite, model and way.
         waiting: The cases that were asked for and have no result, as they are now.
         damaged: Files in its folder that are no results, and why.
-        kind: What made it.
     """
 
     title: str

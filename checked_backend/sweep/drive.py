@@ -46,10 +46,7 @@ class Sweep:
     """A sweep as the user asked for it.
 
     Attributes:
-        jobs: How many jobs run at a time.
         engine: ``local`` or ``ray``, with the address of its cluster.
-        rerun: Statuses whose cases run again.
-        repeats: How often to run each case.
         fresh: Whether each case gets a fresh Python, and is never forked from one that has imported torch.
     """
 

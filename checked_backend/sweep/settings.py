@@ -27,7 +27,6 @@ class Settings:
         known_fails: Kinds of findings that are known of the model, each with its reason.
         noise: The greatest relative error that counts as noise, by subject, each with its reason.
         optimizer: An optimizer of ``torch.optim`` for training, as ``NAME:KEY=VALUE,...``; None for none.
-        localize: Whether to find the operator after a failure.
     """
 
     run_as: str | None = None

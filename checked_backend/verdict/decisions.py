@@ -18,7 +18,6 @@ class TensorPair:
         name: Its key among a control run's values.
         kind: The kind of finding that a wrong value makes. None: the evidence decides.
         detail: The finer kind that belongs to `kind`.
-        source: The user's line that made it.
     """
 
     subject: str
