@@ -182,6 +182,17 @@ def is_lowered(op: OpOverload) -> bool:
     return op in lowering.lowerings
 
 
+EAGERS_KERNEL = "fallback_to_eager"
+"""The annotation of a node (``torch.fx.traceback.annotate``) for which Inductor calls eager's kernel."""
+
+
+def heeds_annotations() -> bool:
+    """Whether Inductor heeds `EAGERS_KERNEL`, as it does from torch 2.13 on."""
+    from torch._inductor.graph import GraphLowering  # noqa: PLC0415  Inductor is slow to import
+
+    return EAGERS_KERNEL in GraphLowering.call_function.__code__.co_consts
+
+
 def fall_back(op: OpOverload) -> None:
     """Make Inductor call eager's kernel for an operator, in this process, from now on."""
     from torch._inductor import decomposition, lowering  # noqa: PLC0415  Inductor is slow to import

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
+from checked_backend._torch.inductor import heeds_annotations
 from checked_backend.diagnose import investigate as module
 from checked_backend.diagnose.localize import Location
 from checked_backend.diagnose.reduce.problem import Size
@@ -184,9 +185,11 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert (finding.stage, finding.graph, finding.op) == ("compiled", "inference", "aten.relu.default")
     assert finding.repro is not None
     assert "repro" not in finding.evidence  # it was confirmed
-    assert finding.evidence["broken_by"] == (
-        "lowering of aten.relu.default: the region is right with eager's kernel for aten.relu.default"
-    )
+    unfused = heeds_annotations()
+    seen = f"the {'small program' if unfused else 'region'} is right with eager's kernel for aten.relu.default"
+    assert finding.evidence["broken_by"] == f"lowering of aten.relu.default: {seen}"
+    assert finding.workaround is not None
+    assert finding.workaround.endswith("True}):\n    hidden = torch.relu(hidden)") is unfused
     script = Path(finding.repro).read_text(encoding="utf-8")
     assert "torch.relu(" in script
     assert "checked_backend" not in script

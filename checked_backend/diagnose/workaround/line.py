@@ -14,10 +14,48 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
+from checked_backend._torch.inductor import EAGERS_KERNEL
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.compile import Compiler, compile_candidate, copy_graph
 
 _BEFORE, _THE_LINE, _BEHIND = 0, 1, 2
+
+
+def unfused(compiler: Compiler, source: str | None = None) -> Compiler:
+    """Have Inductor call eager's kernels for the calls from a line, or for all calls, and compile the rest as ever."""
+
+    def compile_region(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        copied = copy_graph(gm)
+        graphs = [module.graph for module in copied.modules() if isinstance(module, fx.GraphModule)]
+        calls = [node for graph in graphs for node in graph.nodes if node.op.startswith("call_")]
+        chosen = [node for node in calls if source is None or source_line(node) == source]
+        if not chosen:
+            raise LookupError(f"the region has no call from {source}")
+        for node in chosen:
+            node.meta["custom"] = {**node.meta.get("custom", {}), EAGERS_KERNEL: True}
+        return compiler(copied, example_inputs)
+
+    return compile_region
+
+
+def keep_unfused(source: str) -> str:
+    """Code that does what `unfused` does. Torch's caches do not see the annotation, so they get a key of their own."""
+    found = _LINE.match(source)
+    known = found is not None and _is_statement(found["code"])
+    place, code = (found["place"], found["code"]) if found is not None and known else (source, "...")
+    return (
+        "import torch\nfrom torch.fx.traceback import annotate\n\n# before the first call of a compiled function\n"
+        f"torch.compiler.config.cache_key_tag = {f'{place} left to eager'!r}  # what was compiled is compiled anew\n\n"
+        f"# at {place}: eager's kernels, without a graph break\n"
+        f"with annotate({{{EAGERS_KERNEL!r}: True}}):\n    {code}"
+    )
+
+
+def _is_statement(code: str) -> bool:
+    try:
+        return len(ast.parse(code).body) == 1
+    except (SyntaxError, ValueError):
+        return False
 
 
 def without_line(compiler: Compiler, source: str) -> Compiler:

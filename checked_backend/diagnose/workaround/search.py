@@ -6,21 +6,22 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
 from checked_backend._torch.caches import without_compile_caches
-from checked_backend._torch.inductor import inductor_graph_passes, inductor_mode_options, is_lowered
+from checked_backend._torch.inductor import heeds_annotations, inductor_graph_passes, inductor_mode_options, is_lowered
 from checked_backend.diagnose.localize import called_name
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
-from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, without_line
+from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, keep_unfused, unfused, without_line
 from checked_backend.diagnose.workaround.settings import (
-    ABOUT_PASSES,
     COSTLY,
     EAGER,
+    PASSES,
     PROCESS,
     SETTINGS,
+    STRICT,
     Setting,
     applicable,
     operator_fallbacks,
@@ -48,6 +49,10 @@ LEAST_REGION_LIMIT = 30.0
 """Seconds that compiling and running the region once more may always take."""
 
 
+Step: TypeAlias = Callable[["SettingSearch"], Setting | None]
+"""A step of the search for a setting."""
+
+
 @dataclass(slots=True)
 class WorkaroundSearch:
     """The search for a workaround.
@@ -56,6 +61,7 @@ class WorkaroundSearch:
         oracle: Checks one case of the small program.
         evidence: Receives the steps that were tried, for people.
         stage: The first wrong stage.
+        seconds: Seconds that are left for trying settings.
         helpful: The setting that was found to help the region.
         in_vain: Whether even the user's line outside of the compiler was seen not to help.
         no_line: Why that line is not left to eager.
@@ -68,22 +74,32 @@ class WorkaroundSearch:
     tell: Callable[[str], None]
     evidence: dict[str, str]
     stage: str = "compiled"
+    seconds: float = SEARCH_LIMIT
     helpful: Setting | None = None
     in_vain: bool = False
     no_line: str = ""
 
     def first(self, case: GraphCase | None, op: str | None, source: str | None) -> str | None:
-        """Find a workaround, as code: cheap settings, the user's line in eager, costly settings, everything in eager.
+        """Find a workaround, as code.
+
+        In this order: a cheap setting, the user's line out of fusion, a graph pass skipped or an operator left to
+        eager, the line outside of the compiler, a costly setting, everything in eager.
 
         Args:
             case: The small program; None if eager raises, so that there are no results to compare.
             op: The name of the operator that errs, in the report; None if it is not known.
             source: The user's line.
         """
-        found = None if case is None else self.setting(case)
-        code = self.line(op, source) if found is None and op is not None else None
+        code = None
+        found = None if case is None else self.setting(case, cheap)
+        if found is None and case is not None and op is not None:
+            code = self.unfused_line(case, source)
         if found is None and code is None and case is not None:
-            found = self.setting(case, COSTLY) or self.setting(case, EAGER)
+            found = self.setting(case, pass_or_operator)
+        if found is None and code is None and op is not None:
+            code = self.line(op, source)
+        if found is None and code is None and case is not None:
+            found = self.setting(case, costly) or self.setting(case, in_eager)
         if found is not None and self.no_line:
             self.evidence[EvidenceKey.WORKAROUND] = self.no_line
         self.helpful = found
@@ -106,12 +122,14 @@ class WorkaroundSearch:
             return ""
         if helpful is not None and helpful.fallback is None:
             return f"{helpful.part}: the region is right with {helpful.short}"
-        op = op if helpful is None else str(helpful.fallback)
+        limit = min(time.monotonic() + CODE_LIMIT, self.deadline)
         if self.stage == "compiled":
-            limit = min(time.monotonic() + CODE_LIMIT, self.deadline)
-            code = find_workaround(case, deadline=limit, costly=COSTLY, oracle=self._wrong_in)
+            code = find_workaround(case, costly, deadline=limit, oracle=self._wrong_in)
+            op = op if helpful is None else str(helpful.fallback)
             if code is not None:
                 return f"{code.part}{f' of {op}' if op else ''}: the small program is right with {code.short}"
+        what = "the small program" if helpful is None else "the region"
+        helpful = helpful or find_workaround(case, operator, deadline=limit, oracle=self._wrong_in)
         if helpful is None or helpful.fallback is None:
             return ""
         made = "what is made"
@@ -119,10 +137,10 @@ class WorkaroundSearch:
             made = "decomposition"
         elif self.stage == "compiled" and is_lowered(helpful.fallback):
             made = "lowering"
-        return f"{made} of {op}: the region is right with {helpful.short}"
+        return f"{made} of {helpful.fallback}: {what} is right with {helpful.short}"
 
-    def setting(self, case: GraphCase, costly: Sequence[Setting] = ()) -> Setting | None:
-        """Find a setting that helps the small program, and the region too: a cheap one, or one of the given."""
+    def setting(self, case: GraphCase, step: Step) -> Setting | None:
+        """Find a setting of a step of the search that helps the small program, and the region too."""
         if time.monotonic() >= self.deadline:
             self.evidence.setdefault(EvidenceKey.SETTINGS, "not tried: the time was over")
             return None
@@ -136,14 +154,30 @@ class WorkaroundSearch:
                 refused.append(f"{setting.name} ({why})")
             return not why
 
-        limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
-        found = find_workaround(case, deadline=limit, confirm=confirmed, costly=costly, oracle=self._wrong_in)
+        begun = time.monotonic()
+        limit = min(begun + max(self.seconds, LEAST_REGION_LIMIT), self.deadline)
+        found = find_workaround(case, step, deadline=limit, confirm=confirmed, oracle=self._wrong_in)
+        self.seconds -= time.monotonic() - begun
         if refused:
             helped = "helps" if len(refused) == 1 else "help"
             self.evidence[EvidenceKey.SETTINGS] = f"{', '.join(refused)} {helped} the small program, but not the region"
         elif found is None and time.monotonic() >= limit:
             self.evidence[EvidenceKey.SETTINGS] = "none found in the time there was"
         return found
+
+    def unfused_line(self, case: GraphCase, source: str | None) -> str | None:
+        """Code that leaves the user's line to eager's kernels, inside of the compiler; None if that does not help."""
+        if self.stage != "compiled" or source is None or self.options.compiler != "inductor" or not heeds_annotations():
+            return None
+        compiler = resolve_compiler(self.options)
+        whole = case.options.model_copy(update={"compiler": unfused(compiler), "compiler_options": {}})
+        seconds = min(SEARCH_LIMIT, self.deadline - time.monotonic())
+        findings = None if seconds <= 0 else self._wrong_in(replace(case, options=whole), seconds)
+        if findings is None or findings:
+            return None
+        self.tell("trying it with that line out of fusion")
+        _, why = self._again(unfused(compiler, source))
+        return None if why else keep_unfused(source)
 
     def line(self, op: str, source: str | None) -> str | None:
         """Code that leaves the user's line to eager; None if that does not help, or could not be tried."""
@@ -226,23 +260,18 @@ def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:
 
 def find_workaround(
     case: GraphCase,
+    step: Step,
     *,
     deadline: float,
     confirm: Callable[[Setting], bool] = lambda _setting: True,
-    settings: Sequence[Setting] = SETTINGS,
-    process: Sequence[Setting] = PROCESS,
-    costly: Sequence[Setting] = (),
     oracle: Oracle = verdict_oracle,
 ) -> Setting | None:
     """Find a setting under which a program that goes wrong is right.
 
-    Cheap settings are tried first, down to a single graph pass. Then follow eager's kernel for one operator, and
-    settings that change eager too.
-
     Args:
+        step: Which settings are tried.
         confirm: Whether a setting that helps the program also helps the region that it was cut from. If not, the next
             one is tried.
-        costly: If given, only these are tried, in order.
 
     Returns:
         The first that helps; None if none does, if the time is over, or if the compiler is not Inductor.
@@ -250,17 +279,37 @@ def find_workaround(
     if case.options.compiler != "inductor":
         return None
     warm_up(case)
-    search = _Search(case, confirm, deadline, oracle)
-    if costly:
-        found = search.first_of(applicable(costly, case))
-    else:
-        found = search.one_of(applicable(settings, case))
-        if cannot_fork() is None:  # these change the whole process
-            if found is not None and found.patches.keys() & ABOUT_PASSES:
-                found = search.one_of(pass_settings(_passes_of(case, deadline))) or found
-            elif found is None:
-                found = search.first_of([*operator_fallbacks(case), *applicable(process, case)])
-    return found
+    return step(SettingSearch(case, confirm, deadline, oracle))
+
+
+def cheap(search: SettingSearch) -> Setting | None:
+    """Find a setting that costs little: Inductor's own strictness, or any other."""
+    return search.first_of(STRICT) or search.one_of(SETTINGS)
+
+
+def pass_or_operator(search: SettingSearch) -> Setting | None:
+    """Find a graph pass to skip, an operator to leave to eager's kernel, or a setting that changes eager too."""
+    found = search.one_of(PASSES)
+    if cannot_fork() is not None:  # what follows changes the whole process
+        return found
+    if found is not None:
+        return search.one_of(pass_settings(_passes_of(search.case, search.deadline))) or found
+    return operator(search) or search.first_of(PROCESS)
+
+
+def operator(search: SettingSearch) -> Setting | None:
+    """Find an operator to leave to eager's kernel."""
+    return None if cannot_fork() else search.first_of([*operator_fallbacks(search.case)])
+
+
+def costly(search: SettingSearch) -> Setting | None:
+    """Find a setting that makes the whole model slower."""
+    return search.first_of(COSTLY)
+
+
+def in_eager(search: SettingSearch) -> Setting | None:
+    """Try eager's kernels for everything."""
+    return search.first_of(EAGER)
 
 
 def _passes_of(case: GraphCase, deadline: float) -> dict[str, list[str]]:
@@ -280,24 +329,25 @@ def _passes_of(case: GraphCase, deadline: float) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """Tries settings until the deadline."""
+class SettingSearch:
+    """Tries settings that are applicable until the deadline."""
 
-    _case: GraphCase
-    _confirm: Callable[[Setting], bool]
-    _deadline: float
-    _oracle: Oracle
+    case: GraphCase
+    confirm: Callable[[Setting], bool]
+    deadline: float
+    oracle: Oracle
 
     def first_of(self, settings: Sequence[Setting]) -> Setting | None:
         """The first setting that helps, on the region too."""
-        return next((setting for setting in settings if self._helps(setting) and self._confirmed(setting)), None)
+        tried = applicable(settings, self.case)
+        return next((setting for setting in tried if self._helps(setting) and self._confirmed(setting)), None)
 
     def one_of(self, settings: Sequence[Setting]) -> Setting | None:
         """The first setting that helps, or the fewest that help together, on the region too.
 
         They are found by halving: if all of them together do not help, none helps alone.
         """
-        pool = list(settings)
+        pool = applicable(settings, self.case)
         while pool and self._helps(together(pool)):
             needed = self._needed(pool)
             if not needed:
@@ -316,18 +366,18 @@ class _Search:
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if self._helps(together([*pool[:middle], *needed])) else (middle, high)
-            if time.monotonic() >= self._deadline or not high:
+            if time.monotonic() >= self.deadline or not high:
                 return []
             needed.insert(0, pool[high - 1])
             pool = pool[: high - 1]
         return needed
 
     def _helps(self, setting: Setting) -> bool:
-        seconds = self._deadline - time.monotonic()
+        seconds = self.deadline - time.monotonic()
         if seconds <= 0:
             return False
-        findings = self._oracle(replace(self._case, options=setting.on(self._case.options)), seconds)
+        findings = self.oracle(replace(self.case, options=setting.on(self.case.options)), seconds)
         return findings is not None and not any(found.kind.fails for found in findings)
 
     def _confirmed(self, setting: Setting) -> bool:
-        return time.monotonic() < self._deadline and self._confirm(setting)
+        return time.monotonic() < self.deadline and self.confirm(setting)

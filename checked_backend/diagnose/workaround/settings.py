@@ -156,16 +156,23 @@ _GPUS = ("cuda", "xpu")
 _NOT_COOPERATIVE = {"triton.cooperative_reductions": False, "triton.force_cooperative_reductions": False}
 _NOT_MEASURED = {"max_autotune": False, "max_autotune_pointwise": False, "max_autotune_gemm": False}
 
+STRICT: Sequence[Setting] = (
+    Setting("no loose pointwise arithmetic", {"numerics": "strict_pointwise"}),
+    Setting("no loose reductions", {"numerics": "strict_reduction"}, devices=("cuda",)),
+    Setting("no loose arithmetic", {"numerics": "strict"}, devices=("cuda",)),
+)
+"""The degrees to which Inductor can be made to compute as eager does, the cheapest first; torch 2.15 has them."""
+
 SETTINGS: Sequence[Setting] = (
     Setting("no fusion without eager's casts", {"emulate_precision_casts": True}),
+    Setting("no approximate division", {"eager_numerics.division_rounding": True}, devices=_GPUS),
+    Setting("no flushing of subnormal numbers", {"eager_numerics.disable_ftz": True}, devices=_GPUS),
+    Setting("no math library of Triton's own", {"eager_numerics.use_pytorch_libdevice": True}, devices=("cuda",)),
+    Setting("no zeros of either sign as a maximum", {"strict_signed_zero": True}),
+    Setting("no strides of a view's own", {"strict_output_strides": True}),
     Setting("no floating-point contraction", {"cpp.enable_floating_point_contract_flag": "off"}, devices=("cpu",)),
     Setting("no unsafe math", {"cpp.enable_unsafe_math_opt_flag": False}, devices=("cpu",)),
     Setting("no fast math", {"use_fast_math": False}, devices=_GPUS),
-    Setting("no constant folding", {"joint_graph_constant_folding": False}),
-    Setting("no pattern matcher", {"pattern_matcher": False}),
-    Setting("no passes before autograd", {"use_pre_grad_passes": False}),
-    Setting("no joint graph passes", {"use_joint_graph_passes": False}),
-    Setting("no passes after autograd", {"use_post_grad_passes": False}),
     Setting("no online softmax", {"online_softmax": False}),
     Setting("no layout optimization", {"layout_optimization": False}),
     Setting("no padding of strides", {"comprehensive_padding": False}),
@@ -173,7 +180,6 @@ SETTINGS: Sequence[Setting] = (
     Setting("no reuse of input memory", {"inplace_buffers": False}),
     Setting("no reuse of buffers", {"allow_buffer_reuse": False}),
     Setting("no reordering for peak memory", {"reorder_for_peak_memory": False}),
-    Setting("no reordering for locality", {"reorder_for_locality": False}),
     Setting("no choice of loop orders", {"pick_loop_orders": False}),
     Setting("no loop ordering after fusion", {"loop_ordering_after_fusion": False}),
     Setting("no split reductions", {"split_reductions": False}),
@@ -191,6 +197,16 @@ SETTINGS: Sequence[Setting] = (
     Setting("no decomposed tanh", {"cpp.use_decompose_tanh": False}, devices=("cpu",)),
 )
 """Settings that cost little, the cheapest first."""
+
+PASSES: Sequence[Setting] = (
+    Setting("no constant folding", {"joint_graph_constant_folding": False}),
+    Setting("no pattern matcher", {"pattern_matcher": False}),
+    Setting("no passes before autograd", {"use_pre_grad_passes": False}),
+    Setting("no joint graph passes", {"use_joint_graph_passes": False}),
+    Setting("no passes after autograd", {"use_post_grad_passes": False}),
+    Setting("no reordering for locality", {"reorder_for_locality": False}),
+)
+"""Settings that turn off several graph passes at once. If one helps, a single pass is then looked for."""
 
 COSTLY: Sequence[Setting] = (
     Setting("no fusion", {"max_fusion_size": 1, "realize_opcount_threshold": 0, "realize_reads_threshold": 0}),
@@ -226,18 +242,6 @@ PROCESS: Sequence[Setting] = (
 )
 """Settings of the whole process, eager included. They are tried if a process can be forked for it."""
 
-ABOUT_PASSES = frozenset(
-    {
-        "joint_graph_constant_folding",
-        "pattern_matcher",
-        "reorder_for_locality",
-        "use_pre_grad_passes",
-        "use_joint_graph_passes",
-        "use_post_grad_passes",
-    }
-)
-"""Inductor's settings that turn off several graph passes at once. If one helps, a single pass is then looked for."""
-
 
 def pass_settings(passes: Mapping[str, Sequence[str]]) -> list[Setting]:
     """For each graph pass that Inductor can do without, a setting that leaves it out.
@@ -265,17 +269,16 @@ def applicable(settings: Sequence[Setting], case: GraphCase) -> list[Setting]:
     """The settings that this version of torch has, that are not set like this already, and that fit the devices."""
     present = {**inductor_settings(), **case.options.compiler_options}
     devices = {value.device.type for value in case.inputs if isinstance(value, torch.Tensor)} or {"cpu"}
-    return [
-        setting
-        for setting in settings
-        if (not setting.devices or devices & set(setting.devices))
-        and (
-            _flags_differ(setting.flags)
-            if setting.flags
-            else setting.patches.keys() <= present.keys()
-            and any(present[key] != value for key, value in setting.patches.items())
-        )
-    ]
+
+    def can_help(setting: Setting) -> bool:
+        if setting.devices and not devices & set(setting.devices):
+            return False
+        if setting.flags:
+            return _flags_differ(setting.flags)
+        changed = any(present.get(key) != value for key, value in setting.patches.items())
+        return setting.fallback is not None or (changed and setting.patches.keys() <= present.keys())
+
+    return [setting for setting in settings if can_help(setting)]
 
 
 def _flags_differ(flags: Mapping[str, Any]) -> bool:

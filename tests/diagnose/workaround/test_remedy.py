@@ -57,7 +57,7 @@ def searched(
 ) -> tuple[Setting | None, dict[str, str]]:
     """Offer these compilers, as settings that help the small program."""
 
-    def find(_case: GraphCase, *, confirm: Callable[[Setting], bool], **_more: Any) -> Setting | None:
+    def find(_case: GraphCase, _step: Any, *, confirm: Callable[[Setting], bool], **_more: Any) -> Setting | None:
         return next((Setting(name) for name in compilers if confirm(Setting(name))), None)
 
     monkeypatch.setattr(search, "find_workaround", find)
@@ -66,7 +66,8 @@ def searched(
     )
     failure, findings = failed
     evidence: dict[str, str] = {}
-    return search_in(failure, findings, evidence).setting(GraphCase(failure.graph, (), failure.options)), evidence
+    found = search_in(failure, findings, evidence).setting(GraphCase(failure.graph, (), failure.options), search.cheap)
+    return found, evidence
 
 
 @pytest.mark.process
@@ -135,13 +136,69 @@ def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
     assert tried.in_vain
     assert evidence["workaround"].startswith("none found: with that line outside of the compiler too, output[0] is")
 
-    def find(*_case: Any, costly: Sequence[Setting] = (), **_more: Any) -> Setting | None:
-        return Setting("in eager") if costly else None
+    def find(_case: GraphCase, step: Any, **_more: Any) -> Setting | None:
+        return Setting("in eager") if step is search.in_eager else None
 
     monkeypatch.setattr(search, "find_workaround", find)
     case = GraphCase(failure.graph, (), failure.options)
     assert tried.first(case, "aten.relu.default", source_line(relu)) is not None
     assert evidence["workaround"].startswith("with that line outside of the compiler too, output[0] is")
+
+
+@pytest.mark.process
+def test_the_order_in_which_workarounds_are_tried(
+    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def note(name: str, answer: Any = None) -> Any:
+        return lambda *_: tried.append(name) or answer
+
+    failure, findings = failed
+    looked = search_in(failure, findings, {})
+    monkeypatch.setattr(WorkaroundSearch, "setting", lambda _self, _case, step: tried.append(step.__name__))
+    monkeypatch.setattr(WorkaroundSearch, "unfused_line", note("unfused line"))
+    monkeypatch.setattr(WorkaroundSearch, "line", note("line in eager"))
+    case = GraphCase(failure.graph, (), failure.options)
+    assert looked.first(case, "aten.relu.default", None) is None
+    assert tried == ["cheap", "unfused line", "pass_or_operator", "line in eager", "costly", "in_eager"]
+    tried.clear()
+    monkeypatch.setattr(WorkaroundSearch, "unfused_line", note("unfused line", "code"))
+    assert looked.first(case, "aten.relu.default", None) == "code"
+    assert tried == ["cheap", "unfused line"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("stage", "small", "region", "helps"),
+    [
+        ("compiled", True, True, True),
+        ("compiled", True, False, False),
+        ("compiled", False, True, False),
+        ("decomposed", True, True, False),
+    ],
+)
+def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the_region(
+    failed: tuple[Failure, Sequence[Finding]],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    small: bool,
+    region: bool,
+    helps: bool,
+) -> None:
+    failure, findings = failed
+    failure = replace(failure, options=failure.options.model_copy(update={"compiler": "inductor"}))
+    monkeypatch.setattr(search, "heeds_annotations", lambda: True)
+    monkeypatch.setattr(
+        search, "unfused", lambda _compiler, source=None: faults.clean() if region or not source else WRONG
+    )
+    [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
+    looked = search_in(failure, findings, {})
+    looked.stage, looked.oracle = stage, lambda *_: () if small else findings
+    found = looked.unfused_line(GraphCase(failure.graph, (), failure.options), source_line(relu))
+    assert (found is not None) is helps
+    if found is not None:
+        assert found.endswith("with annotate({'fallback_to_eager': True}):\n    y = torch.relu(x)")
 
 
 @pytest.mark.process
@@ -241,9 +298,9 @@ def test_what_breaks_the_program_is_the_least_part_without_which_it_is_right(
     def oracle(case: GraphCase, _timeout: float) -> Sequence[Finding]:
         return () if right_with in case.options.compiler_options else findings
 
-    search = search_in(failure, findings, {})
-    search.oracle, search.stage, search.helpful = oracle, stage, helpful
+    looked = search_in(failure, findings, {})
+    looked.oracle, looked.stage, looked.helpful = oracle, stage, helpful
     options = failure.options.model_copy(update={"compiler": "inductor"})
-    told = search.broken_by(GraphCase(failure.graph, (torch.ones(2),), options), "aten.tanh.default")
+    told = looked.broken_by(GraphCase(failure.graph, (torch.ones(2),), options), "aten.tanh.default")
     assert told.startswith(said)
     assert bool(told) == bool(said)

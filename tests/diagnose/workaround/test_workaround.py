@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -14,16 +15,26 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch.fx.traceback import annotate
 
 from checked_backend._torch.caches import without_compile_caches
-from checked_backend._torch.inductor import inductor_graph_passes, inductor_settings
-from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, without_line
-from checked_backend.diagnose.workaround.search import find_workaround
+from checked_backend._torch.inductor import heeds_annotations, inductor_graph_passes, inductor_settings
+from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, keep_unfused, unfused, without_line
+from checked_backend.diagnose.workaround.search import (
+    SettingSearch,
+    cheap,
+    costly,
+    find_workaround,
+    in_eager,
+    pass_or_operator,
+)
 from checked_backend.diagnose.workaround.settings import (
     COSTLY,
     EAGER,
+    PASSES,
     PROCESS,
     SETTINGS,
+    STRICT,
     Setting,
     applicable,
     operator_fallbacks,
@@ -33,13 +44,16 @@ from checked_backend.diagnose.workaround.settings import (
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import run_in_worker
+from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
+from tests.support.planted import planted
 from tests.support.reduce_tools import case_of
 
 aten = torch.ops.aten
 
 CASE = case_of(lambda x: (aten.relu.default(x),), torch.ones(2), compiler="inductor")
 WRONG = (Finding(Kind.LOGIC, "output[0]", "wrong"),)
+EVERY = (*STRICT, *SETTINGS, *PASSES, *COSTLY, *EAGER)
 
 
 def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping[str, Any]]) -> Any:
@@ -54,8 +68,9 @@ def right_if(condition: Callable[[Mapping[str, Any]], bool], tried: list[Mapping
 def found_by(oracle: Any, seconds: float = 300.0) -> Setting | None:
     """Cheap settings, then costly ones."""
     deadline = time.monotonic() + seconds
-    cheap = find_workaround(CASE, deadline=deadline, oracle=oracle)
-    return cheap or find_workaround(CASE, deadline=deadline, oracle=oracle, costly=(*COSTLY, *EAGER))
+    steps = (cheap, pass_or_operator, costly, in_eager)
+    found = (find_workaround(CASE, step, deadline=deadline, oracle=oracle) for step in steps)
+    return next((setting for setting in found if setting is not None), None)
 
 
 @pytest.mark.process
@@ -74,11 +89,12 @@ def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_
     tried: list[Mapping[str, Any]] = []
     never = right_if(lambda options: False, tried)
     assert found_by(never) is None
-    assert len(tried) <= 2 + len((*COSTLY, *EAGER))  # all cheap ones together, the operator's fallback, the costly ones
+    # strict ones, cheap ones together, passes together, the operator's fallback, the costly ones
+    assert len(tried) <= len(STRICT) + 3 + len((*COSTLY, *EAGER))
     always = right_if(lambda options: True, tried)
     assert found_by(always, seconds=0) is None
     other = case_of(lambda x: (aten.relu.default(x),), torch.ones(2))
-    assert find_workaround(other, deadline=time.monotonic() + 300, oracle=always) is None
+    assert find_workaround(other, cheap, deadline=time.monotonic() + 300, oracle=always) is None
 
 
 @pytest.mark.process
@@ -88,24 +104,26 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
 
     def confirmed(setting: Setting) -> bool:
         asked.append(setting.code)
-        return "reorder_for_locality" in setting.code
+        return "reorder_for_peak_memory" in setting.code
 
-    found = find_workaround(
-        CASE, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried), settings=SETTINGS[-14:]
-    )
+    def some(search: SettingSearch) -> Setting | None:
+        return search.one_of(SETTINGS[-14:])
+
+    oracle = right_if(bool, tried)
+    found = find_workaround(CASE, some, deadline=time.monotonic() + 300, confirm=confirmed, oracle=oracle)
     assert found is None  # none of those is the one
     assert len(asked) == len(set(asked)) > 3  # each was tried on the region, once
-    found = find_workaround(CASE, deadline=time.monotonic() + 300, confirm=confirmed, oracle=right_if(bool, tried))
+    found = find_workaround(CASE, cheap, deadline=time.monotonic() + 300, confirm=confirmed, oracle=oracle)
     assert found is not None
-    assert "reorder_for_locality" in found.code
+    assert "reorder_for_peak_memory" in found.code
 
 
 @pytest.mark.process
 def test_settings_that_help_only_together_are_found_together() -> None:
     tried: list[Mapping[str, Any]] = []
-    both = {"pattern_matcher": False, "inplace_buffers": False}
+    both = {"layout_optimization": False, "inplace_buffers": False}
     oracle = right_if(lambda options: both.items() <= options.items(), tried)
-    found = find_workaround(CASE, deadline=time.monotonic() + 300, settings=SETTINGS[5:], oracle=oracle)
+    found = find_workaround(CASE, cheap, deadline=time.monotonic() + 300, oracle=oracle)
     assert found is not None
     assert found.code.endswith(f"\nmodel = torch.compile(model, options={both!r})")
     assert len(tried) <= 15
@@ -134,10 +152,15 @@ def _compile_and_fail(setting: Setting) -> None:
 
 def test_the_table_names_settings_that_exist() -> None:
     present = inductor_settings()
-    unknown = {key for setting in (*SETTINGS, *COSTLY, *EAGER) for key in setting.patches if key not in present}
+    unknown = {
+        key
+        for setting in (*STRICT, *SETTINGS, *PASSES, *COSTLY, *EAGER)
+        for key in setting.patches
+        if key not in present
+    }
     # what another version of Inductor has is left out, not tried
-    assert all(setting.patches.keys() <= present.keys() for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE))
-    assert len(unknown) <= 5
+    assert all(setting.patches.keys() <= present.keys() for setting in applicable(EVERY, CASE))
+    assert len(unknown) <= 6
 
 
 def test_the_last_resort_can_be_pasted() -> None:
@@ -167,7 +190,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
         assert "decompose_something" not in passes  # Inductor cannot do without it
         return options.get("use_post_grad_passes") is False or "wrong_pass" in passes.split(",")
 
-    found = find_workaround(CASE, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
+    found = find_workaround(CASE, pass_or_operator, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
     assert found is not None
     assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'wrong_pass'})")
     assert found.part == "graph pass wrong_pass (this and that)"
@@ -187,7 +210,7 @@ def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(post_grad, "remove_assert_ops", spoils)
     case = case_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
-    found = find_workaround(case, deadline=time.monotonic() + 600)
+    found = find_workaround(case, pass_or_operator, deadline=time.monotonic() + 600)
     assert found is not None
     assert found.code.endswith("model = torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
 
@@ -237,7 +260,8 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return () if run_in_worker(produce, timeout=60) == "False" else WRONG
 
     view = case_of(lambda x: (aten.view.default(x, [2]),), torch.ones(2), compiler="inductor")
-    found = find_workaround(view, deadline=time.monotonic() + 300, settings=(), process=(precise,), oracle=oracle)
+    monkeypatch.setattr("checked_backend.diagnose.workaround.search.PROCESS", (precise,))
+    found = find_workaround(view, pass_or_operator, deadline=time.monotonic() + 300, oracle=oracle)
     assert found is not None
     assert found.code.endswith(f"\ntorch.{name} = False")
     assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
@@ -294,6 +318,71 @@ def test_a_line_becomes_a_function_that_can_be_called_in_its_place(line: str, si
     assert code.endswith(f"# and at model.py:4 in forward: {call}")
 
 
+def annotated(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x)
+    with annotate({"fallback_to_eager": True}):
+        y = torch.tanh(y)
+    return torch.cos(y)
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x)
+    y = torch.tanh(y)
+    return torch.cos(y)
+
+
+@pytest.mark.inductor
+@pytest.mark.skipif(not heeds_annotations(), reason="this version of torch heeds no annotation")
+def test_a_line_that_is_kept_out_of_fusion_is_eagers_in_both_directions() -> None:
+    """What is tried, and what the user is told to write."""
+
+    def only_that_line(gm: fx.GraphModule, inputs: Any) -> Any:
+        [line] = {source_line(node) for node in gm.graph.nodes if node.name == "y_1"}
+        assert line is not None
+        assert line.endswith("in plain: y = torch.tanh(y)")
+        return unfused(resolve_compiler(CASE.options), line)(gm, inputs)
+
+    def all_lines(gm: fx.GraphModule, inputs: Any) -> Any:
+        return unfused(resolve_compiler(CASE.options))(gm, inputs)
+
+    def gradient(function: Callable[..., Any]) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 8, requires_grad=True)
+        (made,) = torch.autograd.grad(function(x).sum(), x)
+        return made
+
+    ways: list[Callable[..., Any]] = [
+        torch.compile(annotated, fullgraph=True),
+        torch.compile(plain, backend=only_that_line, fullgraph=True),
+        torch.compile(plain, backend=all_lines, fullgraph=True),
+    ]
+    with without_compile_caches(), planted("tanh"):
+        assert not torch.allclose(gradient(torch.compile(plain)), gradient(plain))
+        torch._dynamo.reset()
+        for way in ways:
+            torch.testing.assert_close(gradient(way), gradient(plain))
+
+
+def test_a_line_that_the_region_lacks_cannot_be_kept_out_of_fusion() -> None:
+    with pytest.raises(LookupError, match="no call from elsewhere"):
+        unfused(lambda gm, _inputs: gm.forward, "elsewhere")(CASE.graph, ())
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "inside"),
+    [
+        ("model.py:4 in forward: y = torch.tanh(x)", "model.py:4 in forward", "y = torch.tanh(x)"),
+        ("model.py:4 in forward: return self.act(x)", "model.py:4 in forward", "return self.act(x)"),
+        ("model.py:4 in forward: y = torch.tanh(", "model.py:4 in forward: y = torch.tanh(", "..."),
+    ],
+)
+def test_code_that_keeps_a_line_out_of_fusion(source: str, place: str, inside: str) -> None:
+    code = keep_unfused(source)
+    assert ast.parse(code)
+    assert f"\n# at {place}: eager's kernels, without a graph break\n" in code
+    assert code.endswith(f"\nwith annotate({{'fallback_to_eager': True}}):\n    {inside}")
+    assert f"torch.compiler.config.cache_key_tag = {f'{place} left to eager'!r}  #" in code  # its cache is blind to it
+
+
 @pytest.mark.parametrize("line", ["torch.relu(", "if x.any():", "self.y = x.relu()", ""])
 def test_a_line_that_is_no_whole_statement_is_left_to_the_user(line: str) -> None:
     code = keep_line_out(f"model.py:4 in forward: {line}")
@@ -310,7 +399,7 @@ def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None
 @pytest.mark.process
 def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
     """With its imports, and with the names and values that this version of Inductor has."""
-    codes = [setting.code_with({"max_autotune": False}) for setting in applicable([*SETTINGS, *COSTLY, *EAGER], CASE)]
+    codes = [setting.code_with({"max_autotune": False}) for setting in applicable(EVERY, CASE)]
     codes += [setting.code for setting in (*operator_fallbacks(CASE), *pass_settings({"some_pass": []}))]
     codes += [setting.code for setting in applicable(PROCESS, CASE)]
     script = tmp_path / "pasted.py"
