@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
@@ -47,6 +47,8 @@ MOST_BYTES = 1 << 31
 
 _GROSS = 0.1
 """Rows that differ by more than this share are no rows: the batch lies otherwise in that tensor."""
+
+Context = Callable[[], AbstractContextManager[None]]
 
 Rows = Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor | None]
 """Takes a tensor of each run. Returns the part of the first that the second should be; None: they are not compared."""
@@ -161,10 +163,13 @@ class _Question:
 
     program: Program
     transform: Transform
-    _call: ProgramCall = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._call = self.program.calls[0]
+    @property
+    def _call(self) -> ProgramCall:
+        return self.program.calls[0]
+
+    def _copy(self) -> ProgramCopy:
+        return ProgramCopy(self.program, self.transform)
 
     def batch(self, dimension: int | None) -> Answer:
         """Are rows the same alone and in the batch?"""
@@ -181,13 +186,14 @@ class _Question:
         if not asked:
             raise _NotAskedError(_why_none(batch, parts, mixed))
         with fresh_dynamo():
-            compiled = ProgramCopy(self.program, self.transform)
+            compiled = self._copy()
             expected = _stepped(compiled, whole)
             for part in parts:
                 actual = _stepped(compiled, part.call)
                 if (different := _first_different(expected, actual, part.of, asked)) is not None:
                     finding = _finding("batch", part.message, *different)
-                    return Answer(False, "", self._placed(finding, [whole, part.call], part.near), len(asked))
+                    found = self._placed(finding, [(nullcontext, [whole, part.call])], part.near)
+                    return Answer(False, "", found, len(asked))
         why = f"{batch.words}; {', '.join(map(str, parts))} alone"
         left_out = f"; not asked of {', '.join(sorted(mixed))}, which depends on all rows" if mixed else ""
         return Answer(True, why + left_out, None, len(asked))
@@ -195,14 +201,14 @@ class _Question:
     def runs(self) -> Answer:
         """Does the same call give the same bits?"""
         with fresh_dynamo():
-            expected = _stepped(ProgramCopy(self.program, self.transform), self._call)
+            expected = _stepped(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
-                actual = _stepped(ProgramCopy(self.program, self.transform), self._call)
+                actual = _stepped(self._copy(), self._call)
                 if (different := _first_different(expected, actual)) is not None:
                     message = f"run {number} of the same call is not bit for bit what the first one is"
                     finding = _finding("runs", message, *different)
-                    contexts = [nullcontext, nullcontext]
-                    return Answer(False, "", self._placed(finding, [self._call] * 2, _all_of, contexts), len(expected))
+                    found = self._placed(finding, [(nullcontext, [self._call])] * 2, _all_of)
+                    return Answer(False, "", found, len(expected))
         return Answer(True, f"{REPEATS} runs", None, len(expected))
 
     def choices(self, count: int) -> Answer:
@@ -211,7 +217,7 @@ class _Question:
         expected: Mapping[str, torch.Tensor] = {}
         for choice in kernel_choices(count):
             with choice.used(), fresh_dynamo():
-                actual = _stepped(ProgramCopy(self.program, self.transform), self._call)
+                actual = _stepped(self._copy(), self._call)
             kernels.append(choice)
             if choice.number == 1:
                 expected = actual
@@ -220,24 +226,18 @@ class _Question:
             elif (different := _first_different(expected, actual)) is not None:
                 message = f"with {choice.kernels} it is not bit for bit what it is with {kernels[0].kernels}"
                 finding = _finding("choices", message, *different)
-                both = [kernels[0].used, choice.used]
-                return Answer(False, "", self._placed(finding, [self._call] * 2, _all_of, both), len(expected))
+                both = [(one.used, [self._call]) for one in (kernels[0], choice)]
+                return Answer(False, "", self._placed(finding, both, _all_of), len(expected))
         return Answer(True, f"{count} sets of kernels", None, len(expected))
 
-    def _placed(
-        self,
-        finding: Finding,
-        calls: Sequence[ProgramCall],
-        rows: Rows,
-        contexts: Sequence[Callable[[], AbstractContextManager[None]]] = (),
-    ) -> Finding:
-        """The finding, with the first operator whose result differs, if the kernels can be seen."""
-        make = partial(ProgramCopy, self.program, self.transform)
+    def _placed(self, finding: Finding, runs: Sequence[tuple[Context, Sequence[ProgramCall]]], rows: Rows) -> Finding:
+        """The finding, with the first operator whose result differs, if the kernels can be seen.
+
+        Args:
+            runs: The two calls that differ, of one copy of the program or of two, each made and run in a context.
+        """
         try:
-            if contexts:
-                first, second = (_seen(make, [call], context)[0] for call, context in zip(calls, contexts, strict=True))
-            else:
-                first, second = _seen(make, calls)
+            first, second = (seen for context, calls in runs for seen in _seen(self._copy, calls, context))
         except Exception as error:  # the bits differ, wherever that begins
             why = f"not localized: {error}".partition("\n")[0]
             return replace(finding, evidence={EvidenceKey.LOCALIZED: why})
@@ -476,11 +476,7 @@ _Seen = Sequence[tuple[GeneratedModule, Mapping[str, torch.Tensor]]]
 """The generated modules that one call called, with what their kernels wrote, by the names of nodes."""
 
 
-def _seen(
-    make: Callable[[], ProgramCopy],
-    calls: Sequence[ProgramCall],
-    context: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> list[_Seen]:
+def _seen(make: Callable[[], ProgramCopy], calls: Sequence[ProgramCall], context: Context) -> list[_Seen]:
     """Compile a program anew for some calls, and record what its kernels write in each."""
     modules: list[GeneratedModule] = []
     seen: list[_Seen] = []
