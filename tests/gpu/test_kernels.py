@@ -45,6 +45,16 @@ def test_configurations_of_triton_kernels_are_told(gpu: str) -> None:
     assert any("BLOCK" in note for note in report.coverage.notes), str(report)
 
 
+def test_a_program_is_compared_with_itself(device: str) -> None:
+    """Whether the bits stay is the machine's matter. Each question has an answer, and a difference has its operator."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32)).to(device).eval()
+    with torch.no_grad():
+        report = cb.check(model, (torch.randn(9, 64, device=device),), invariant=("batch", "runs", "choices"))
+    assert report.coverage.notes[0].startswith("accurate: yes; batch-invariant: "), str(report)
+    assert "not known" not in report.coverage.notes[0]
+    assert all(finding.op for finding in report.findings), str(report)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int32])
 def test_measuring_on_the_device_is_measuring(device: str, dtype: torch.dtype) -> None:
     one = (50 * torch.randn(1000)).to(dtype)
