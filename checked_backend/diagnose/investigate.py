@@ -296,12 +296,15 @@ class _Investigation:
                 timeout=INTERRUPTED_SCRIPT_LIMIT if interrupted else limit,
                 oracle=_oracle_of(location),
                 known=finding if finding.kind is Kind.EXCEPTION else None,
+                kernel=location.stage == "compiled" and not interrupted,
             )
         except (Untranslatable, OSError) as error:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"
             return
         found.repro, found.output, found.repro_confirmed = str(repro.path), repro.output, repro.confirmed
         found.script = repro.path.read_text("utf-8")
+        if repro.kernel is not None:
+            found.evidence[EvidenceKey.KERNEL_REPRO] = str(repro.kernel)
         if repro.doubt:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 

@@ -63,11 +63,13 @@ def write_script(
     plain: bool,
     values_file: str,
     about: Sequence[str] = (),
+    compiled: Sequence[str] = (),
 ) -> Script:
     """Write a script that shows a finding.
 
     Args:
         plain: Prefer calls of ``torch`` to operators.
+        compiled: Lines that define ``compiled``, for a script that compiles nothing.
         values_file: Name of the file for values that are too many to be written.
 
     Raises:
@@ -94,7 +96,7 @@ def write_script(
         *_function("make_inputs", (), [*seed, *first, f"return [{', '.join(inputs)}]"]),
         *_function("program", written.parameters, written.lines),
     ]
-    lines = [
+    lines = compiled or [
         *([_cannot(compile_code.problem)] if compile_code.problem else []),
         f"compiled = torch.compile(program, {compile_code.arguments})",
     ]
