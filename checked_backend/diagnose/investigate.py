@@ -304,7 +304,7 @@ class _Investigation:
         found.repro, found.output, found.repro_confirmed = str(repro.path), repro.output, repro.confirmed
         found.script = repro.path.read_text("utf-8")
         if repro.kernel is not None:
-            found.evidence[EvidenceKey.KERNEL_REPRO] = str(repro.kernel)
+            found.evidence[EvidenceKey.ONE_KERNEL] = str(repro.kernel)
         if repro.doubt:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 

@@ -95,7 +95,7 @@ class EvidenceKey(Word):
     GENERATED_CODE = "generated_code", "generated code"
     REDUCED = "reduced", "reduced"
     REPRO = "repro", "repro"
-    KERNEL_REPRO = "kernel_repro", "repro of the generated kernel alone"
+    ONE_KERNEL = "one_kernel", "repro of the generated kernel alone"
     SETTINGS = "settings", "settings"
     WORKAROUND = "workaround", "workaround"
     BUG_REPORT = "bug_report", "to be pasted into a bug report"

@@ -44,7 +44,7 @@ _SHORT_LINES = 5
 _TOLD = (
     *(EvidenceKey.EXPLAINS, EvidenceKey.AT_FAULT, EvidenceKey.BROKEN_BY, EvidenceKey.LOCALIZED, EvidenceKey.STOPPED),
     *(EvidenceKey.WORKAROUND, EvidenceKey.REPRO, EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME),
-    *(EvidenceKey.WHERE, EvidenceKey.KERNEL_REPRO, EvidenceKey.BUG_REPORT),
+    *(EvidenceKey.WHERE, EvidenceKey.ONE_KERNEL, EvidenceKey.BUG_REPORT),
 )
 """The evidence that a person needs at once. The verbose report has all of it."""
 
@@ -333,7 +333,7 @@ def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
         row("your line", main.caller),
     ]
     evidence = {key: _listed(main.evidence[key]) for key in _TOLD if key in main.evidence}
-    for file in evidence.keys() & {EvidenceKey.BUG_REPORT, EvidenceKey.KERNEL_REPRO}:
+    for file in evidence.keys() & {EvidenceKey.BUG_REPORT, EvidenceKey.ONE_KERNEL}:
         evidence[file] = shown_path(evidence[file])
     rows += [row(key.replace("_", " "), said) for key, said in evidence.items()]
     rows.append(row("workaround", main.workaround, code=True))

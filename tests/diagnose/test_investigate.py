@@ -185,7 +185,7 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert (finding.stage, finding.graph, finding.op) == ("compiled", "inference", "aten.relu.default")
     assert finding.repro is not None
     assert "repro" not in finding.evidence  # it was confirmed
-    alone = Path(finding.evidence["kernel_repro"])
+    alone = Path(finding.evidence["one_kernel"])
     assert alone == Path(finding.repro).with_stem(f"{Path(finding.repro).stem}_kernel")
     assert "torch.relu(" in alone.read_text(encoding="utf-8")
     assert "void  kernel(" in alone.read_text(encoding="utf-8")
