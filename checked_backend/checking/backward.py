@@ -181,7 +181,7 @@ def run_backward(
     roots = objective.incoming.at(roots)
     if (given := objective.given) is not None:
         if lost := sorted(given.keys() - roots.keys()):
-            raise CheckedBackendError(f"a gradient enters at {lost[0]}, which has no history in eager")
+            raise CheckedBackendError(f"a gradient enters at {lost[0]}, which has no history here")
         roots = {name: root for name, root in roots.items() if name in given}
         own = [given[name].detach().to(root.dtype, copy=True) for name, root in roots.items()]
         torch.autograd.backward(list(roots.values()), own, inputs=list(leaves))

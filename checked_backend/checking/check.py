@@ -193,8 +193,6 @@ def check(
     if not (isinstance(args, Sequence) or (candidate is not None and callable(args))):
         raise OptionError(f"check: args got {type(args).__qualname__}; it is a tuple: check(fn, (x,)).")
     sized = SizedArguments.of(args, sizes)
-    with random_untouched():
-        first, label = sized.first()
     differentiated = torch.is_grad_enabled() if gradients == "auto" else bool(gradients)
     if optimizer is not None and not differentiated:
         raise OptionError("check: optimizer needs gradients, which are off.")
@@ -203,15 +201,18 @@ def check(
         CheckOptions, "check", {**given, "on_divergence": "record", "layout": "raise", "localize": localize}
     ).unsampled()
     compile_region = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
-    program = Program(
-        eager_function(fn_or_module),
-        first,
-        dict(kwargs or {}),
-        RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()),
-        gradients=differentiated,
-        candidate=candidate,
-        calls=[ProgramCall(first, dict(kwargs or {}), label)],
-    )
+    rng = RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
+
+    def program_of(args: Sequence[Any], label: str = "") -> Program:
+        named = dict(kwargs or {})
+        calls = [ProgramCall(args, named, label)]
+        function = eager_function(fn_or_module)
+        return Program(function, args, named, rng, gradients=differentiated, candidate=candidate, calls=calls)
+
+    with random_untouched():
+        if len(sized.sizes) > 1:
+            sized = sized.beginning_with(lambda args: program_of(args).run().error is None)
+        program = program_of(*sized.first())
     varied = (dynamic, iterations, optimizer, vary_data, vary_layout)
     plan = _Plan(program, options, *varied, effort, ONLY_CHOICE, sized)
     tells = options.progress and not process_rank()
@@ -309,8 +310,12 @@ class _Plan:
         """Ask whether the program's bits stay as they are."""
         del keep  # each question ends at its first finding
         compiled: Transform = partial(torch.compile, backend=compile_region, dynamic=self.dynamic)
-        transform = compiled if self.program.candidate is None else as_it_is
-        found, coverage = compare_with_itself(self.program, asked, transform, choices=choices, accuracy=accuracy)
+        program = self.program
+        if self.sized.sizes:  # a batch has two rows or more
+            args, label = self.sized.beginning_with(lambda _args: True, least=2).first()
+            program = replace(program, args=args, calls=[ProgramCall(args, program.kwargs, label)])
+        transform = compiled if program.candidate is None else as_it_is
+        found, coverage = compare_with_itself(program, asked, transform, choices=choices, accuracy=accuracy)
         return Report(tuple(found), coverage)
 
     @property

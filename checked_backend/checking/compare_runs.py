@@ -182,6 +182,10 @@ def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, st
         if candidate.get(path, kind) != kind:
             message = "a container of another type than eager's"
             yield Part(path, kind, candidate[path]).differs("container", message, kind, candidate[path])
+    mine, theirs = reference.get("output"), candidate.get("output")
+    if (mine is None) != (theirs is None):
+        message = "one of eager and the compiled program returns a container, and the other one what would be in it"
+        yield Part("output", mine, theirs).differs("container", message, mine or "none", theirs or "none")
 
 
 def _part(name: str, reference: Any, candidate: Any, ledger: Ledger) -> Part:

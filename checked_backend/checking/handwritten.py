@@ -74,6 +74,23 @@ class SizedArguments:
         """The arguments of the first call, and its label."""
         return (self.at(self.sizes[0]), _label(self.sizes[0])) if self.sizes else (self.make(0), "")
 
+    def beginning_with(self, accepts: Callable[[Sequence[Any]], bool], least: int = 0) -> SizedArguments:
+        """Begin with the first size that can be made and that is accepted; as they are if there is none.
+
+        Args:
+            least: The smallest size to begin with.
+        """
+        for size in self.sizes:
+            try:
+                begins = size >= least and accepts(self.at(size))
+            except OptionError:
+                raise
+            except Exception:  # told when its turn comes
+                continue
+            if begins:
+                return replace(self, sizes=[size, *(other for other in self.sizes if other != size)])
+        return self
+
     def at(self, size: int) -> Sequence[Any]:
         """The arguments of one size.
 

@@ -34,7 +34,7 @@ from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.operator_check.in_place import written
 from checked_backend.regions.operator_check.recorder import recorded
 from checked_backend.subjects import Subject, SubjectKind
-from checked_backend.verdict import thresholds
+from checked_backend.verdict.runner import short
 
 QUESTIONS = ("batch", "runs", "choices")
 """What a program may be asked to keep its bits under."""
@@ -45,8 +45,8 @@ REPEATS = 3
 MOST_BYTES = 1 << 31
 """The most bytes of inner tensors that are kept to find the operator."""
 
-_GROSS = 0.1
-"""Rows that differ by more than this share are no rows: the batch lies otherwise in that tensor."""
+GROSS = 0.1
+"""Rows that differ by more than this share are not the same but for rounding."""
 
 Context = Callable[[], AbstractContextManager[None]]
 
@@ -73,7 +73,7 @@ class Invariance:
         Raises:
             OptionError: It is none of the questions.
         """
-        words = asked.split(",") if isinstance(asked, str) else list(asked)
+        words = asked.split(",") if isinstance(asked, str) else list(asked) if isinstance(asked, Sequence) else [asked]
         questions, dimension = [], None
         for word in words:
             name, given, place = word.strip().partition("=") if isinstance(word, str) else (word, "", "")
@@ -90,13 +90,11 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        holds: Whether the bits stay. Without a finding: False where that could not be seen.
-        why: How it was asked, or why it was not.
+        why: How it was asked.
         compared: The number of tensors that were compared.
     """
 
-    holds: bool
-    why: str = ""
+    why: str
     finding: Finding | None = None
     compared: int = 0
 
@@ -113,7 +111,9 @@ def compare_with_itself(
         accuracy: What the check of its accuracy came to, for the remark that has all answers.
     """
     first = program.calls[0]
-    question = _Question(replace(program, continued=False, optimizer=None, calls=[first, first]), transform)
+    # copies of one function have other globals, and what Dynamo compiles for one must not run for another
+    program = replace(program, continued=False, optimizer=None, own_code=True, calls=[first, first])
+    question = _Question(program, transform)
     ask: Mapping[str, Callable[[], Answer]] = {
         "batch": partial(question.batch, asked.dimension),
         "runs": question.runs,
@@ -122,20 +122,20 @@ def compare_with_itself(
     said = [f"accurate: {_ACCURATE[accuracy]}"]
     findings, skips, compared = [], [], 0
     for name in asked.questions:
+        called = _CALLED[name]
         try:
             answer = ask[name]()
-        except _NotAskedError as error:
-            answer = Answer(False, str(error))
+        except Exception as error:
+            why = str(error) if isinstance(error, _NotAskedError) else f"the check of it fails: {short(error)}"
+            skips.append(Skip(called, why, matters=True))
+            said.append(f"{called}: not known")
+            continue
         compared += answer.compared
-        called = _CALLED[name]
-        if answer.finding is not None:
-            findings.append(answer.finding)
-            said.append(f"{called}: no, {_place(answer.finding)}")
-        elif answer.holds:
+        if answer.finding is None:
             said.append(f"{called}: yes ({answer.why})")
         else:
-            skips.append(Skip(called, answer.why, matters=True))
-            said.append(f"{called}: not known")
+            findings.append(answer.finding)
+            said.append(f"{called}: no, {_place(answer.finding)}")
     checked = {"tensors compared bit by bit": compared} if compared else {}
     return findings, Coverage(checked=checked, skipped=tuple(skips), notes=("; ".join(said),))
 
@@ -171,45 +171,68 @@ class _Question:
     def _copy(self) -> ProgramCopy:
         return ProgramCopy(self.program, self.transform)
 
+    def _run(self, copy: ProgramCopy, call: ProgramCall) -> Mapping[str, torch.Tensor]:
+        """The values of one call: results, gradients, what it changes in place.
+
+        Raises:
+            _NotAskedError: It raises.
+        """
+        who = "the compiled program" if self.program.candidate is None else "the candidate"
+        try:
+            outcome = copy.step(0, call)
+        except CheckedBackendError as error:
+            raise _NotAskedError(f"{who}: {error}") from error
+        _refuse(outcome.error or outcome.backward_error, who)
+        return outcome.values
+
     def batch(self, dimension: int | None) -> Answer:
         """Are rows the same alone and in the batch?"""
         batch = _Batch.of(self.program, dimension)
         eager = ProgramCopy(self.program).step(0, self._call)
         _refuse(eager.error, "eager")
-        whole = replace(self._call, entering=_gradients(eager))
+        whole = batch.rows(self.program, self._call, 0, batch.size, _gradients(eager))
+        if whole is None:
+            raise _NotAskedError("its arguments cannot be taken apart")
         parts = [part for start, stop in batch.bounds() if (part := batch.part(self.program, whole, start, stop))]
         named = [name for name in eager.values if not _is_unchanged(name, self.program, eager)]
         rows_of = {name: [part.of(eager.values[name], part.eager.get(name)) for part in parts] for name in named}
         with_rows = {name for name, rows in rows_of.items() if any(one is not None for one in rows)}
-        mixed = _mixed(self.program, whole, parts) & with_rows
+        mixed = _mixed(self.program, whole, parts, eager) & with_rows
         asked = with_rows - mixed
         if not asked:
             raise _NotAskedError(_why_none(batch, parts, mixed))
         with fresh_dynamo():
-            compiled = self._copy()
-            expected = _stepped(compiled, whole)
+            # what a program counts in Python goes on from call to call, so the whole batch runs as often as its parts
+            beside, compiled = self._copy(), self._copy()
+            for copy in (beside, compiled):
+                self._run(copy, replace(whole))
             for part in parts:
-                actual = _stepped(compiled, part.call)
+                expected, actual = self._run(beside, batch.again(self.program, whole)), self._run(compiled, part.call)
                 if (different := _first_different(expected, actual, part.of, asked)) is not None:
-                    finding = _finding("batch", part.message, *different)
-                    found = self._placed(finding, [(nullcontext, [whole, part.call])], part.near)
-                    return Answer(False, "", found, len(asked))
-        why = f"{batch.words}; {', '.join(map(str, parts))} alone"
-        left_out = f"; not asked of {', '.join(sorted(mixed))}, which depends on all rows" if mixed else ""
-        return Answer(True, why + left_out, None, len(asked))
+                    finding = _finding("batch", part.message.format(batch.words), *different)
+                    runs = [(nullcontext, [whole, batch.again(self.program, whole)]), (nullcontext, [whole, part.call])]
+                    return Answer("", self._placed(finding, runs, part.near), len(asked))
+        without = [name for name in named if name not in with_rows and _is_effect(name, eager, parts[0])]
+        left_out = [
+            f"; not asked of {', '.join(sorted(names))}, {why}"
+            for names, why in ((mixed, "which depends on all rows"), (without, "which has no rows"))
+            if names
+        ]
+        why = f"{batch.words}; {', '.join(map(str, parts))} alone{''.join(left_out)}"
+        return Answer(why, None, len(asked))
 
     def runs(self) -> Answer:
         """Does the same call give the same bits?"""
         with fresh_dynamo():
-            expected = _stepped(self._copy(), self._call)
+            expected = self._run(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
-                actual = _stepped(self._copy(), self._call)
+                actual = self._run(self._copy(), self._call)
                 if (different := _first_different(expected, actual)) is not None:
                     message = f"run {number} of the same call is not bit for bit what the first one is"
                     finding = _finding("runs", message, *different)
                     found = self._placed(finding, [(nullcontext, [self._call])] * 2, _all_of)
-                    return Answer(False, "", found, len(expected))
-        return Answer(True, f"{REPEATS} runs", None, len(expected))
+                    return Answer("", found, len(expected))
+        return Answer(f"{REPEATS} runs", None, len(expected))
 
     def choices(self, count: int) -> Answer:
         """Does the program give the same bits with other kernels?"""
@@ -217,27 +240,27 @@ class _Question:
         expected: Mapping[str, torch.Tensor] = {}
         for choice in kernel_choices(count):
             with choice.used(), fresh_dynamo():
-                actual = _stepped(self._copy(), self._call)
+                actual = self._run(self._copy(), self._call)
             kernels.append(choice)
             if choice.number == 1:
                 expected = actual
                 if not choice.tuned.measured:
-                    return Answer(True, "the compiler measured no kernels, so there is one for each purpose")
+                    return Answer("the compiler measured no kernels, so there is one for each purpose")
             elif (different := _first_different(expected, actual)) is not None:
                 message = f"with {choice.kernels} it is not bit for bit what it is with {kernels[0].kernels}"
                 finding = _finding("choices", message, *different)
                 both = [(one.used, [self._call]) for one in (kernels[0], choice)]
-                return Answer(False, "", self._placed(finding, both, _all_of), len(expected))
-        return Answer(True, f"{count} sets of kernels", None, len(expected))
+                return Answer("", self._placed(finding, both, _all_of), len(expected))
+        return Answer(f"{count} sets of kernels", None, len(expected))
 
     def _placed(self, finding: Finding, runs: Sequence[tuple[Context, Sequence[ProgramCall]]], rows: Rows) -> Finding:
         """The finding, with the first operator whose result differs, if the kernels can be seen.
 
         Args:
-            runs: The two calls that differ, of one copy of the program or of two, each made and run in a context.
+            runs: Two series of calls, each of a copy of the program that is made in a context: the last ones differ.
         """
         try:
-            first, second = (seen for context, calls in runs for seen in _seen(self._copy, calls, context))
+            first, second = (self._seen(calls, context) for context, calls in runs)
         except Exception as error:  # the bits differ, wherever that begins
             why = f"not localized: {error}".partition("\n")[0]
             return replace(finding, evidence={EvidenceKey.LOCALIZED: why})
@@ -253,6 +276,19 @@ class _Question:
                 kernel=_kernel(module, node),
             )
         return finding
+
+    def _seen(self, calls: Sequence[ProgramCall], context: Context) -> _Seen:
+        """Compile the program anew for some calls, and record what its kernels write in the last of them."""
+        modules: list[GeneratedModule] = []
+        with context(), fresh_dynamo(), without_compile_caches():
+            copy = self._copy()
+            with generated_modules_noted(modules):
+                for call in calls:
+                    self._run(copy, call)
+            with recorded(modules, MOST_BYTES) as recordings:
+                self._run(copy, calls[-1])
+            whole = [(module, one) for module, one in recordings if one.arguments is not None and not one.is_mixed]
+            return [(module, {node.name: value for node, value in written(module, one)}) for module, one in whole]
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -293,15 +329,26 @@ class _Batch:
         size = self.size
         return list(dict.fromkeys([(0, 1), (size - 1, size), (0, size // 2), (1, size), (0, size - 1)]))
 
-    def part(self, program: Program, whole: ProgramCall, start: int, stop: int) -> _Part | None:
-        """The call with these rows alone, and with their gradients; None if eager refuses it."""
-        leaves = dict(argument_leaves(program.function, whole.args, whole.kwargs))
+    def rows(
+        self, program: Program, call: ProgramCall, start: int, count: int, entering: Mapping[str, torch.Tensor] | None
+    ) -> ProgramCall | None:
+        """A call with some of the rows; None if its arguments cannot be substituted."""
+        leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+        tensors = {name: (leaves[name], place) for name, place in self.dimensions.items()}
         alone = {
-            name: leaf.detach().narrow(place, start, stop - start).clone().requires_grad_(leaf.requires_grad)
-            for name, place in self.dimensions.items()
-            for leaf in [leaves[name]]
+            name: leaf.detach().narrow(place, start, count).clone().requires_grad_(leaf.requires_grad)
+            for name, (leaf, place) in tensors.items()
         }
-        call = substituted(program, alone, f"rows {start} to {stop - 1}")
+        made = substituted(program, alone, f"rows {start} to {start + count - 1}")
+        return None if made is None else replace(made, entering=entering)
+
+    def again(self, program: Program, whole: ProgramCall) -> ProgramCall:
+        """The call with all rows again, in tensors of its own: the program may write to them."""
+        return self.rows(program, whole, 0, self.size, whole.entering) or whole
+
+    def part(self, program: Program, whole: ProgramCall, start: int, stop: int) -> _Part | None:
+        """Some rows alone, with their gradients; None if eager refuses them."""
+        call = self.rows(program, whole, start, stop - start, None)
         if call is None or (outcome := ProgramCopy(program).step(0, call)).error is not None:
             return None
         part = _Part(start, stop - start, self.size, call, outcome.values)
@@ -332,9 +379,9 @@ class _Part:
 
     @property
     def message(self) -> str:
-        """What is wrong if they have other bits in the batch."""
+        """What is wrong if they have other bits in the batch; in braces, which dimension that is."""
         verb, pronoun = ("is", "it is") if self.count == 1 else ("are", "they are")
-        return f"{self} of {self.size}, alone, {verb} not bit for bit what {pronoun} in the batch"
+        return f"{self} of {self.size}, alone, {verb} not bit for bit what {pronoun} in the batch ({{}})"
 
     def of(self, whole: torch.Tensor | None, alone: torch.Tensor | None) -> torch.Tensor | None:
         """These rows of a tensor of the batch, as many as a tensor of theirs has; None if it has no rows.
@@ -354,10 +401,7 @@ class _Part:
     def near(self, whole: torch.Tensor | None, alone: torch.Tensor | None) -> torch.Tensor | None:
         """The same of a tensor inside of the program. What differs grossly is no row: the batch lies elsewhere."""
         part = self.of(whole, alone)
-        if part is None or alone is None or not (part.is_floating_point() or part.is_complex()):
-            return part
-        error, size = (one.abs().double().nan_to_num(0.0, 0.0, 0.0).square().mean() for one in (part - alone, part))
-        return part if float(error) <= _GROSS**2 * float(size) else None
+        return part if part is not None and alone is not None and _is_near(part, alone) else None
 
 
 def _all_of(whole: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
@@ -397,49 +441,53 @@ def _why_none(batch: _Batch, parts: Sequence[_Part], mixed: Collection[str]) -> 
     )
 
 
-def _mixed(program: Program, whole: ProgramCall, parts: Sequence[_Part]) -> set[str]:
-    """The results of which float64 shows that their rows influence one another, as in a batch normalisation."""
+def _is_effect(name: str, eager: Outcome, part: _Part) -> bool:
+    """Whether this is a result, or something that the program changes in place: it has other values for other rows."""
+    kind = Subject(name).kind
+    if not kind.is_changed_in_place:
+        return kind is SubjectKind.OUTPUT
+    return name not in part.eager or _first_different({name: eager.values[name]}, part.eager, asked=(name,)) is not None
+
+
+def _mixed(program: Program, whole: ProgramCall, parts: Sequence[_Part], eager: Outcome) -> set[str]:
+    """The results whose rows influence one another, as in a batch normalisation, and not by rounding.
+
+    Float64 shows it; if the program does not run in float64, its own precision.
+    """
     inside = ProgramCopy(program, wide=True).step(0, whole)
     mixed: set[str] = set()
-    for part in parts if inside.error is None else ():
-        alone = ProgramCopy(program, wide=True).step(0, part.call).values
-        rows = {name: part.of(inside.values.get(name), value) for name, value in alone.items()}
-        mixed |= {name for name, own in rows.items() if own is not None and not _close(own, alone[name])}
+    for part in parts:
+        wide = ProgramCopy(program, wide=True).step(0, part.call) if inside.error is None else None
+        ran = wide is not None and wide.error is None
+        expected, alone = (inside.values, wide.values) if ran and wide is not None else (eager.values, part.eager)
+        rows = {name: part.of(expected.get(name), value) for name, value in alone.items()}
+        mixed |= {name for name, own in rows.items() if own is not None and not _is_near(own, alone[name])}
     return mixed
 
 
-def _close(part: torch.Tensor, alone: torch.Tensor) -> bool:
-    if not (part.is_floating_point() or part.is_complex()):
-        return torch.equal(part, alone)
-    finite = part[part.isfinite()]
-    size = float(finite.abs().mean()) if finite.numel() else 0.0
-    tolerance = thresholds.TWIN_TOLERANCE
-    return torch.allclose(part, alone, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+def _is_near(part: torch.Tensor, alone: torch.Tensor) -> bool:
+    """Whether two tensors may be the same but for rounding."""
+    if part.is_complex():
+        part, alone = (torch.view_as_real(one.resolve_conj()) for one in (part, alone))
+    one, other = (tensor.detach().double().nan_to_num(0.0, 0.0, 0.0) for tensor in (part, alone))
+    return float((one - other).square().mean()) <= GROSS**2 * float(one.square().mean()) if one.numel() else True
 
 
 def _gradients(eager: Outcome) -> dict[str, torch.Tensor]:
     """Gradients to enter at the results, of which rows can be taken."""
     roots = roots_of(eager.outputs, refusing=False) if eager.gradients else {}
     generator = torch.Generator().manual_seed(0)
-    plain = {name: root for name, root in roots.items() if root.layout is torch.strided and not root.is_complex()}
-    return {
-        name: draw(root.shape, root.dtype, generator).to(dtype=root.dtype, device=root.device)
-        for name, root in plain.items()
-    }
+    plain = {name: root for name, root in roots.items() if root.layout is torch.strided}
+    return {name: _gradient(root, generator) for name, root in plain.items()}
+
+
+def _gradient(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    shape = (*root.shape, 2) if root.is_complex() else root.shape
+    numbers = draw(shape, root.dtype, generator)
+    return (torch.view_as_complex(numbers) if root.is_complex() else numbers).to(root.dtype).to(root.device)
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
-
-
-def _stepped(copy: ProgramCopy, call: ProgramCall) -> Mapping[str, torch.Tensor]:
-    """The values of one call: results, gradients, what it changes in place.
-
-    Raises:
-        _NotAskedError: It raises.
-    """
-    outcome = copy.step(0, call)
-    _refuse(outcome.error or outcome.backward_error, "the compiled program")
-    return outcome.values
 
 
 def _refuse(error: Exception | None, who: str) -> None:
@@ -474,24 +522,6 @@ def _finding(question: str, message: str, subject: str, expected: torch.Tensor, 
 
 _Seen = Sequence[tuple[GeneratedModule, Mapping[str, torch.Tensor]]]
 """The generated modules that one call called, with what their kernels wrote, by the names of nodes."""
-
-
-def _seen(make: Callable[[], ProgramCopy], calls: Sequence[ProgramCall], context: Context) -> list[_Seen]:
-    """Compile a program anew for some calls, and record what its kernels write in each."""
-    modules: list[GeneratedModule] = []
-    seen: list[_Seen] = []
-    with context(), fresh_dynamo(), without_compile_caches():
-        copy = make()
-        with generated_modules_noted(modules):
-            for call in calls:
-                _stepped(copy, call)
-        for call in calls:
-            copy.forget(call)
-            with recorded(modules, MOST_BYTES) as recordings:
-                _stepped(copy, call)
-            whole = [(module, one) for module, one in recordings if one.arguments is not None and not one.is_mixed]
-            seen.append([(module, {node.name: value for node, value in written(module, one)}) for module, one in whole])
-    return seen
 
 
 def _first_nodes(first: _Seen, second: _Seen, rows: Rows) -> Iterator[tuple[GeneratedModule, fx.Node]]:

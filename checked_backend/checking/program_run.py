@@ -362,7 +362,7 @@ class _Pair:
         found = [finding for _, finding in compared.found]
         if call.is_exact:
             run.own.count({"calls on whole numbers": 1})
-            found = found or beyond_rounding(run.references[-1], self.candidates[-1])
+            found = beyond_rounding(found, run.references[-1], self.candidates[-1])
         if call.varies_gradients:
             found = without_rounding(found, call, self._rounding, run.own)
             run.own.add_coverage(coverage_of(call, ledger.coverage()))

@@ -104,11 +104,9 @@ class Due:
 
     Attributes:
         recheck: Whether it is rechecked; None: at checks 1, 2, 4, 8, ...
-        at_random: Whether it was drawn from the calls that come by.
     """
 
     recheck: bool | None = None
-    at_random: bool = False
 
 
 class Schedule:
@@ -270,7 +268,7 @@ class RegionBudget(Schedule):
 
     def due(self) -> Due | None:
         """Count a call, and say how it is to be checked; None if it is not."""
-        return Due(self._recheck, at_random=not self._recheck) if self._is_earned() else None
+        return Due(self._recheck) if self._is_earned() else None
 
     def _is_earned(self) -> bool:
         """Whether the call that comes by is checked, now that a check is paid for."""

@@ -83,7 +83,7 @@ class CheckedRegion:
         self._reporter.hear()
         self._waiting.begin()
         random = self._recorder.prepare(args)
-        self._reporter.begin_call(self._earlier.calls, drawn=due.at_random)
+        self._reporter.begin_call(self._earlier.calls, drawn=due.recheck is False)
         if self._remark:
             self._reporter.note(self._remark)
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))

@@ -126,6 +126,9 @@ ADVICE: Mapping[str, str] = MappingProxyType(
     }
 )
 
+OF_ITSELF = frozenset({"precision.batch", "precision.runs", "precision.choices"})
+"""The details of findings of a program that is compared with itself."""
+
 TENSORS_OF_BOTH_RUNS = "tensors of both runs"
 """What a comparison of two recorded runs counts."""
 
@@ -179,7 +182,10 @@ _SKIPPED = (
 
 def advise_on_candidate(findings: Sequence[Finding]) -> tuple[str, ...]:
     """What to do next about a handwritten candidate, each piece of advice once."""
-    return tuple(dict.fromkeys(_CANDIDATES[one.kind] for one in findings if one.kind in _CANDIDATES and one.fails))
+    failing = [one for one in findings if one.fails]
+    itself = [ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF]
+    others = [_CANDIDATES[one.kind] for one in failing if one.detail not in OF_ITSELF and one.kind in _CANDIDATES]
+    return tuple(dict.fromkeys([*others, *itself]))
 
 
 def advise(

@@ -12,6 +12,11 @@ from checked_backend.report.report import Report
 from checked_backend.report.words import plain_names
 
 _SHOWN = 30
+_PROBABILITY = 0.95
+_SAMPLED = (
+    f"A fault in so many calls, above the detection limits, would have been seen with {_PROBABILITY:.0%} probability, "
+    "assuming that such calls are spread over the run as the calls are that were drawn at random to be checked:"
+)
 _SAID = {
     Verdict.PASS: "The compiled program agrees with eager in everything that was compared{}.",
     Verdict.FAIL: "**This is no certificate: the compiled program differs from eager.**",
@@ -40,8 +45,7 @@ def _certificate(report: Report) -> Iterator[str]:
     yield from _listed(map(region_line, coverage.regions), "region")
     drawn = [region for region in coverage.regions if region.drawn_calls]
     if drawn and report.verdict is Verdict.PASS:
-        yield ""
-        yield from _listed(map(_seen_with_probability, drawn), "region")
+        yield from ("", _SAMPLED, *_listed(map(_rarest_seen, drawn), "region"))
     yield ""
     yield from _limits(report)
     missed = skips(coverage)
@@ -59,17 +63,10 @@ def _certificate(report: Report) -> Iterator[str]:
     yield ""
 
 
-_PROBABILITY = 0.95
-
-
-def _seen_with_probability(region: RegionInfo) -> str:
-    """How rare a fault may be that the checked calls of a region would have shown: 1 - (1 - p)^n is the probability."""
+def _rarest_seen(region: RegionInfo) -> str:
+    """How rare a fault may be that the drawn calls of a region would have shown: 1 - (1 - p)^n is the probability."""
     rarest = 1 - (1 - _PROBABILITY) ** (1 / region.drawn_calls)
-    return (
-        f"{region.name}: a fault in at least {percent(rarest)} of the calls, above the detection limits, would have "
-        f"been seen with {percent(_PROBABILITY)} probability, assuming that such calls are spread over the run as the "
-        f"{plural(region.drawn_calls, 'call')} are that were drawn at random"
-    )
+    return f"{region.name}: in at least {percent(rarest)} of the calls ({plural(region.drawn_calls, 'call')} drawn)"
 
 
 def _limits(report: Report) -> Iterator[str]:

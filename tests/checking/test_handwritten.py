@@ -163,6 +163,21 @@ def test_a_size_that_cannot_be_made_is_in_the_coverage() -> None:
     ]
 
 
+def test_it_begins_with_the_first_size_that_the_reference_takes() -> None:
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 16).sum(-1)
+
+    def make(size: int) -> tuple[torch.Tensor]:
+        if size < 16:
+            raise ValueError("16 at least")
+        return (torch.randn(size),)
+
+    for made in (lambda size: (torch.randn(size),), make):
+        report = cb.check(sums, made, candidate=lambda x: sums(x) * (2 if len(x) >= 64 else 1))
+        assert report.verdict is Verdict.FAIL
+        assert "with size 64" in report.findings[0].message
+
+
 def test_a_candidate_of_another_signature_or_that_raises_is_a_crash() -> None:
     for candidate in (lambda: None, lambda x: x.view(-1, 7)):
         [finding] = cb.check(doubled, (torch.randn(3, 5),), candidate=candidate).findings
@@ -204,6 +219,12 @@ def test_a_candidate_that_kills_or_hangs_its_process_is_a_crash() -> None:
     [hung] = isolated(candidate=hangs, timeout=15.0).findings
     assert "did not end in time" in hung.message
     assert re.match(r"\S*test_handwritten.py:\d+ in hangs, called at ", str(hung.evidence["where"]))
+
+
+def test_a_container_in_place_of_what_is_in_it_is_found() -> None:
+    for reference, candidate in ((doubled, lambda x: [2 * x]), (lambda x: (2 * x,), doubled)):
+        report = cb.check(reference, (torch.randn(8, 16),), candidate=candidate)
+        assert {(finding.detail, finding.subject) for finding in report.findings} == {("structure.container", "output")}
 
 
 def test_a_result_that_a_later_call_overwrites_is_found() -> None:

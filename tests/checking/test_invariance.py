@@ -54,7 +54,7 @@ def test_a_row_that_has_other_bits_alone_is_a_finding_beside_accuracy() -> None:
     report = cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant=("batch",))
     finding = only(report)
     assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.PRECISION, "precision.batch", "output[0]")
-    assert finding.message == "row 0 of 6, alone, is not bit for bit what it is in the batch"
+    assert finding.message == "row 0 of 6, alone, is not bit for bit what it is in the batch (dimension 0 of x)"
     assert finding.metrics is not None
     assert finding.metrics.max_ulp == 1
     assert told(report) == "accurate: yes; batch-invariant: no, seen at output[0]"
@@ -258,7 +258,7 @@ def test_what_goes_wrong_while_the_operator_is_looked_for_leaves_the_finding(mon
     def broken(*_args: object) -> None:
         raise RuntimeError("no kernels here")
 
-    monkeypatch.setattr("checked_backend.checking.invariance._seen", broken)
+    monkeypatch.setattr("checked_backend.checking.invariance._Question._seen", broken)
     finding = only(cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant="batch"))
     assert finding.op is None
     assert finding.evidence["localized"] == "not localized: no kernels here"
@@ -289,3 +289,104 @@ def test_the_check_leaves_everything_as_it_was() -> None:
 def test_a_process_of_its_own_asks_too() -> None:
     report = cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant="batch", isolate=True)
     assert only(report).detail == "precision.batch"
+
+
+captured = nn.Linear(8, 4)
+
+
+@pytest.mark.parametrize("what", [lambda x: captured(x), lambda x: x * captured.bias.sum()], ids=["module", "tensor"])
+def test_a_function_with_captured_state_has_each_question_answered(what: Callable[..., Any]) -> None:
+    report = cb.check(what, (batch(),), compiler=right, invariant=("runs", "batch"))
+    assert "not known" not in told(report), str(report)
+    assert "the same in each run: yes" in told(report)
+
+
+class Warmup(nn.Module):
+    """Counts its calls in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return x * min(1.0, self.step / 10)
+
+
+def test_what_a_program_counts_in_python_is_no_difference() -> None:
+    agreed(cb.check(Warmup(), (batch(),), compiler="eager", invariant="batch"))
+
+
+@pytest.mark.parametrize("candidate", [lambda x: (x * 2).detach(), lambda _x: None], ids=["detached", "None"])
+def test_without_what_is_compared_the_answer_is_not_known(candidate: Callable[..., Any]) -> None:
+    report = cb.check(lambda x: x * 2, (batch(grad=True),), candidate=candidate, invariant="batch")
+    assert report.verdict is cb.Verdict.FAIL
+    assert told(report) == "accurate: no; batch-invariant: not known"
+    assert "batch-invariant: the candidate: a gradient enters at output[0], which has no history here" in skips(report)
+
+
+def test_a_result_in_float32_of_a_narrower_program_is_asked_about() -> None:
+    """In float64 it is rounded too, and the rounding is no influence of other rows."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x.float() / 3
+
+    by_rows = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_output(last_bit))
+    report = cb.check(rounded, (batch().double(),), compiler=by_rows, invariant="batch")
+    assert only(report).detail == "precision.batch"
+
+
+def test_what_has_no_rows_is_told() -> None:
+    class Stores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(64, 8))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.kept[: len(x)] = x.exp()
+            return x + 1, x.mean()
+
+    report = agreed(cb.check(Stores(), (batch(),), compiler="eager", invariant="batch"))
+    assert told(report).endswith(" alone; not asked of buffer[kept], output[1], which has no rows)")
+
+
+@torch.library.custom_op("checked_backend_tests::centred", mutates_args=())
+def centred(x: torch.Tensor) -> torch.Tensor:
+    """It knows float32 only, and a row of it depends on all rows."""
+    if x.dtype is not torch.float32:
+        raise NotImplementedError("float32 only")
+    return x - x.mean(0)
+
+
+@centred.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_rows_that_influence_one_another_are_seen_without_float64_too() -> None:
+    report = cb.check(lambda x: centred(x), (batch(),), compiler="eager", invariant="batch")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "output[0] depends on all rows" in skips(report)
+
+
+def test_dtypes_without_arithmetic_and_complex_gradients_are_compared() -> None:
+    agreed(cb.check(lambda x: x.to(torch.float8_e4m3fn), (batch(),), compiler="eager", invariant="batch"))
+    faulty = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_tangents(lambda grad: grad * (1 + 1e-6)))
+    report = cb.check(lambda x: x * (2 + 1j), (batch(grad=True),), compiler=faulty, invariant="batch")
+    assert only(report).subject == "grad[x]"
+
+
+def test_a_batch_of_several_sizes_has_two_rows() -> None:
+    report = cb.check(
+        lambda x: x * 2, lambda size: (torch.randn(size, 4),), candidate=lambda x: x * 2, invariant="batch"
+    )
+    assert report.verdict is cb.Verdict.PASS, str(report)
+    assert "batch-invariant: yes (dimension 0 of x; row 0, " in told(report)
+
+
+def test_advice_on_a_candidate_with_other_bits_is_about_these() -> None:
+    report = cb.check(
+        lambda x: x * 2, (batch(),), candidate=lambda x: last_bit(x * 2) if len(x) == 1 else x * 2, invariant="batch"
+    )
+    assert "pad each batch to one size" in str(report)
+    assert "Add up in float32" not in str(report)

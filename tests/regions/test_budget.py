@@ -278,7 +278,7 @@ def shown(seed: int, every: int, checks: int) -> bool:
 
     def noted() -> Due | None:
         found = due()
-        if found is not None and found.at_random:
+        if found is not None and found.recheck is False:
             drawn.append(run.steps)
         return found
 

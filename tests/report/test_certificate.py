@@ -48,8 +48,9 @@ def test_calls_that_were_drawn_state_how_rare_a_fault_they_would_have_shown() ->
     region = replace(COVERAGE.regions[0], calls=900, checked_calls=63, drawn_calls=58)
     sampled = replace(CLEAN, coverage=replace(COVERAGE, regions=(region, COVERAGE.regions[0])))
     stated = (
-        "- Net: a fault in at least 5% of the calls, above the detection limits, would have been seen with 95% "
-        "probability, assuming that such calls are spread over the run as the 58 calls are that were drawn at random\n"
+        "A fault in so many calls, above the detection limits, would have been seen with 95% probability, assuming "
+        "that such calls are spread over the run as the calls are that were drawn at random to be checked:\n"
+        "- Net: in at least 5% of the calls (58 calls drawn)\n"
     )
     text = render_certificate([sampled])
     assert text.count("probability") == 1
