@@ -40,7 +40,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase, rerun_failure, wrong_like
 
 SEARCH_LIMIT = 75.0
-"""Seconds that trying settings may take."""
+"""Seconds that trying the settings of one step may take."""
 
 CODE_LIMIT = 20.0
 """Seconds that may be taken to find out what is wrong with the code of an operator."""
@@ -61,7 +61,6 @@ class WorkaroundSearch:
         oracle: Checks one case of the small program.
         evidence: Receives the steps that were tried, for people.
         stage: The first wrong stage.
-        seconds: Seconds that are left for trying settings.
         helpful: The setting that was found to help the region.
         in_vain: Whether even the user's line outside of the compiler was seen not to help.
         no_line: Why that line is not left to eager.
@@ -74,7 +73,6 @@ class WorkaroundSearch:
     tell: Callable[[str], None]
     evidence: dict[str, str]
     stage: str = "compiled"
-    seconds: float = SEARCH_LIMIT
     helpful: Setting | None = None
     in_vain: bool = False
     no_line: str = ""
@@ -154,10 +152,8 @@ class WorkaroundSearch:
                 refused.append(f"{setting.name} ({why})")
             return not why
 
-        begun = time.monotonic()
-        limit = min(begun + max(self.seconds, LEAST_REGION_LIMIT), self.deadline)
+        limit = min(time.monotonic() + SEARCH_LIMIT, self.deadline)
         found = find_workaround(case, step, deadline=limit, confirm=confirmed, oracle=self._wrong_in)
-        self.seconds -= time.monotonic() - begun
         if refused:
             helped = "helps" if len(refused) == 1 else "help"
             self.evidence[EvidenceKey.SETTINGS] = f"{', '.join(refused)} {helped} the small program, but not the region"
@@ -289,11 +285,12 @@ def cheap(search: SettingSearch) -> Setting | None:
 
 def pass_or_operator(search: SettingSearch) -> Setting | None:
     """Find a graph pass to skip, an operator to leave to eager's kernel, or a setting that changes eager too."""
-    found = search.one_of(PASSES)
-    if cannot_fork() is not None:  # what follows changes the whole process
-        return found
-    if found is not None:
-        return search.one_of(pass_settings(_passes_of(search.case, search.deadline))) or found
+    if cannot_fork() is not None:  # most that follows changes the whole process
+        return search.one_of(PASSES)
+    if search.helps(together(applicable(PASSES, search.case))):
+        passes = pass_settings(_passes_of(search.case, search.deadline))
+        if found := search.one_of(passes) or search.one_of(PASSES):
+            return found
     return operator(search) or search.first_of(PROCESS)
 
 
@@ -340,7 +337,7 @@ class SettingSearch:
     def first_of(self, settings: Sequence[Setting]) -> Setting | None:
         """The first setting that helps, on the region too."""
         tried = applicable(settings, self.case)
-        return next((setting for setting in tried if self._helps(setting) and self._confirmed(setting)), None)
+        return next((setting for setting in tried if self.helps(setting) and self._confirmed(setting)), None)
 
     def one_of(self, settings: Sequence[Setting]) -> Setting | None:
         """The first setting that helps, or the fewest that help together, on the region too.
@@ -348,7 +345,7 @@ class SettingSearch:
         They are found by halving: if all of them together do not help, none helps alone.
         """
         pool = applicable(settings, self.case)
-        while pool and self._helps(together(pool)):
+        while pool and self.helps(together(pool)):
             needed = self._needed(pool)
             if not needed:
                 return None
@@ -361,18 +358,19 @@ class SettingSearch:
     def _needed(self, pool: Sequence[Setting]) -> list[Setting]:
         """The needed ones among settings that help together; empty if the time is over."""
         needed: list[Setting] = []
-        while not needed or not self._helps(together(needed)):
+        while not needed or not self.helps(together(needed)):
             low, high = 0, len(pool)  # the first `high` help together with those needed, the first `low` do not
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (low, middle) if self._helps(together([*pool[:middle], *needed])) else (middle, high)
+                low, high = (low, middle) if self.helps(together([*pool[:middle], *needed])) else (middle, high)
             if time.monotonic() >= self.deadline or not high:
                 return []
             needed.insert(0, pool[high - 1])
             pool = pool[: high - 1]
         return needed
 
-    def _helps(self, setting: Setting) -> bool:
+    def helps(self, setting: Setting) -> bool:
+        """Whether the program is right under a setting, as far as that can be told in time."""
         seconds = self.deadline - time.monotonic()
         if seconds <= 0:
             return False

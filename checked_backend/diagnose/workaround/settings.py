@@ -206,7 +206,7 @@ PASSES: Sequence[Setting] = (
     Setting("no passes after autograd", {"use_post_grad_passes": False}),
     Setting("no reordering for locality", {"reorder_for_locality": False}),
 )
-"""Settings that turn off several graph passes at once. If one helps, a single pass is then looked for."""
+"""Settings that turn off several graph passes at once. If they help, a single pass is looked for first."""
 
 COSTLY: Sequence[Setting] = (
     Setting("no fusion", {"max_fusion_size": 1, "realize_opcount_threshold": 0, "realize_reads_threshold": 0}),
