@@ -212,6 +212,7 @@ def check(
     with random_untouched():
         if len(sized.sizes) > 1:
             sized = sized.beginning_with(lambda args: program_of(args).run().error is None)
+    with random_untouched():
         program = program_of(*sized.first())
     varied = (dynamic, iterations, optimizer, vary_data, vary_layout)
     plan = _Plan(program, options, *varied, effort, ONLY_CHOICE, sized)

@@ -197,8 +197,9 @@ def changed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def last_bit(tensor: torch.Tensor) -> torch.Tensor:
-    """The next greater numbers."""
-    return torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
+    """The next greater numbers. Gradients pass as they are: torch 2.11 has none of ``nextafter``."""
+    known = tensor.detach()
+    return tensor + (torch.nextafter(known, torch.full_like(known, torch.inf)) - known)
 
 
 def one_element_changed(tensor: torch.Tensor) -> torch.Tensor:
