@@ -208,6 +208,8 @@ class _Question:
                 self._run(copy, replace(whole))
             for part in parts:
                 expected, actual = self._run(beside, batch.again(self.program, whole)), self._run(compiled, part.call)
+                here = {name for name in asked if part.of(eager.values[name], part.eager.get(name)) is not None}
+                _refuse_lost(expected, actual, here, part.of)
                 if (different := _first_different(expected, actual, part.of, asked)) is not None:
                     finding = _finding("batch", part.message.format(batch.words), *different)
                     runs = [(nullcontext, [whole, batch.again(self.program, whole)]), (nullcontext, [whole, part.call])]
@@ -227,6 +229,7 @@ class _Question:
             expected = self._run(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
                 actual = self._run(self._copy(), self._call)
+                _refuse_lost(expected, actual, _results(expected, actual))
                 if (different := _first_different(expected, actual)) is not None:
                     message = f"run {number} of the same call is not bit for bit what the first one is"
                     finding = _finding("runs", message, *different)
@@ -246,7 +249,9 @@ class _Question:
                 expected = actual
                 if not choice.tuned.measured:
                     return Answer("the compiler measured no kernels, so there is one for each purpose")
-            elif (different := _first_different(expected, actual)) is not None:
+                continue
+            _refuse_lost(expected, actual, _results(expected, actual))
+            if (different := _first_different(expected, actual)) is not None:
                 message = f"with {choice.kernels} it is not bit for bit what it is with {kernels[0].kernels}"
                 finding = _finding("choices", message, *different)
                 both = [(one.used, [self._call]) for one in (kernels[0], choice)]
@@ -493,6 +498,28 @@ def _gradient(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _refuse(error: Exception | None, who: str) -> None:
     if error is not None:
         raise _NotAskedError(f"{who} raises {described_exception(error)}")
+
+
+def _results(*runs: Mapping[str, torch.Tensor]) -> set[str]:
+    """The names of results and gradients in any of some runs."""
+    kinds = (SubjectKind.OUTPUT, SubjectKind.GRADIENT)
+    return {name for values in runs for name in values if Subject(name).kind in kinds}
+
+
+def _refuse_lost(
+    expected: Mapping[str, torch.Tensor],
+    actual: Mapping[str, torch.Tensor],
+    names: Collection[str],
+    rows: Rows = _all_of,
+) -> None:
+    """See that nothing is left out.
+
+    Raises:
+        _NotAskedError: A value is missing in one of two runs, or has another shape or dtype, or no plain layout.
+    """
+    for name in sorted(names):
+        if rows(expected.get(name), actual.get(name)) is None:
+            raise _NotAskedError(f"{name} cannot be compared bit by bit: it is no plain tensor of one shape and dtype")
 
 
 def _first_different(

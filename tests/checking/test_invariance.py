@@ -390,3 +390,12 @@ def test_advice_on_a_candidate_with_other_bits_is_about_these() -> None:
     )
     assert "pad each batch to one size" in str(report)
     assert "Add up in float32" not in str(report)
+
+
+def test_runs_of_another_shape_are_no_pass() -> None:
+    sizes = iter((3, 2, 1))
+    report = cb.check(
+        lambda x: x[:3], (torch.ones(4),), candidate=lambda x: x[: next(sizes, 3)].clone(), invariant="runs"
+    )
+    assert report.verdict is not cb.Verdict.PASS
+    assert "the same in each run: yes" not in told(report)

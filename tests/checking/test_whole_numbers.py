@@ -150,3 +150,9 @@ def test_what_is_exact_in_any_order(function: Callable[..., Any], rounds: str, i
     with ExactMode() as mode:
         function(torch.ones(40, dtype=LOW))
     assert (mode.rounds, mode.is_full) == (rounds, is_full)
+
+
+def test_a_count_that_is_wrong_on_whole_numbers_is_found() -> None:
+    """Few numbers of a random tensor are zero, so that only this call shows it."""
+    report = cb.check(lambda x: (x != 0).sum(-1), (torch.randn(3, 9).abs() + 1,), candidate=lambda x: (x > 0).sum(-1))
+    assert report.verdict is cb.Verdict.FAIL
