@@ -22,10 +22,12 @@ from checked_backend.diagnose.bug_report import describe_candidate, write_bug_re
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.kernel import kernel_in
+from checked_backend.diagnose.localize.search import WrongKernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
-from checked_backend.diagnose.repro import Untranslatable, write_repro
+from checked_backend.diagnose.repro import Repro, Untranslatable, write_kernel_repro, write_repro
+from checked_backend.diagnose.repro.kernel_code import kernel_code
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
@@ -56,6 +58,9 @@ PATIENCE = 45.0
 
 TELLING = 5.0
 """Seconds that are left for that at the end."""
+
+KERNEL_LIMIT = 30.0
+"""Seconds that a script of a kernel may take."""
 
 LEAST_SCRIPT_LIMIT = 30.0
 """Seconds that a script may always take."""
@@ -242,6 +247,9 @@ class _Investigation:
             self.keep(found)
             self._write_script(location, small, interrupted)
         self.keep(found)
+        if location.kernel is not None and not interrupted:
+            self._write_kernel_script(location.kernel)
+            self.keep(found)
         if interrupted:
             found.evidence[EvidenceKey.SETTINGS] = f"not tried: stopped {self.stop.why}"
             found.evidence[EvidenceKey.STOPPED] = self.stop.why
@@ -289,22 +297,50 @@ class _Investigation:
             repro = write_repro(
                 small.case,
                 self.failure.options.report_dir,
-                name=f"{(found.op or 'region').removeprefix('aten.')}-{this_moment()}",
+                name=self._topic(),
                 subject=finding.subject,
                 kind=finding.kind,
                 source=found.source,
                 timeout=INTERRUPTED_SCRIPT_LIMIT if interrupted else limit,
                 oracle=_oracle_of(location),
                 known=finding if finding.kind is Kind.EXCEPTION else None,
-                kernel=location.stage == "compiled" and not interrupted,
             )
         except (Untranslatable, OSError) as error:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"
             return
+        self._announce(repro)
+
+    def _topic(self) -> str:
+        return f"{(self.found.op or 'region').removeprefix('aten.')}-{this_moment()}"
+
+    def _write_kernel_script(self, kernel: WrongKernel) -> None:
+        """A script of the generated kernel. It is the repro if no part of the region is wrong by itself."""
+        found, options = self.found, self.failure.options
+        try:
+            code = kernel_code(kernel.module, kernel.wrong, options)
+            if code is None:
+                return
+            self._say("writing a script of the kernel, and running it in a fresh process")
+            repro = write_kernel_repro(
+                code,
+                kernel.faulty.finding,
+                options.report_dir,
+                name=self._topic(),
+                source=found.source,
+                timeout=min(KERNEL_LIMIT, max(1.0, self.deadline - time.monotonic())),
+            )
+        except Exception:  # the operator is known, and the small program shows the same
+            return
+        if repro is not None and found.repro is not None and found.repro_confirmed:
+            found.evidence[EvidenceKey.ONE_KERNEL] = str(repro.path)
+        elif repro is not None:
+            self._announce(repro)
+
+    def _announce(self, repro: Repro) -> None:
+        found = self.found
         found.repro, found.output, found.repro_confirmed = str(repro.path), repro.output, repro.confirmed
         found.script = repro.path.read_text("utf-8")
-        if repro.kernel is not None:
-            found.evidence[EvidenceKey.ONE_KERNEL] = str(repro.kernel)
+        found.evidence.pop(EvidenceKey.REPRO, None)
         if repro.doubt:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 

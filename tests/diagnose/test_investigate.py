@@ -24,6 +24,7 @@ from checked_backend._torch.inductor import heeds_annotations
 from checked_backend.diagnose import investigate as module
 from checked_backend.diagnose.localize import Location
 from checked_backend.diagnose.reduce.problem import Size
+from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults
@@ -186,7 +187,8 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert finding.repro is not None
     assert "repro" not in finding.evidence  # it was confirmed
     alone = Path(finding.evidence["one_kernel"])
-    assert alone == Path(finding.repro).with_stem(f"{Path(finding.repro).stem}_kernel")
+    assert alone.parent == Path(finding.repro).parent
+    assert alone.stem.endswith("_kernel")
     assert "torch.relu(" in alone.read_text(encoding="utf-8")
     assert "void  kernel(" in alone.read_text(encoding="utf-8")
     unfused = heeds_annotations()
@@ -206,6 +208,21 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     Path(finding.repro).write_text(script.replace("'accuracy'", "None"), encoding="utf-8")
     gone = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
     assert gone.returncode == 0, gone.stdout + gone.stderr
+
+
+@pytest.mark.process
+@pytest.mark.inductor
+def test_where_no_small_program_is_written_the_kernel_is_the_repro(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Untranslatable("no script has such a thing")
+
+    monkeypatch.setattr(module, "write_repro", refuse)
+    [finding] = report_of(tmp_path, inference, compiler_options=RELU_BUG).findings
+    assert finding.repro is not None
+    assert Path(finding.repro).stem.endswith("_kernel")
+    assert not {"repro", "one_kernel"} & finding.evidence.keys()
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def _wrong_kernel(
     wrong = next(((module, one) for module in checked for one in module.checks.wrong if is_clear(one)), None)
     if wrong is None:
         return None
-    kernel = WrongKernel(wrong[0], faulty_operator(wrong[1]))
+    kernel = WrongKernel(wrong[0], wrong[1].node, faulty_operator(wrong[1]))
     tell(f"found {place_of(kernel.faulty.node)}")
     return kernel
 

@@ -60,9 +60,15 @@ def is_of_values(finding: Finding) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WrongKernel:
-    """A kernel of the compiled program that is clearly wrong on the inputs that it really got."""
+    """A kernel of the compiled program that is clearly wrong on the inputs that it really got.
+
+    Attributes:
+        wrong: The node of the module's graph whose value is wrong.
+        faulty: The operator that makes it.
+    """
 
     module: CheckedModule
+    wrong: fx.Node
     faulty: FaultyOperator
 
 
@@ -85,6 +91,7 @@ class Location:
         gross: Whether the cut only fails for the oracle of gross errors.
         flow: How the error flows through the graph, if the probe saw that.
         seen: What was seen of the compiled program, if a kernel was found to be wrong.
+        kernel: That kernel.
     """
 
     stage: str
@@ -98,6 +105,7 @@ class Location:
     gross: bool = False
     flow: tuple[NodeError, ...] = ()
     seen: SeenValues | None = None
+    kernel: WrongKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +140,7 @@ class Search:
         if self.kernel is not None:
             recorded, faulty = self._recorded(self.kernel, notes)
             seen = SeenValues(recorded.graph, recorded.inputs or (), self.kernel.module.values, faulty.node.name)
-            return replace(self._faulty(stage, recorded, faulty, notes), seen=seen)
+            return replace(self._faulty(stage, recorded, faulty, notes), seen=seen, kernel=self.kernel)
         slight = self._probed(self.graphs, notes)
         if slight is not None and _explains(slight[1], in_values):
             return self._faulty(stage, *slight, notes)

@@ -1,100 +1,187 @@
-"""The code that Inductor generates for a small program, for a script that runs it without the compiler."""
+"""The generated code of a wrong kernel, for a script that runs it without the compiler, as it ran in the program."""
 
 from __future__ import annotations
 
 import ast
-import json
-import math
-import re
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import fx
 
-from checked_backend._torch.caches import without_compile_caches
-from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted, kernel_calls
-from checked_backend.errors import CheckedBackendError
-from checked_backend.graphs.mode_blocks import with_mode_blocks
-from checked_backend.process.worker import cannot_fork, run_in_worker
-from checked_backend.regions.compile import copy_graph, resolve_compiler
+from checked_backend._torch.generated_modules import GeneratedModule
+from checked_backend.diagnose.localize.subgraph import part_of
+from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
-from checked_backend.regions.inputs import copy_values
-from checked_backend.regions.operator_check.recorder import recorded
+from checked_backend.regions.operator_check.in_place import CheckedModule
+from checked_backend.regions.operator_check.units import Units
+
+MOST_BYTES = 1 << 28
+"""Bytes of what a kernel reads. A script that needs more is not written."""
 
 
-def kernel_code(case: GraphCase, timeout: float) -> list[str]:
-    """The lines that define ``compiled`` as a call of the one kernel of a small program, with the kernel's source.
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """A kernel by itself.
+
+    Attributes:
+        case: The operators that it stands for, on the values that it read.
+        lines: They define ``compiled``, which calls it on the same values.
+    """
+
+    case: GraphCase
+    lines: Sequence[str]
+
+
+def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) -> KernelCode | None:
+    """The kernel that computes a node, with those before it whose results are no node's.
+
+    Args:
+        checked: What a call of the module showed.
+        node: A node of the module's graph whose value is known.
 
     Returns:
-        The lines; none if the program is not one kernel whose call takes the program's inputs and gives its results.
+        The kernel; None if its code cannot be cut out of the module, or reads too much.
     """
-    if case.options.compiler != "inductor" or case.cotangents is not None or cannot_fork():
-        return []
-    try:
-        answer = run_in_worker(lambda: json.dumps(_generated(case)), timeout=timeout)
-    except CheckedBackendError:  # as in a compiler that is wrong in another way
-        return []
-    return list(json.loads(answer)) if isinstance(answer, str) else []
+    module = checked.module
+    name = next((name for name, nodes in module.held.items() if node in nodes and checked.lines.get(name)), None)
+    if name is None:
+        return None
+    written, held = checked.lines[name], [*module.held[name]]
+    line = written[held.index(node)] if len(written) == len(held) else written[-1]  # one may fill it and add to it
+    definition = next(one for _, one in module.functions if one.lineno <= line <= (one.end_lineno or line))
+    known = _known(checked, node)
+    needed, read = _needed(definition, name, line, checked.lines, known)
+    unit = Units(module.graph, checked.values).of(node)
+    part, sources = part_of(module.graph, unit.nodes, [node])
+    case = GraphCase(part, tuple(_value(checked, source) for source in sources), options)
+    case = FailingCase.of(case, "output[0]").case  # constants become inputs
+    places = [*sources, *case.graph.graph.find_nodes(op="placeholder")[len(sources) :]]
+    # what else the kernel reads, as for another result
+    others = [known[one] for one in sorted(read) if known[one] not in sources]
+    for other in others:
+        with case.graph.graph.inserting_before(next(one for one in case.graph.graph.nodes if one.op != "placeholder")):
+            case.graph.graph.placeholder(other.name).meta = dict(other.meta)
+    case.graph.recompile()
+    values = (*case.inputs, *(_value(checked, other) for other in others))
+    if sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) > MOST_BYTES:
+        return None
+    names = {source: name for name, source in known.items() if name in read}
+    function = _Only(needed, name).visit(copy.deepcopy(definition))
+    function.name = "compiled"
+    function.args.args = [ast.arg(names.get(place, place.name)) for place in (*places, *others)]
+    text = ast.unparse(ast.fix_missing_locations(function))
+    start = ["# what Inductor generated for it", *_definitions(module.text, function)]
+    lines = ["", "", *start, "", "", *text.splitlines(), "", ""]
+    return KernelCode(replace(case, inputs=values), lines)
 
 
-@torch.no_grad()
-def _generated(case: GraphCase) -> list[str]:
-    modules: list[GeneratedModule] = []
-    compiler = resolve_compiler(case.options)
-    graph = with_mode_blocks(copy_graph(case.graph))
-    with without_compile_caches(), generated_modules_noted(modules):
-        compiled = torch.compile(graph, backend=compiler, dynamic=case.dynamic, fullgraph=True)
-        compiled(*copy_values(case.inputs))
-    if len(modules) != 1 or not _is_one_kernel(modules[0]):
-        return []
-    inputs = copy_values(case.inputs)
-    with recorded(modules, math.inf) as [(_, recording)]:
-        results = compiled(*inputs)
-    places = [
-        next((place for place, one in enumerate(inputs) if one is given), None) for given in recording.arguments or ()
-    ]
-    if None in places or not _are_same(recording.results, results):
-        return []
-    given = ", ".join(f"inputs[{place}]" for place in places)
-    whole = f"call([{given}])"
-    return [
-        "",
-        "",
-        "# what Inductor generated for it",
-        *_definitions(modules[0].text),
-        "",
-        "",
-        "def compiled(*inputs):",
-        f"    return {f'{whole}[0]' if len(results) == 1 else f'tuple({whole})'}",
-        "",
-        "",
-    ]
+def _known(checked: CheckedModule, node: fx.Node) -> dict[str, fx.Node]:
+    """By the names that the code has for them: the inputs, and the nodes whose values are known, but for one node."""
+    module = checked.module
+    known = {
+        name: nodes[0]
+        for name, nodes in module.held.items()
+        if len(nodes) == 1 and nodes[0] is not None and nodes[0] is not node and nodes[0].name in checked.values
+    }
+    return known | dict(zip(_arguments(module), module.graph.graph.find_nodes(op="placeholder"), strict=False))
 
 
-def _is_one_kernel(module: GeneratedModule) -> bool:
-    names = re.findall(r"^(\w+) = async_compile\.", module.text, re.MULTILINE)
-    return len(names) == 1 and [call.name for call in kernel_calls(module)] == names
+def _arguments(module: GeneratedModule) -> list[str]:
+    """The names of the module's arguments, which its function takes from a list."""
+    definition = next(one for _, one in module.functions if one.name == "call")
+    for one in definition.body:
+        if isinstance(one, ast.Assign) and ast.unparse(one.value) == "args" and isinstance(one.targets[0], ast.Tuple):
+            return [ast.unparse(name) for name in one.targets[0].elts]
+    return []
 
 
-def _are_same(made: object, results: object) -> bool:
-    """Whether the results of the generated code are the program's, in their order."""
-    if not isinstance(made, list) or not isinstance(results, (tuple, list)) or len(made) != len(results):
-        return False
-    pairs = [pair for pair in zip(made, results, strict=True) if all(isinstance(one, torch.Tensor) for one in pair)]
-    return len(pairs) == len(results) and all(
-        one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs
-    )
+def _value(checked: CheckedModule, node: fx.Node) -> Any:
+    if node.op == "placeholder":
+        return checked.inputs[checked.module.graph.graph.find_nodes(op="placeholder").index(node)]
+    return checked.values[node.name]
 
 
-def _definitions(text: str) -> list[str]:
-    """The statements of generated code that its function ``call`` needs."""
+def _needed(
+    definition: ast.FunctionDef,
+    name: str,
+    last: int,
+    lines: Mapping[str, Sequence[int]],
+    known: Collection[str],
+) -> tuple[set[int], set[str]]:
+    """The lines that a buffer's value needs, up to the last one that writes to it, and the known names that they read.
+
+    Args:
+        lines: By the name of a buffer: the lines that write to it.
+    """
+    wanted, needed, read = {name}, set[int](), set[str]()
+    statements = [one for one in ast.walk(definition) if isinstance(one, (ast.Assign, ast.Expr)) and one.lineno <= last]
+    views = _views(definition)
+    for one in sorted(statements, key=lambda one: one.lineno, reverse=True):
+        wanted |= {view for view, base in views.items() if base in wanted}  # a kernel may write through it
+        made = {*_bound(one)} | {name for name in wanted if one.lineno in lines.get(name, ())}
+        if made.isdisjoint(wanted):
+            continue
+        needed.add(one.lineno)
+        for used in _names(one) - made:
+            is_read = used in known and all(line < one.lineno for line in lines.get(used, ()))
+            (read if is_read else wanted).add(used)
+    return needed, read
+
+
+def _views(definition: ast.FunctionDef) -> dict[str, str]:
+    """The names of views, each with the name of the buffer whose memory it is, which is not used for it anew."""
+    nodes = [*ast.walk(definition)]
+    ended = {(one.lineno, ast.unparse(name)) for one in nodes if isinstance(one, ast.Delete) for name in one.targets}
+    views: dict[str, str] = {}
+    for one in nodes:
+        if isinstance(one, ast.Assign) and ast.unparse(one.value).startswith("reinterpret_tensor("):
+            base = ast.unparse(one.value).removeprefix("reinterpret_tensor(").partition(",")[0]
+            if (one.lineno, base) not in ended:
+                views[ast.unparse(one.targets[0])] = base
+    return views
+
+
+class _Only(ast.NodeTransformer):
+    """Leave some statements of a function, and return one name."""
+
+    def __init__(self, lines: Collection[int], returned: str) -> None:
+        self._lines, self._returned = lines, returned
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
+        return node if node.lineno in self._lines else None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | None:
+        return node if node.lineno in self._lines else None
+
+    def visit_Delete(self, _node: ast.Delete) -> None:
+        return None
+
+    def visit_With(self, node: ast.With) -> ast.stmt | None:
+        self.generic_visit(node)
+        return node if node.body else None
+
+    def visit_Return(self, _node: ast.Return) -> ast.stmt:
+        return ast.Return(ast.Name(self._returned))
+
+
+def _definitions(text: str, function: ast.FunctionDef) -> list[str]:
+    """The statements of generated code that a function needs."""
     lines = text.splitlines()
     needed: list[list[str]] = []
-    wanted = {"call"}
+    wanted = _names(function)
     for node in reversed(ast.parse(text).body):
         if isinstance(node, ast.Expr) or not wanted.isdisjoint(_bound(node)):
             needed.insert(0, lines[node.lineno - 1 : node.end_lineno])
-            wanted |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            wanted |= _names(node)
     return [line for statement in needed for line in statement]
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:

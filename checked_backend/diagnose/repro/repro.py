@@ -7,8 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.calls import in_float64
 from checked_backend.diagnose.repro.compile_code import CompileCode, write_compile
-from checked_backend.diagnose.repro.kernel_code import kernel_code
+from checked_backend.diagnose.repro.kernel_code import KernelCode
 from checked_backend.diagnose.repro.script import (
     BUG_GONE,
     BUG_THERE,
@@ -37,12 +36,6 @@ from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
 from checked_backend.scripts.values import Untranslatable
 
-KERNEL_LIMIT = 30.0
-"""Seconds that a script of a kernel may take."""
-
-_OF_KERNELS = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
-"""Kinds of findings that a kernel alone can show. Whether memory is shared is up to what calls it."""
-
 _NOT_SHOWN = "did not show when it was tried once more"
 
 
@@ -53,13 +46,11 @@ class Repro:
     Attributes:
         confirmed: Whether it showed the bug in a fresh process.
         output: Its output there, or why it could not be run.
-        kernel: A script that has the generated kernel instead of the compiler, and showed the bug too.
     """
 
     path: Path
     confirmed: bool
     output: str
-    kernel: Path | None = None
 
     @property
     def doubt(self) -> str:
@@ -79,7 +70,6 @@ def write_repro(
     timeout: float = 120,
     oracle: Oracle = verdict_oracle,
     known: Finding | None = None,
-    kernel: bool = False,
 ) -> Repro:
     """Write a case as a script, and run it from disk in a fresh process.
 
@@ -89,7 +79,6 @@ def write_repro(
     Args:
         name: The topic of the script, for its file name: ``repro_<name>.py``.
         known: The finding, for a case that no oracle can check because it raises in eager.
-        kernel: Whether to write a script of the generated kernel alone too.
 
     Raises:
         Untranslatable: The program cannot be written as a script.
@@ -112,28 +101,36 @@ def write_repro(
             about.append("In float64: in lower precision rounding differs as much.")
     compiled = write_compile(program, random=True if kind is Kind.RNG else None)
     shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
-    repro = _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
-    if not kernel or kind not in _OF_KERNELS or not repro.confirmed:
-        return repro
-    lines = kernel_code(program.case, min(timeout, KERNEL_LIMIT))
-    return replace(repro, kernel=_of_kernel(repro.path, program, shown, compiled, about, lines) if lines else None)
+    return _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
 
 
-def _of_kernel(
-    path: Path, program: FailingCase, shown: Finding, compiled: CompileCode, about: Sequence[str], lines: Sequence[str]
-) -> Path | None:
-    """A script that has the generated kernel instead of the compiler; None if that does not show the bug."""
-    path = path.with_stem(f"{path.stem}_kernel")
+def write_kernel_repro(
+    code: KernelCode, finding: Finding, folder: Path, *, name: str, source: str | None = None, timeout: float = 120
+) -> Repro | None:
+    """Write a kernel as a script that calls no compiler, and run it from disk in a fresh process.
+
+    Returns:
+        The script; None if it does not show the finding there, and then no file is left.
+
+    Raises:
+        Untranslatable: The operators that the kernel stands for cannot be written as a script.
+        OSError: The folder cannot be written to.
+    """
+    path = script_path(folder, f"{name}-kernel")
     values = path.with_suffix(".safetensors")
-    about = [*about, "The generated kernel stands below: torch.compile is not called."]
-    with suppress(OSError):  # the repro is there, whatever becomes of this script
-        script = write_script(
-            program, shown, compiled, plain=True, values_file=values.name, about=about, compiled=lines
-        )
-        if _write_and_run(path, script, KERNEL_LIMIT).confirmed:
-            return path
-        for file in (path, values):
-            file.unlink(missing_ok=True)
+    about = [
+        *([f"Found at {source}"] if source else []),
+        "The kernel and what it reads are as they were in the program.",
+    ]
+    program = FailingCase(code.case, "output[0]")
+    script = write_script(
+        program, finding, CompileCode(""), plain=True, values_file=values.name, about=about, compiled=code.lines
+    )
+    repro = _write_and_run(path, script, timeout)
+    if repro.confirmed:
+        return repro
+    for file in (path, values):
+        file.unlink(missing_ok=True)
     return None
 
 

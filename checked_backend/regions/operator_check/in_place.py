@@ -29,12 +29,14 @@ class CheckedModule:
     Attributes:
         inputs: What the module was called with.
         values: What its kernels wrote, by the names of the nodes.
+        lines: The lines of the module's text that wrote to a buffer, by its name.
     """
 
     module: GeneratedModule
     checks: TensorChecks
     inputs: Sequence[Any]
     values: Mapping[str, torch.Tensor]
+    lines: Mapping[str, Sequence[int]]
 
 
 MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
@@ -147,7 +149,7 @@ def _checked(
         with without_autocast():
             Walk(module.graph, exposed, probed, checks=checks, enough=enough).run()
 
-    return CheckedModule(module, walk_again(walk, earlier), arguments, values)
+    return CheckedModule(module, walk_again(walk, earlier), arguments, values, recording.lines)
 
 
 def written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ class Recording:
     Attributes:
         arguments: The tensors and sizes that the module was called with; None if it was not called.
         values: By the name of a buffer: what it held, after each write.
+        lines: By the name of a buffer: the lines of the module's text that wrote to it.
         results: The results of the call.
         kept: The bytes that are kept.
     """
@@ -36,6 +38,7 @@ class Recording:
         self._calls = 0
         self.arguments: Sequence[Any] | None = None
         self.values: dict[str, list[torch.Tensor]] = {}
+        self.lines: dict[str, list[int]] = {}
         self.results: Sequence[Any] = ()
         self.kept = 0
         self._room = room
@@ -63,14 +66,15 @@ class Recording:
             self.arguments = [self._kept(value) if place in written else value for place, value in enumerate(arguments)]
         self._depth += 1
 
-    def wrote(self, buffers: Mapping[str, Any]) -> None:
-        """A kernel was called with these buffers: keep those that it wrote to."""
+    def wrote(self, line: int, buffers: Mapping[str, Any]) -> None:
+        """A line called a kernel with these buffers: keep those that it wrote to."""
         for name, value in buffers.items():
             if not isinstance(value, torch.Tensor) or not self.is_complete:
                 continue
             versions = self.values.setdefault(name, [])
             if not versions or not _same_bits(versions[-1], value):
                 versions.append(self._kept(value))
+                self.lines.setdefault(name, []).append(line)
 
     def end(self, results: Any) -> Any:
         """A function of the module returns."""
@@ -110,7 +114,7 @@ def recorded(modules: Iterable[GeneratedModule], room: float) -> Iterator[list[t
 def _instrumented(function: FunctionType, definition: ast.FunctionDef, written: Collection[str]) -> CodeType:
     """The code of a function that records what it does. It is made once, and kept at the function."""
     if _CODE not in vars(function):
-        changed = _Instrument().visit(ast.parse(ast.unparse(definition)).body[0])
+        changed = _Instrument().visit(copy.deepcopy(definition))
         arguments = [argument.arg for argument in definition.args.args if argument.arg != "self"]
         places = _places_written(definition, written)
         changed.body.insert(0, ast.parse(f"{_NAME}.begin({arguments[0]}, {places!r})").body[0])
@@ -153,7 +157,7 @@ class _Instrument(ast.NodeTransformer):
             return [node]
         names = sorted(buffers_in(node))
         written = ", ".join(f"{name!r}: {name}" for name in names)
-        return [node, *ast.parse(f"{_NAME}.wrote({{{written}}})").body] if names else [node]
+        return [node, *ast.parse(f"{_NAME}.wrote({node.lineno}, {{{written}}})").body] if names else [node]
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

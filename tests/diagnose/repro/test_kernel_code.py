@@ -1,119 +1,145 @@
-"""A script of one generated kernel: what stands in it, and programs that are no such kernel."""
+"""The code of a kernel by itself: it computes what it computed in the program, and its script shows what is wrong."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from checked_backend.diagnose.repro import repro as module
-from checked_backend.diagnose.repro import write_repro
+import checked_backend as cb
+from checked_backend._torch.caches import without_compile_caches
+from checked_backend.diagnose.localize.probe import faulty_operator
+from checked_backend.diagnose.repro import kernel_code as module
+from checked_backend.diagnose.repro import write_kernel_repro
 from checked_backend.diagnose.repro.kernel_code import kernel_code
-from checked_backend.findings import Kind
-from checked_backend.regions.graph_case import GraphCase
-from tests.support.planted import planted
-from tests.support.reduce_tools import case_of
+from checked_backend.options import CheckOptions
+from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
+from tests.support.planted import Fault, in_half_precision, planted
 
-aten = torch.ops.aten
-
-
-def minus_relu(x: Tensor, y: Tensor) -> tuple[Tensor]:
-    return (aten.sub.Tensor(aten.relu.default(y), x),)
+pytestmark = [pytest.mark.inductor]
 
 
-def two_results(x: Tensor) -> tuple[Tensor, Tensor]:
-    return aten.exp.default(x), aten.sin.default(x)
+def attention(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.layer_norm(x @ w, (24,)).tanh()
+    return torch.softmax(y @ w.t(), -1) * y.sum(1, keepdim=True)
 
 
-def product(x: Tensor) -> tuple[Tensor]:
-    return (aten.mm.default(x, x),)
+def variance(x: Tensor, w: Tensor) -> Tensor:
+    """Kernels hand on sums that are no node's values."""
+    y = x @ w
+    return (y - y.float().mean(1, keepdim=True)) / (1 + y.float().var(0))
 
 
-def reduced_and_product(x: Tensor) -> tuple[Tensor]:
-    return (aten.mm.default(aten.exp.default(x), x),)
+def joined(x: Tensor, w: Tensor) -> Tensor:
+    """Several kernels write to parts of one buffer."""
+    return torch.cat([x @ w, (x @ w.exp()).sin(), w[:16].cos()]) @ w.t()
 
 
-def written(x: Tensor) -> tuple[Tensor]:
-    return (aten.add_.Tensor(x, 1),)
+def gathered(x: Tensor, w: Tensor) -> Tensor:
+    """The kernel of the gradient fills a buffer, and adds to it."""
+    return torch.tanh(x @ w)[torch.tensor([1, 3, 1, 0])].exp()
 
 
-MATRIX = torch.arange(9.0).reshape(3, 3)
+def sine(x: Tensor, w: Tensor) -> Tensor:
+    """Only its gradient calls ``cos``."""
+    return torch.sin(x @ w) @ w.t()
 
 
-def run(lines: list[str], *inputs: Tensor) -> Any:
+def modules_of(function: Callable[..., Any], *, dynamic: bool | None = None) -> tuple[list[CheckedModule], cb.Report]:
+    """What the kernels of one training step showed."""
+    checked: list[CheckedModule] = []
+    run = KernelCheck.run
+
+    def noting(kernels: KernelCheck, *args: Any, **kwargs: Any) -> Any:
+        found = run(kernels, *args, **kwargs)
+        checked.extend(found)
+        return found
+
+    inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
+    options = {"on_divergence": "record", "localize": False}
+    torch._dynamo.reset()
+    with mock.patch.object(KernelCheck, "run", noting), without_compile_caches(), cb.collect() as session:
+        torch.compile(function, backend="numcheck", dynamic=dynamic, options=options)(*inputs).sum().backward()
+    return checked, session.report
+
+
+def call(lines: Sequence[str], inputs: Sequence[Any]) -> Tensor:
     names: dict[str, Any] = {"__name__": "__script__"}
     exec("import torch\n" + "\n".join(lines), names)
-    return names["compiled"](*inputs)
+    with torch.no_grad():
+        result: Tensor = names["compiled"](*copy_values(inputs))
+    return result
 
 
-def case_in(function: Callable[..., Any], *inputs: Tensor) -> GraphCase:
-    return case_of(function, *inputs, compiler="inductor")
+@pytest.mark.parametrize(
+    ("function", "dynamic"), [(attention, True), (variance, None), (joined, None), (gathered, True)]
+)
+def test_each_kernel_computes_alone_what_it_computed_in_the_program(
+    function: Callable[..., Any], dynamic: bool | None
+) -> None:
+    checked, report = modules_of(function, dynamic=dynamic)
+    assert report.verdict is cb.Verdict.PASS, report.to_text()
+    assert {one.module.kind for one in checked} == {"forward", "backward"}
+    for one in checked:
+        for node in one.module.graph.graph.nodes:
+            if node.name not in one.values:
+                continue
+            code = kernel_code(one, node, CheckOptions())
+            assert code is not None, node
+            found = call(code.lines, code.case.inputs)
+            assert torch.equal(found, one.values[node.name]), "\n".join(code.lines)
+            [eager] = code.case.graph(*copy_values(code.case.inputs))
+            assert (eager.float() - found.float()).norm() <= 0.02 * eager.float().norm()
+            text = "\n".join(code.lines)
+            assert "benchmark" not in text  # nor anything else that it does not need
+            assert f"return {next(name for name, held in one.module.held.items() if node in held)}" in text
 
 
-@pytest.mark.inductor
-def test_the_code_runs_without_the_compiler_and_is_as_wrong() -> None:
-    x, y = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-5.0, 7.0, 11.0])
-    with planted("inject_relu"):
-        wrong = kernel_code(case_in(minus_relu, x, y), 60)
-    right = kernel_code(case_in(minus_relu, x, y), 60)
-    torch.testing.assert_close(run(right, x, y), torch.relu(y) - x)
-    assert not torch.allclose(run(wrong, x, y), torch.relu(y) - x)
-    text = "\n".join(right)
-    assert "void  kernel(" in text
-    assert "def compiled(*inputs):" in text
-    assert "benchmark" not in text
-    assert "extern_kernels" not in text  # nor anything else that it does not need
-
-
-@pytest.mark.inductor
-def test_several_results_come_in_the_programs_order() -> None:
-    exp, sin = run(kernel_code(case_in(two_results, MATRIX), 60), MATRIX)
-    torch.testing.assert_close((exp, sin), (MATRIX.exp(), MATRIX.sin()))
-
-
-@pytest.mark.inductor
-@pytest.mark.parametrize("function", [product, reduced_and_product, written])
-def test_what_is_not_one_kernel_on_the_programs_inputs_has_no_code(function: Callable[..., Any]) -> None:
-    assert kernel_code(case_in(function, MATRIX), 60) == []
+def test_what_no_kernel_wrote_or_what_reads_too_much_has_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    [one, *_], _ = modules_of(attention)
+    nodes = [*one.module.graph.graph.nodes]
+    assert kernel_code(one, nodes[0], CheckOptions()) is None  # no kernel wrote an input
+    node = next(node for node in nodes if node.name in one.values)
+    assert kernel_code(one, node, CheckOptions()) is not None
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    assert kernel_code(one, node, CheckOptions()) is None
 
 
 @pytest.mark.process
-def test_only_inductor_has_such_code_and_only_without_gradients() -> None:
-    case = case_of(two_results, MATRIX)
-    assert kernel_code(case, 60) == []
-    assert kernel_code(replace(case_in(two_results, MATRIX), cotangents=(None, None)), 60) == []
-
-
-@pytest.mark.slow
-@pytest.mark.inductor
-@pytest.mark.parametrize("shows", [True, False])
-def test_a_script_of_the_kernel_lies_beside_the_repro_if_it_shows_the_bug(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shows: bool
+@pytest.mark.parametrize(("operator", "kind"), [("sin", "forward"), ("cos", "backward")])
+def test_the_script_of_a_wrong_kernel_calls_no_compiler_and_is_kept_only_if_it_shows_it(
+    tmp_path: Path, operator: str, kind: str
 ) -> None:
-    x, y = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-5.0, 7.0, 11.0])
-    case = case_in(minus_relu, x, y)
-    options = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
-    wrong = replace(case, options=case.options.model_copy(update={"compiler_options": options}))
-    if not shows:  # as if the kernel alone were right
-        right = kernel_code(case, 60)
-        monkeypatch.setattr(module, "kernel_code", lambda *_: right)
-    repro = write_repro(wrong, tmp_path, name="relu", subject="output[0]", kind=Kind.LOGIC, kernel=True)
-    assert repro.confirmed, repro.output
-    names = {path.name for path in tmp_path.iterdir()}
-    if not shows:
-        assert (repro.kernel, names) == (None, {"repro_relu.py"})
-        return
-    assert names == {"repro_relu.py", "repro_relu_kernel.py"}
-    assert repro.kernel == tmp_path / "repro_relu_kernel.py"
-    text = repro.kernel.read_text()
+    with planted(Fault(operator, "pointwise", "lowering", in_half_precision)):
+        checked, report = modules_of(sine)
+    assert report.verdict is cb.Verdict.FAIL
+    one, wrong = next((one, wrong) for one in checked for wrong in one.checks.wrong)
+    assert one.module.kind == kind
+    code = kernel_code(one, wrong.node, CheckOptions())
+    assert code is not None
+    finding = faulty_operator(wrong).finding
+    repro = write_kernel_repro(code, finding, tmp_path, name=operator)
+    assert repro is not None
+    text = repro.path.read_text()
     assert "torch.compile(" not in text
     assert "checked_backend" not in text
-    done = subprocess.run([sys.executable, str(repro.kernel)], capture_output=True, text=True, check=False)
+    assert f"torch.{operator}(" in text
+    assert "void  kernel(" in text
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
+    kept = {*tmp_path.iterdir()}
+    right, _ = modules_of(sine)
+    clean = next(other for other in right if other.module.kind == kind)
+    node = next(node for node in clean.module.graph.graph.nodes if node.name == wrong.node.name)
+    code = kernel_code(clean, node, CheckOptions())
+    assert code is not None
+    assert write_kernel_repro(code, finding, tmp_path, name=operator) is None
+    assert {*tmp_path.iterdir()} == kept

@@ -18,7 +18,7 @@ from checked_backend.graphs.nodes import origin_of
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
-from tests.support.planted import Fault, planted, scaled
+from tests.support.planted import Fault, in_half_precision, planted
 from tests.support.region_tools import agreed, checked, gathered
 
 pytestmark = [pytest.mark.inductor]
@@ -37,13 +37,6 @@ def variances(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def inputs() -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24)))
-
-
-def in_half_precision(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrong by 5 % in bfloat16 alone, which the noise of a whole program hides."""
-    result = right(*args, **kwargs)
-    dtype = result.dtype if isinstance(result, torch.Tensor) else result.get_dtype()
-    return scaled(lambda: result, by=1.05) if dtype is torch.bfloat16 else result
 
 
 @pytest.mark.parametrize("clean", [program, variances])
