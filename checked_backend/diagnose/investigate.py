@@ -272,7 +272,7 @@ class _Investigation:
             kind=finding.kind,
             deadline=min(time.monotonic() + REDUCTION_LIMIT, self.deadline),
             progress=lambda progress: self._say(f"making it smaller: {progress}"),
-            oracle=exception_oracle if finding.kind is Kind.EXCEPTION else _oracle_of(location),
+            oracle=_oracle_of(location, cut),
         )
         stopped = reduction.stopped == "interrupted"
         if stopped:
@@ -302,8 +302,7 @@ class _Investigation:
                 kind=finding.kind,
                 source=found.source,
                 timeout=INTERRUPTED_SCRIPT_LIMIT if interrupted else limit,
-                oracle=_oracle_of(location),
-                known=finding if finding.kind is Kind.EXCEPTION else None,
+                oracle=_oracle_of(location, small),
             )
         except (Untranslatable, OSError) as error:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"
@@ -345,13 +344,12 @@ class _Investigation:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 
     def _find_workaround(self, location: Location, small: Cut | None) -> None:
-        oracle, evidence = _oracle_of(location), self.found.evidence
+        oracle, evidence = _oracle_of(location, small), self.found.evidence
         search = WorkaroundSearch(
             self.failure, self.findings, oracle, self.deadline, self._say, evidence, location.stage
         )
         op = None if location.node is None else self.found.op
-        # if eager raises, there are no results to compare the small program with
-        case = None if small is None or small.finding.kind is Kind.EXCEPTION else small.case
+        case = None if small is None else small.case
         self.found.workaround = search.first(case, op, self.found.source)
         self.found.workaround_confirmed = self.found.workaround is not None or not search.in_vain
         self.keep(self.found)
@@ -375,7 +373,9 @@ class _Investigation:
         return ""
 
 
-def _oracle_of(location: Location) -> Oracle:
+def _oracle_of(location: Location, cut: Cut | None) -> Oracle:
+    if cut is not None and cut.finding.kind is Kind.EXCEPTION:
+        return exception_oracle
     return gross_error_oracle if location.gross else verdict_oracle
 
 

@@ -71,6 +71,7 @@ class Checks:
         *,
         thorough: bool = False,
         silent: bool = False,
+        can_compile: bool = False,
         needed: Callable[[], int] = lambda: 0,
         investigate: Investigate | None = None,
         draws: DrawInputs | None = None,
@@ -87,7 +88,7 @@ class Checks:
             info, variants, self.reporter, thorough=thorough, memory=self.memory, draws=draws
         )
         self.earlier = ReturnedTensors(info, self.reporter)
-        self.unsupported = MachineLimits(needed, inductor=options.compiler == "inductor")
+        self.unsupported = MachineLimits(needed, inductor=options.compiler == "inductor", works=can_compile)
         self.health = RegionHealth(info.name, self.reporter.note, Health() if silent else HEALTH)
         self.captured = threading.Event()
 

@@ -68,6 +68,7 @@ def build_region(
     *,
     thorough: bool = False,
     silent: bool = False,
+    can_compile: bool = False,
     info: GraphInfo | None = None,
     investigator: Investigator | None = None,
 ) -> Callable[..., Any]:
@@ -80,6 +81,7 @@ def build_region(
         gm: The Dynamo graph; or an AOT graph, for a compiler of such graphs.
         mode: What the user passed as ``torch.compile(mode=...)``.
         thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
+        can_compile: Whether it is known that this machine compiles something, so that a crash is the candidate's.
         info: Names, if they are not those that the graph has from Dynamo.
         investigator: Finds out where a failure comes from, if the options say ``localize``.
 
@@ -129,6 +131,7 @@ def build_region(
         schedule,
         thorough=thorough,
         silent=silent,
+        can_compile=can_compile,
         needed=lambda: _bytes_of(pristine),
         investigate=_investigation(source, local, kernels, investigator) if investigator and options.localize else None,
         draws=DrawInputs(compiler, pristine, source.traced) or None,

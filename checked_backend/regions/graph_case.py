@@ -85,13 +85,15 @@ class GraphCase:
 
 
 def _region(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, thorough: bool) -> Any:
-    return build_region(gm, example_inputs, options, None, thorough=thorough, silent=True)
+    # a failure was found before: this machine compiles
+    return build_region(gm, example_inputs, options, None, thorough=thorough, silent=True, can_compile=True)
 
 
-def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
+def rerun_failure(failure: Failure, compiler: Compiler, *, raises: bool = False) -> tuple[Finding, ...]:
     """Run a failed call again, with its backward pass if that failed, and check it with another compiler.
 
-    It raises whatever the region raises in eager.
+    Args:
+        raises: Whether the region raises in eager. If not, it raises here what it raises there.
     """
     options = failure.options.unsampled().model_copy(
         update={
@@ -104,12 +106,13 @@ def rerun_failure(failure: Failure, compiler: Compiler) -> tuple[Finding, ...]:
     )
     with failure.call.undisturbed(), collect(alone=True) as session:
         with _as_compiled_first(failure):
-            region = build_region(copy_graph(failure.graph), failure.example_inputs, options, None, silent=True)
+            graph = copy_graph(failure.graph)
+            region = build_region(graph, failure.example_inputs, options, None, silent=True, can_compile=True)
         try:
             failure.call.run(region, cotangents=failure.cotangents)
         except Exception:
             # else it is what the candidate raised in its backward pass, which its check reported
-            if failure.cotangents is None or not session.report.findings:
+            if not raises and (failure.cotangents is None or not session.report.findings):
                 raise
     return session.report.findings
 

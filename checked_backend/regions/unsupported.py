@@ -159,12 +159,13 @@ class MachineLimits:
 
     Args:
         needed: Says how many bytes all of eager's tensors need together.
+        works: Whether it is known that something can be compiled here.
     """
 
-    def __init__(self, needed: Callable[[], int], *, inductor: bool) -> None:
+    def __init__(self, needed: Callable[[], int], *, inductor: bool, works: bool = False) -> None:
         self._needed = needed
         self._inductor = inductor
-        self._machine_works = False
+        self._machine_works = works
 
     def __call__(self, error: Exception) -> Finding | None:
         """A finding of kind ``unsupported``; None if the candidate is to answer for the error."""

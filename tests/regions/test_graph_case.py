@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._inductor.exc import CppCompileError
 
 from checked_backend.findings import Finding, Kind
 from checked_backend.options import CheckOptions
+from checked_backend.regions import unsupported
 from checked_backend.regions.graph_case import GraphCase, wrong_like
 from tests.support import faults
 
@@ -33,6 +35,21 @@ def test_a_case_finds_what_is_wrong(dynamic: bool, tmp_path: Path, monkeypatch: 
     [found] = GraphCase(graph, inputs, CheckOptions(compiler=faults.one_element(1)), dynamic).findings(thorough=True)
     assert (found.kind, found.subject) == (Kind.LOGIC, "output[1]")
     assert not list(tmp_path.iterdir())  # a case is not a user's check: it writes no report
+
+
+def test_a_case_that_crashes_is_not_laid_to_the_machine_which_has_compiled_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tried() -> None:
+        raise AssertionError("the least program is compiled for each case")
+
+    def fails(_gm: fx.GraphModule, _inputs: Any) -> Any:
+        raise CppCompileError(["g++"], "garbage")
+
+    monkeypatch.setattr(unsupported, "nothing_compiles", tried)
+    inputs = (torch.randn(4, 3), torch.randn(4, 3))
+    [found] = GraphCase(graph_of(scaled_and_shifted), inputs, CheckOptions(compiler=fails)).findings()
+    assert found.kind is Kind.CRASH
 
 
 def test_inputs_are_not_changed() -> None:

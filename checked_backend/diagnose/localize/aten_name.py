@@ -48,29 +48,31 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
     """
     if isinstance(node.target, OpOverload):
         return str(node.target)
-    single, raised = _called(gm, inputs, node, lambda: torch.no_grad())
+    single, raised = operators_called(gm, inputs, node)
     if len(single) > 1:
         about = [func for func in single if not _helps(func)]
         single = about or single
     if len(set(single)) == 1 and not raised:  # the last operator may be a check that the raising one makes
         return str(single[0])
-    whole, _ = _called(gm, inputs, node, lambda: torch.inference_mode())
+    whole, _ = operators_called(gm, inputs, node, torch.inference_mode)
     return str(whole[0]) if len(set(whole)) == 1 else called_name(node)
 
 
-def _called(
-    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Callable[[], Any]
+def operators_called(
+    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node | None = None, mode: Callable[[], Any] = torch.no_grad
 ) -> tuple[Sequence[OpOverload], bool]:
-    """The operators that a node calls, and whether it raises."""
+    """The operators that a node calls, or all nodes of a graph, and whether one raises in eager."""
     calls = _Calls()
 
     class _Follower(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            if n.name != node.name:
+            if node is not None and n.name != node.name:
                 return super().run_node(n)
             with calls:
-                super().run_node(n)
-            raise _Reached
+                result = super().run_node(n)
+            if node is not None:
+                raise _Reached
+            return result
 
     follower = _Follower(eager_graph(gm))
     follower.extra_traceback = False

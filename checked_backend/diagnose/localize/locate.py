@@ -199,12 +199,8 @@ def _first_wrong_stage(
 
 def _wrong(failure: Failure, failing: Sequence[Finding], stage: Stage, capture: Capture) -> bool:
     wanted = {finding.subject for finding in wrong_like(failing, failing)}
-    try:
-        again = rerun_failure(failure, _made(stage, capture))
-    except Exception:
-        if all(finding.kind is Kind.EXCEPTION for finding in failing):
-            return False  # the stage raises what eager raises
-        raise
+    raises = all(finding.kind is Kind.EXCEPTION for finding in failing)
+    again = rerun_failure(failure, _made(stage, capture), raises=raises)
     return any(found.subject in wanted for found in wrong_like(failing, again))
 
 

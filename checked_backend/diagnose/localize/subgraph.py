@@ -188,10 +188,15 @@ def part_of(
     copied: dict[fx.Node, fx.Node] = {}
     chosen = set(nodes)
     modes = PartModes(graph)
-    inputs = _inputs_of(gm, chosen)
+    needed = _inputs_of(gm, chosen)
+    sizes = _sizes(needed)
+    inputs = [node for node in needed if node not in sizes]
     for node in inputs:
         name = node.target if node.op == "placeholder" else node.name
         copied[node] = graph.placeholder(str(name))
+        copied[node].meta = dict(node.meta)
+    for node, (tensor, place) in sizes.items():
+        copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], place))
         copied[node].meta = dict(node.meta)
     for node in gm.graph.nodes:
         modes.meet(node)
@@ -202,6 +207,21 @@ def part_of(
     modes.finish()
     graph.output(tuple(finish(graph, copied[node]) for node in returned))
     return fx.GraphModule(gm, graph), inputs
+
+
+def _sizes(nodes: Collection[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """Numbers that are a size of a tensor, each with that tensor: given apart, a compiler would not know it."""
+    found: dict[Any, tuple[fx.Node, int]] = {}
+    for node in nodes:
+        value = recorded_value(node)
+        for place, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            found.setdefault(getattr(getattr(size, "node", None), "expr", None), (node, place))
+    numbers = {node: recorded_value(node) for node in nodes}
+    return {
+        node: found[value.node.expr]
+        for node, value in numbers.items()
+        if isinstance(value, torch.SymInt) and value.node.expr in found
+    }
 
 
 def _inputs_of(gm: fx.GraphModule, chosen: set[fx.Node]) -> list[fx.Node]:

@@ -69,7 +69,6 @@ def write_repro(
     source: str | None = None,
     timeout: float = 120,
     oracle: Oracle = verdict_oracle,
-    known: Finding | None = None,
 ) -> Repro:
     """Write a case as a script, and run it from disk in a fresh process.
 
@@ -78,7 +77,6 @@ def write_repro(
 
     Args:
         name: The topic of the script, for its file name: ``repro_<name>.py``.
-        known: The finding, for a case that no oracle can check because it raises in eager.
 
     Raises:
         Untranslatable: The program cannot be written as a script.
@@ -92,7 +90,7 @@ def write_repro(
         found = oracle(case, timeout) or ()
         return next((item for item in found if (item.kind, item.subject) == (kind, subject)), None)
 
-    finding = None if known is not None else finding_of(program.case)
+    finding = finding_of(program.case)
     if finding is not None and is_drowned(finding):
         wide = in_float64(program)
         there = finding_of(wide.case)
@@ -100,7 +98,7 @@ def write_repro(
             program, finding = wide, there
             about.append("In float64: in lower precision rounding differs as much.")
     compiled = write_compile(program, random=True if kind is Kind.RNG else None)
-    shown = finding or known or Finding(kind, subject, _NOT_SHOWN)
+    shown = finding or Finding(kind, subject, _NOT_SHOWN)
     return _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
 
 

@@ -84,7 +84,7 @@ class WorkaroundSearch:
         eager, the line outside of the compiler, a costly setting, everything in eager.
 
         Args:
-            case: The small program; None if eager raises, so that there are no results to compare.
+            case: The small program; None if no part of the region is wrong by itself.
             op: The name of the operator that errs, in the report; None if it is not known.
             source: The user's line.
         """
@@ -231,7 +231,8 @@ class WorkaroundSearch:
 
     def _region_rerun(self, compiler: Compiler) -> tuple[bool, str]:
         subjects = {finding.subject for finding in wrong_like(self.findings, self.findings)}
-        findings = rerun_failure(self.failure, compiler)
+        raises = all(finding.kind is Kind.EXCEPTION for finding in self.findings if finding.kind.fails)
+        findings = rerun_failure(self.failure, compiler, raises=raises)
         wrong = wrong_like(self.findings, findings)
         for finding in findings:
             about = finding.message.splitlines()[0] if finding.message else str(finding.kind)

@@ -14,6 +14,7 @@ from torch import fx
 from checked_backend._torch.dynamo import lookup_backend
 from checked_backend._torch.inductor import fall_back, inductor_settings, lowerings_kept
 from checked_backend._torch.operators import OpOverload, is_composite
+from checked_backend.diagnose.localize.aten_name import operators_called
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
@@ -291,7 +292,8 @@ def _flags_differ(flags: Mapping[str, Any]) -> bool:
 
 def operator_fallbacks(case: GraphCase) -> Iterator[Setting]:
     """For each operator of a graph, a setting that leaves it to eager's kernel. Composite operators have no kernel."""
-    targets = dict.fromkeys(node.target for node in case.graph.graph.nodes if isinstance(node.target, OpOverload))
+    named = [node.target for node in case.graph.graph.nodes if isinstance(node.target, OpOverload)]
+    targets = dict.fromkeys(named or operators_called(case.graph, case.inputs)[0])
     for op in reversed(targets):
-        if isinstance(op, OpOverload) and not is_composite(op) and not op.is_view:
+        if not is_composite(op) and not op.is_view:
             yield Setting(f"eager's kernel for {op}", fallback=op)

@@ -12,8 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.localize.cut import cut_out, shortest_wrong_prefix
 from checked_backend.diagnose.localize.probe import probe, segments
-from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made
+from checked_backend.diagnose.localize.subgraph import calls_of, part_of, tensors_made
 from checked_backend.findings import Finding
+from checked_backend.graphs.nodes import recorded_value
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
@@ -88,6 +89,23 @@ def test_the_recorded_values_are_eagers() -> None:
     for _ in range(4):
         expected = torch.sin(expected) * 2
     assert torch.equal(cut.case.inputs[0], expected)
+
+
+def test_a_size_is_read_from_the_tensor_that_has_it() -> None:
+    """A compiler that is given it apart does not know that both are one, and makes other code."""
+
+    def flat(x: Tensor) -> Tensor:
+        return (x.sin() * 2).reshape(x.shape[0] * x.shape[1]).flip(0)
+
+    x = torch.randn(3, 5)
+    gm = make_fx(flat, tracing_mode="symbolic")(x)
+    first, *others = [node for node in calls_of(gm) if isinstance(recorded_value(node), Tensor)]
+    numbers = [node for node in calls_of(gm) if not isinstance(recorded_value(node), Tensor)]
+    products = [node for node in numbers if "sym_size" not in str(node.target)]
+    part, sources = part_of(gm, [*products, *others], [others[-1]])
+    assert sources == [first]
+    [found] = part(x.sin())
+    assert torch.equal(found, flat(x))
 
 
 def test_nothing_is_cut_out_of_what_is_right() -> None:

@@ -123,6 +123,26 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         assert "torch.compiler.disable(torch.relu)" in found
 
 
+def looked_up(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    y = torch.index_select(x, 0, at)
+    return y.sin()
+
+
+def lenient(gm: fx.GraphModule, _examples: Sequence[Any]) -> Any:
+    return lambda x, at: gm(x, at.clamp(max=len(x) - 1))
+
+
+@pytest.mark.process
+def test_what_should_raise_is_left_to_eager_where_it_raises(tmp_path: Path) -> None:
+    options = {"on_divergence": "record", "compiler": lenient, "report_dir": tmp_path}
+    compiled = torch.compile(looked_up, backend="numcheck", options=options)
+    with cb.collect() as session:
+        compiled(torch.randn(5, 6), torch.tensor([9, 1, 7]))
+    [finding] = session.report.findings
+    assert (finding.detail, finding.op) == ("exception.missing", "aten.index_select.default")
+    assert "torch.compiler.disable(torch.index_select)" in (finding.workaround or "")
+
+
 @pytest.mark.process
 def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch

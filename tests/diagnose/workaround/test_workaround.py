@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,7 @@ from checked_backend.diagnose.workaround.settings import (
 )
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.source_line import source_line
+from checked_backend.options import CheckOptions
 from checked_backend.process.worker import run_in_worker
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
@@ -196,6 +198,17 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert found.part == "graph pass wrong_pass (this and that)"
     given = CASE.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
     assert found.on(given).compiler_options == {"disabled_passes": "mine,wrong_pass"}
+
+
+def test_operators_of_a_program_that_has_functions_are_those_that_they_call() -> None:
+    graph = fx.symbolic_trace(lambda x: (torch.relu(torch.clamp(x, 1, 200)),))
+    case = GraphCase(graph, (torch.zeros(3, dtype=torch.int8),), CheckOptions(compiler="inductor"))
+    assert [setting.fallback for setting in operator_fallbacks(case)] == [torch.ops.aten.clamp.default]  # it raises
+    case = replace(case, inputs=(torch.zeros(3),))
+    assert [str(setting.fallback) for setting in operator_fallbacks(case)] == [
+        "aten.relu.default",
+        "aten.clamp.default",
+    ]
 
 
 @pytest.mark.slow
