@@ -111,11 +111,8 @@ class Draft:
     def finish(self) -> FailingCase:
         """Drop unused nodes and inputs, and make the program."""
         for node in reversed(list(self.graph.nodes)):
-            acts = node.op in ("placeholder", "output") or writes(node) or sets_mode(node)
+            acts = node.op == "output" or (node.op != "placeholder" and (writes(node) or sets_mode(node)))
             if not node.users and not acts:
-                self.graph.erase_node(node)
-        for node in self.graph.find_nodes(op="placeholder"):
-            if not node.users:
                 self.graph.erase_node(node)
         self.module.delete_all_unused_submodules()
         self.module.recompile()
