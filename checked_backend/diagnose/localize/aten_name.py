@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -62,31 +63,19 @@ def _called(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, mode: Callable[[], Any]
 ) -> tuple[Sequence[OpOverload], bool]:
     """The operators that a node calls, and whether it raises."""
-    calls = _Calls()
-
-    class _Follower(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            if n.name != node.name:
-                return super().run_node(n)
-            with calls:
-                super().run_node(n)
-            raise _Reached
-
-    follower = _Follower(eager_graph(gm))
-    follower.extra_traceback = False
-    raised = False
+    calls, own = _Calls(), eager_graph(gm)
+    follower = fx.Interpreter(own)
     try:
         with mode(), modes_left():
-            follower.run(*copy_values(inputs))
-    except _Reached:
-        pass
+            given = iter(copy_values(inputs))
+            for one in own.graph.nodes:
+                with calls if one.name == node.name else nullcontext():
+                    follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
+                if one.name == node.name:
+                    break
     except Exception:  # the node itself raises in eager, or the graph cannot be run under this mode
-        raised = True
-    return calls.found, raised
-
-
-class _Reached(Exception):
-    """Raised once the node has run."""
+        return calls.found, True
+    return calls.found, False
 
 
 def _helps(func: OpOverload) -> bool:

@@ -216,19 +216,12 @@ def _raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, E
     Returns:
         The node and what it raised; None if none does.
     """
-    reached: list[fx.Node] = []
-
-    class _Follower(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            reached[:] = [n]
-            return super().run_node(n)
-
-    follower = _Follower(eager_graph(gm))
-    follower.extra_traceback = False
-    try:
-        with modes_left():
-            follower.run(*inputs)
-    except Exception as error:  # what is looked for
-        name = reached[0].name
-        return next(node for node in gm.graph.nodes if node.name == name), error
+    own = eager_graph(gm)
+    follower, given = fx.Interpreter(own), iter(inputs)
+    with modes_left():
+        for one in own.graph.nodes:
+            try:
+                follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
+            except Exception as error:  # what is looked for
+                return next(node for node in gm.graph.nodes if node.name == one.name), error
     return None
