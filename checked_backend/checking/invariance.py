@@ -18,7 +18,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.dynamo import marked_dimensions
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.checking.backward import draw, roots_of
-from checked_backend.checking.kernel_choices import KernelChoice, kernel_choices
+from checked_backend.checking.kernel_choices import kernel_choices
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Transform
 from checked_backend.checking.program_run import fresh_dynamo
 from checked_backend.checking.tree import argument_leaves
@@ -229,34 +229,41 @@ class _Question:
             expected = self._run(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
                 actual = self._run(self._copy(), self._call)
-                _refuse_lost(expected, actual, _results(expected, actual))
-                if (different := _first_different(expected, actual)) is not None:
-                    message = f"run {number} of the same call is not bit for bit what the first one is"
-                    finding = _finding("runs", message, *different)
-                    found = self._placed(finding, [(nullcontext, [self._call])] * 2, _all_of)
+                message = f"run {number} of the same call is not bit for bit what the first one is"
+                if (found := self._compared("runs", expected, actual, message, [nullcontext] * 2)) is not None:
                     return Answer("", found, len(expected))
         return Answer(f"{REPEATS} runs", None, len(expected))
 
     def choices(self, count: int) -> Answer:
         """Does the program give the same bits with other kernels?"""
-        kernels: list[KernelChoice] = []
-        expected: Mapping[str, torch.Tensor] = {}
-        for choice in kernel_choices(count):
+        first, *others = kernel_choices(count)
+        with first.used(), fresh_dynamo():
+            expected = self._run(self._copy(), self._call)
+        if not first.tuned.measured:
+            return Answer("the compiler measured no kernels, so there is one for each purpose")
+        for choice in others:
             with choice.used(), fresh_dynamo():
                 actual = self._run(self._copy(), self._call)
-            kernels.append(choice)
-            if choice.number == 1:
-                expected = actual
-                if not choice.tuned.measured:
-                    return Answer("the compiler measured no kernels, so there is one for each purpose")
-                continue
-            _refuse_lost(expected, actual, _results(expected, actual))
-            if (different := _first_different(expected, actual)) is not None:
-                message = f"with {choice.kernels} it is not bit for bit what it is with {kernels[0].kernels}"
-                finding = _finding("choices", message, *different)
-                both = [(one.used, [self._call]) for one in (kernels[0], choice)]
-                return Answer("", self._placed(finding, both, _all_of), len(expected))
+            message = f"with {choice.kernels} it is not bit for bit what it is with {first.kernels}"
+            if (found := self._compared("choices", expected, actual, message, [first.used, choice.used])) is not None:
+                return Answer("", found, len(expected))
         return Answer(f"{count} sets of kernels", None, len(expected))
+
+    def _compared(
+        self,
+        question: str,
+        expected: Mapping[str, torch.Tensor],
+        actual: Mapping[str, torch.Tensor],
+        message: str,
+        contexts: Sequence[Context],
+    ) -> Finding | None:
+        """What differs in two runs of the call, each in a context."""
+        kinds = (SubjectKind.OUTPUT, SubjectKind.GRADIENT)
+        _refuse_lost(expected, actual, {name for name in (*expected, *actual) if Subject(name).kind in kinds})
+        if (different := _first_different(expected, actual)) is None:
+            return None
+        runs = [(context, [self._call]) for context in contexts]
+        return self._placed(_finding(question, message, *different), runs, _all_of)
 
     def _placed(self, finding: Finding, runs: Sequence[tuple[Context, Sequence[ProgramCall]]], rows: Rows) -> Finding:
         """The finding, with the first operator whose result differs, if the kernels can be seen.
@@ -308,9 +315,9 @@ class _Batch:
 
     @classmethod
     def of(cls, program: Program, given: int | None) -> _Batch:
-        call = program.calls[0]
-        leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)}
+        tensors = {
+            name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)
+        }
         marked = {name: min(marks) for name, leaf in tensors.items() if (marks := marked_dimensions(leaf))}
         if given is not None or not marked:
             marked = {name: given or 0 for name, leaf in tensors.items() if leaf.dim() > (given or 0)}
@@ -425,10 +432,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _is_unchanged(name: str, program: Program, eager: Outcome) -> bool:
     """Whether this is an argument that the program does not write to."""
-    subject, call = Subject(name), program.calls[0]
+    subject = Subject(name)
     if subject.kind is not SubjectKind.MUTATED:
         return False
-    given = dict(argument_leaves(program.function, call.args, call.kwargs)).get(subject.name)
+    given = program.leaves().get(subject.name)
     after = eager.values[name]
     return isinstance(given, torch.Tensor) and _first_different({name: given.detach()}, {name: after}) is None
 
@@ -498,12 +505,6 @@ def _gradient(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _refuse(error: Exception | None, who: str) -> None:
     if error is not None:
         raise _NotAskedError(f"{who} raises {described_exception(error)}")
-
-
-def _results(*runs: Mapping[str, torch.Tensor]) -> set[str]:
-    """The names of results and gradients in any of some runs."""
-    kinds = (SubjectKind.OUTPUT, SubjectKind.GRADIENT)
-    return {name for values in runs for name in values if Subject(name).kind in kinds}
 
 
 def _refuse_lost(
