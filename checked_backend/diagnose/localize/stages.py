@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -101,9 +102,7 @@ def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
     return (
         first,
         Stage("decomposed", "Inductor's decompositions", lambda capture: _aot(capture, "inductor", "default")),
-        Stage(
-            "partitioned", "Inductor's graph passes and partition", lambda capture: _inductor_front(capture, patches)
-        ),
+        Stage("partitioned", "Inductor's graph passes and partition", partial(_inductor_front, patches)),
         Stage("compiled", "Inductor's code generation", None),
     )
 
@@ -156,7 +155,7 @@ def _aot(
     return compile_region
 
 
-def _inductor_front(capture: Capture, patches: dict[str, Any]) -> Compiler:
+def _inductor_front(patches: dict[str, Any], capture: Capture) -> Compiler:
     def inner(gm: fx.GraphModule, _example_inputs: Sequence[Any], **how: Any) -> Any:
         forward: GraphKind = "inference" if how.get("is_inference") else "forward"
         return capture.keep("backward" if how.get("is_backward") else forward, gm)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.pytree import tree_map_only
 from checked_backend.graphs.effects import sets_mode, writes
 from checked_backend.graphs.nodes import is_getitem
 from checked_backend.regions.compile import copy_graph
@@ -137,7 +138,7 @@ def record_values(program: FailingCase, names: frozenset[str] | None = None) -> 
         def run_node(self, n: fx.Node) -> Any:
             value = super().run_node(n)
             if names is None or n.name in names:
-                found[n.name] = _copied(value)
+                found[n.name] = tree_map_only(torch.Tensor, compact, value)
             return value
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -153,14 +154,6 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel():
         each_element_once(copy).copy_(each_element_once(tensor.detach()))
     return copy
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return compact(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_copied(item) for item in value)
-    return value
 
 
 def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:
