@@ -234,7 +234,7 @@ class _Pair:
         self._results = Results()
         self._holding: list[list[torch.Tensor]] = []
 
-        backend: Any = partial(self._checked_region)
+        backend: Any = partial(self._checked_region)  # a method cannot be given a name
         backend.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
         compiled: Transform = partial(torch.compile, backend=backend, dynamic=dynamic)
         self.candidate = ProgramCopy(program, compiled if program.candidate is None else as_it_is)

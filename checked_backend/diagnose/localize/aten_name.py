@@ -73,6 +73,8 @@ def _called(
                     follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
                 if one.name == node.name:
                     break
+                for used in follower.user_to_last_uses.get(one, ()):
+                    del follower.env[used]
     except Exception:  # the node itself raises in eager, or the graph cannot be run under this mode
         return calls.found, True
     return calls.found, False

@@ -224,4 +224,6 @@ def _raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, E
                 follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
             except Exception as error:  # what is looked for
                 return next(node for node in gm.graph.nodes if node.name == one.name), error
+            for used in follower.user_to_last_uses.get(one, ()):
+                del follower.env[used]
     return None
