@@ -91,8 +91,10 @@ def with_dynamo_cause(
         repro, confirmed = str(written.path), written.confirmed
         if written.doubt:
             evidence[EvidenceKey.REPRO] = written.doubt
-    workaround = _left_to_eager(source)
-    if workaround is not None:
+    workaround = None
+    if (found := re.search(r" in (\w+)(:|$)", source or "")) is not None:
+        # Dynamo cannot trace a whole function wrongly if it does not trace it
+        workaround = f"{found[1]} = torch.compiler.disable({found[1]})  # the function at {source}"
         evidence[EvidenceKey.WORKAROUND] = "not tried: it is a change of the program"
     return [
         replace(
@@ -110,12 +112,6 @@ def with_dynamo_cause(
         else finding
         for finding in findings
     ]
-
-
-def _left_to_eager(source: str | None) -> str | None:
-    """A workaround that leaves a whole function out: Dynamo cannot trace it wrongly if it does not trace it."""
-    found = None if source is None else re.search(r" in (\w+)(:|$)", source)
-    return None if found is None else f"{found[1]} = torch.compiler.disable({found[1]})  # the function at {source}"
 
 
 def _find_cause(program: Program, *, dynamic: bool | None) -> _Cause | None:

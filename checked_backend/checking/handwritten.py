@@ -68,7 +68,7 @@ class SizedArguments:
 
     def first(self) -> tuple[Sequence[Any], str]:
         """The arguments of the first call, and its label."""
-        return (self.at(self.sizes[0]), _label(self.sizes[0])) if self.sizes else (self.make(0), "")
+        return (self.at(self.sizes[0]), f"with size {self.sizes[0]}") if self.sizes else (self.make(0), "")
 
     def beginning_with(self, accepts: Callable[[Sequence[Any]], bool], least: int = 0) -> SizedArguments:
         """Begin with the first size that can be made and that is accepted; as they are if there is none.
@@ -145,7 +145,7 @@ def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> 
             why = f"args({size}) raises {type(error).__name__}: {error}".partition("\n")[0]
             ledger.skip(Skip(f"size {size}", why))
         else:
-            yield ProgramCall(args, call.kwargs, _label(size))
+            yield ProgramCall(args, call.kwargs, f"with size {size}")
     yield ProgramCall(call.args, call.kwargs, "with junk in the memory that it allocates", junk=2)
     if (exact := on_whole_numbers(program, ledger)) is not None:
         yield exact
@@ -184,7 +184,3 @@ def told_of_candidate(finding: Finding, calls: Sequence[ProgramCall], showing: S
         return finding
     evidence = {key: value for key, value in finding.evidence.items() if key not in _OF_HARDWARE}
     return replace(finding, detail=str(Kind.LOGIC), message=_KEEPS, evidence=evidence)
-
-
-def _label(size: int) -> str:
-    return f"with size {size}"
