@@ -229,8 +229,11 @@ class _Question:
             expected = self._run(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
                 actual = self._run(self._copy(), self._call)
-                message = f"run {number} of the same call is not bit for bit what the first one is"
-                if (found := self._compared("runs", expected, actual, message, [nullcontext] * 2)) is not None:
+                _refuse_lost(expected, actual, _results(expected, actual))
+                if (different := _first_different(expected, actual)) is not None:
+                    message = f"run {number} of the same call is not bit for bit what the first one is"
+                    finding = _finding("runs", message, *different)
+                    found = self._placed(finding, [(nullcontext, [self._call])] * 2, _all_of)
                     return Answer("", found, len(expected))
         return Answer(f"{REPEATS} runs", None, len(expected))
 
@@ -244,26 +247,13 @@ class _Question:
         for choice in others:
             with choice.used(), fresh_dynamo():
                 actual = self._run(self._copy(), self._call)
-            message = f"with {choice.kernels} it is not bit for bit what it is with {first.kernels}"
-            if (found := self._compared("choices", expected, actual, message, [first.used, choice.used])) is not None:
-                return Answer("", found, len(expected))
+            _refuse_lost(expected, actual, _results(expected, actual))
+            if (different := _first_different(expected, actual)) is not None:
+                message = f"with {choice.kernels} it is not bit for bit what it is with {first.kernels}"
+                finding = _finding("choices", message, *different)
+                both = [(one.used, [self._call]) for one in (first, choice)]
+                return Answer("", self._placed(finding, both, _all_of), len(expected))
         return Answer(f"{count} sets of kernels", None, len(expected))
-
-    def _compared(
-        self,
-        question: str,
-        expected: Mapping[str, torch.Tensor],
-        actual: Mapping[str, torch.Tensor],
-        message: str,
-        contexts: Sequence[Context],
-    ) -> Finding | None:
-        """What differs in two runs of the call, each in a context."""
-        kinds = (SubjectKind.OUTPUT, SubjectKind.GRADIENT)
-        _refuse_lost(expected, actual, {name for name in (*expected, *actual) if Subject(name).kind in kinds})
-        if (different := _first_different(expected, actual)) is None:
-            return None
-        runs = [(context, [self._call]) for context in contexts]
-        return self._placed(_finding(question, message, *different), runs, _all_of)
 
     def _placed(self, finding: Finding, runs: Sequence[tuple[Context, Sequence[ProgramCall]]], rows: Rows) -> Finding:
         """The finding, with the first operator whose result differs, if the kernels can be seen.
@@ -505,6 +495,12 @@ def _gradient(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _refuse(error: Exception | None, who: str) -> None:
     if error is not None:
         raise _NotAskedError(f"{who} raises {described_exception(error)}")
+
+
+def _results(*runs: Mapping[str, torch.Tensor]) -> set[str]:
+    """The names of results and gradients in any of some runs."""
+    kinds = (SubjectKind.OUTPUT, SubjectKind.GRADIENT)
+    return {name for values in runs for name in values if Subject(name).kind in kinds}
 
 
 def _refuse_lost(
