@@ -183,10 +183,10 @@ def check(
         refuse_misuse(
             fn_or_module,
             candidate,
-            compiler=compiler,
+            compiler=compiler and compiler != "inductor",
             compiler_options=compiler_options,
             dynamic=dynamic,
-            choices=choices,
+            choices=choices > 1,
             optimizer=optimizer,
             localize=localize,
         )
@@ -233,18 +233,14 @@ def check(
         found = check_choices(choices, checked)
         if asked.questions:
             itself = partial(plan.compared_with_itself, asked, compile_region, choices, found.verdict)
-            found = _with_answers(found, carried_out(itself, plan.alone))
+            answers = carried_out(itself, plan.alone)  # the first of the notes
+            coverage = joined([answers.coverage, found.coverage])
+            found = replace(found, findings=(*found.findings, *answers.findings), coverage=coverage)
         found = replace(found, title=plan.title, environment={**plan.facts, **found.environment})
         if found.verdict is Verdict.FAIL and found.path is None:
             found = KeptReport(options.report_dir).save(found)
         keep_alone(found, files)
         return found
-
-
-def _with_answers(report: Report, answers: Report) -> Report:
-    """A report with what the program is compared with itself. The answers are the first of its notes."""
-    coverage = joined([answers.coverage, report.coverage])
-    return replace(report, findings=(*report.findings, *answers.findings), coverage=coverage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +302,9 @@ class _Plan:
         return file.save(report) if begun else report
 
     def compared_with_itself(
-        self, asked: Invariance, compile_region: Compiler, choices: int, accuracy: Verdict, keep: Keep
+        self, asked: Invariance, compile_region: Compiler, choices: int, accuracy: Verdict, _keep: Keep
     ) -> Report:
-        """Ask whether the program's bits stay as they are."""
-        del keep  # each question ends at its first finding
+        """Ask whether the program's bits stay as they are. Each question ends at its first finding."""
         compiled: Transform = partial(torch.compile, backend=compile_region, dynamic=self.dynamic)
         program = self.program
         if self.sized.sizes:  # a batch has two rows or more
@@ -400,12 +395,7 @@ class _Plan:
     def _explained(self, shown: Sequence[Shown], run: ProgramRun) -> list[Finding]:
         """Explain failures: is a value baked in, and at which level does it arise? Regions localize by themselves."""
         if self.program.candidate is not None:
-            own = [
-                told_of_candidate(
-                    entry.finding, [run.program.calls[place] for place in entry.calls], first=entry.calls[0] == 0
-                )
-                for entry in shown
-            ]
+            own = [told_of_candidate(entry.finding, run.program.calls, entry.calls) for entry in shown]
             return [told(replace(entry, finding=one), run) for entry, one in zip(shown, own, strict=True)]
 
         def alone(call: ProgramCall) -> Sequence[Finding]:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from itertools import chain
+from traceback import walk_stack
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -339,15 +341,6 @@ def _fill(holder: Any, items: Sequence[Any]) -> None:
 
 def _other_threads() -> bool:
     """Whether other threads run code of the program. Those of libraries, as a compiler's, do not change its objects."""
-    return any(
-        _is_of_program(frame) for number, frame in sys._current_frames().items() if number != threading.get_ident()
-    )
-
-
-def _is_of_program(frame: FrameType | None) -> bool:
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__"))
-        if not is_library(name) and not is_installed(name):
-            return True
-        frame = frame.f_back
-    return False
+    stacks = [walk_stack(top) for number, top in sys._current_frames().items() if number != threading.get_ident()]
+    names = (str(frame.f_globals.get("__name__")) for frame, _ in chain.from_iterable(stacks))
+    return not all(is_library(name) or is_installed(name) for name in names)

@@ -10,21 +10,20 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
 from checked_backend._torch.dynamo import dynamo_reset
 from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged, fake_refusals
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking.program import Program
+from checked_backend.checking.program_runner import Traced
 from checked_backend.diagnose.repro import Untranslatable, write_source_repro
 from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.findings.paths import shown_path
@@ -32,7 +31,6 @@ from checked_backend.graphs.operators import Operator, OperatorKind
 from checked_backend.modes.base import OperatorMode
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
-from checked_backend.regions.compile import eager_graph
 from checked_backend.report.file_names import this_moment
 
 _HERE = str(Path(__file__).parent.parent) + os.sep
@@ -93,8 +91,10 @@ def with_dynamo_cause(
         repro, confirmed = str(written.path), written.confirmed
         if written.doubt:
             evidence[EvidenceKey.REPRO] = written.doubt
-    workaround = _left_to_eager(source)
-    if workaround is not None:
+    workaround = None
+    if (found := re.search(r" in (\w+)(:|$)", source or "")) is not None:
+        # Dynamo cannot trace a whole function wrongly if it does not trace it
+        workaround = f"{found[1]} = torch.compiler.disable({found[1]})  # the function at {source}"
         evidence[EvidenceKey.WORKAROUND] = "not tried: it is a change of the program"
     return [
         replace(
@@ -114,12 +114,6 @@ def with_dynamo_cause(
     ]
 
 
-def _left_to_eager(source: str | None) -> str | None:
-    """A workaround that leaves a whole function out: Dynamo cannot trace it wrongly if it does not trace it."""
-    found = None if source is None else re.search(r" in (\w+)(:|$)", source)
-    return None if found is None else f"{found[1]} = torch.compiler.disable({found[1]})  # the function at {source}"
-
-
 def _find_cause(program: Program, *, dynamic: bool | None) -> _Cause | None:
     """Find the first operator that Dynamo's graph calls otherwise than eager, or whose fake kernel is wrong."""
     eager = _Watch(look_at_fakes=True)
@@ -130,21 +124,11 @@ def _find_cause(program: Program, *, dynamic: bool | None) -> _Cause | None:
     compiled = _Watch(look_at_fakes=False)
     dynamo_reset()
     try:
-        outcome = program.run(partial(torch.compile, backend=partial(_watched, watch=compiled), dynamic=dynamic))
+        outcome = program.run(Traced(dynamic).under(compiled))
     finally:
         dynamo_reset()
     refused = None if outcome.error is None else _refused(eager.calls, outcome.error)
     return refused or _first_difference(eager.calls, compiled.calls)
-
-
-def _watched(gm: fx.GraphModule, _example_inputs: Sequence[Any], *, watch: _Watch) -> Callable[..., Any]:
-    traced = eager_graph(gm).forward
-
-    def run(*args: Any) -> Any:
-        with watch:
-            return traced(*args)
-
-    return run
 
 
 def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> _Cause | None:

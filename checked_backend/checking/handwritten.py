@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 
 from checked_backend.checking.program import Program, ProgramCall, Stopwatch
-from checked_backend.checking.tree import argument_leaves
 from checked_backend.checking.variants import fresh_data, other_layouts, substituted
 from checked_backend.checking.whole_numbers import on_whole_numbers
 from checked_backend.errors import OptionError
@@ -33,8 +31,6 @@ MOST_SECONDS = 60.0
 
 _KEEPS = "without the calls before it the candidate is right in this call: it uses what it kept of an earlier one"
 _OF_HARDWARE = (EvidenceKey.HOST, EvidenceKey.DEVICE, EvidenceKey.TIME)
-
-_DEFAULTS = MappingProxyType({"compiler": "inductor", "choices": 1})
 
 MakeArguments: TypeAlias = Callable[[int], Sequence[Any]]
 """Makes the positional arguments of one size."""
@@ -72,7 +68,7 @@ class SizedArguments:
 
     def first(self) -> tuple[Sequence[Any], str]:
         """The arguments of the first call, and its label."""
-        return (self.at(self.sizes[0]), _label(self.sizes[0])) if self.sizes else (self.make(0), "")
+        return (self.at(self.sizes[0]), f"with size {self.sizes[0]}") if self.sizes else (self.make(0), "")
 
     def beginning_with(self, accepts: Callable[[Sequence[Any]], bool], least: int = 0) -> SizedArguments:
         """Begin with the first size that can be made and that is accepted; as they are if there is none.
@@ -108,7 +104,7 @@ def refuse_misuse(function: Callable[..., Any], candidate: object, **of_compiler
     """See that a candidate can be held against a function.
 
     Args:
-        of_compilers: Arguments of `check` that only a compiled program has a use for.
+        of_compilers: Arguments of `check` that only a compiled program has a use for; false where they say nothing.
 
     Raises:
         OptionError: It cannot be called, it is a module with other parameters, or a compiler's argument is given.
@@ -116,7 +112,7 @@ def refuse_misuse(function: Callable[..., Any], candidate: object, **of_compiler
     if not callable(candidate):
         raise OptionError(f"check: candidate got {type(candidate).__qualname__}, which cannot be called.")
     for name, value in of_compilers.items():
-        if value and value != _DEFAULTS.get(name):
+        if value:
             raise OptionError(f"check: {name} is for a compiled program, and candidate is run as it is; drop {name}.")
     if not (isinstance(function, torch.nn.Module) and isinstance(candidate, torch.nn.Module)):
         return
@@ -149,7 +145,7 @@ def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> 
             why = f"args({size}) raises {type(error).__name__}: {error}".partition("\n")[0]
             ledger.skip(Skip(f"size {size}", why))
         else:
-            yield ProgramCall(args, call.kwargs, _label(size))
+            yield ProgramCall(args, call.kwargs, f"with size {size}")
     yield ProgramCall(call.args, call.kwargs, "with junk in the memory that it allocates", junk=2)
     if (exact := on_whole_numbers(program, ledger)) is not None:
         yield exact
@@ -157,7 +153,7 @@ def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> 
     yield from fresh
     own = {
         name: leaf.detach().clone().requires_grad_(leaf.requires_grad)
-        for name, leaf in argument_leaves(program.function, call.args, call.kwargs)
+        for name, leaf in program.leaves().items()
         if isinstance(leaf, torch.Tensor)
     }
     # the first call's own data come back, because later calls share its tensors
@@ -173,23 +169,18 @@ def refuses_layout(finding: Finding, call: ProgramCall) -> bool:
     return call.varies_layout and finding.detail == "crash.running"
 
 
-def told_of_candidate(finding: Finding, calls: Sequence[ProgramCall], *, first: bool) -> Finding:
+def told_of_candidate(finding: Finding, calls: Sequence[ProgramCall], showing: Sequence[int]) -> Finding:
     """A finding in the words of a candidate's author.
 
     Another layout of the same values is a warning, and so is an exception where an argument has another layout than it
     was given: a kernel may take one layout only, if it says so.
 
     Args:
-        calls: The calls that show it.
-        first: Whether the first call of all does.
+        showing: The places of the calls that show it, in order.
     """
-    if finding.is_layout or all(refuses_layout(finding, call) for call in calls):
+    if finding.is_layout or all(refuses_layout(finding, calls[place]) for place in showing):
         return replace(finding, severity=Severity.WARNING)
-    if finding.detail != NOT_REPRODUCED.detail or first:
+    if finding.detail != NOT_REPRODUCED.detail or showing[0] == 0:
         return finding
     evidence = {key: value for key, value in finding.evidence.items() if key not in _OF_HARDWARE}
     return replace(finding, detail=str(Kind.LOGIC), message=_KEEPS, evidence=evidence)
-
-
-def _label(size: int) -> str:
-    return f"with size {size}"

@@ -18,7 +18,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.dynamo import marked_dimensions
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.checking.backward import draw, roots_of
-from checked_backend.checking.kernel_choices import KernelChoice, kernel_choices
+from checked_backend.checking.kernel_choices import kernel_choices
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Transform
 from checked_backend.checking.program_run import fresh_dynamo
 from checked_backend.checking.tree import argument_leaves
@@ -239,22 +239,19 @@ class _Question:
 
     def choices(self, count: int) -> Answer:
         """Does the program give the same bits with other kernels?"""
-        kernels: list[KernelChoice] = []
-        expected: Mapping[str, torch.Tensor] = {}
-        for choice in kernel_choices(count):
+        first, *others = kernel_choices(count)
+        with first.used(), fresh_dynamo():
+            expected = self._run(self._copy(), self._call)
+        if not first.tuned.measured:
+            return Answer("the compiler measured no kernels, so there is one for each purpose")
+        for choice in others:
             with choice.used(), fresh_dynamo():
                 actual = self._run(self._copy(), self._call)
-            kernels.append(choice)
-            if choice.number == 1:
-                expected = actual
-                if not choice.tuned.measured:
-                    return Answer("the compiler measured no kernels, so there is one for each purpose")
-                continue
             _refuse_lost(expected, actual, _results(expected, actual))
             if (different := _first_different(expected, actual)) is not None:
-                message = f"with {choice.kernels} it is not bit for bit what it is with {kernels[0].kernels}"
+                message = f"with {choice.kernels} it is not bit for bit what it is with {first.kernels}"
                 finding = _finding("choices", message, *different)
-                both = [(one.used, [self._call]) for one in (kernels[0], choice)]
+                both = [(one.used, [self._call]) for one in (first, choice)]
                 return Answer("", self._placed(finding, both, _all_of), len(expected))
         return Answer(f"{count} sets of kernels", None, len(expected))
 
@@ -308,9 +305,9 @@ class _Batch:
 
     @classmethod
     def of(cls, program: Program, given: int | None) -> _Batch:
-        call = program.calls[0]
-        leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)}
+        tensors = {
+            name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)
+        }
         marked = {name: min(marks) for name, leaf in tensors.items() if (marks := marked_dimensions(leaf))}
         if given is not None or not marked:
             marked = {name: given or 0 for name, leaf in tensors.items() if leaf.dim() > (given or 0)}
@@ -425,10 +422,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _is_unchanged(name: str, program: Program, eager: Outcome) -> bool:
     """Whether this is an argument that the program does not write to."""
-    subject, call = Subject(name), program.calls[0]
+    subject = Subject(name)
     if subject.kind is not SubjectKind.MUTATED:
         return False
-    given = dict(argument_leaves(program.function, call.args, call.kwargs)).get(subject.name)
+    given = program.leaves().get(subject.name)
     after = eager.values[name]
     return isinstance(given, torch.Tensor) and _first_different({name: given.detach()}, {name: after}) is None
 

@@ -80,7 +80,10 @@ def run_isolated(
         if finding.fails and made.kind != "hang" and process_limited():
             finding = _of_limits(timeout, lambda: death(candidate)) or finding
         if finding.kind.fails and made.kind == "hang" and death(candidate) is None:
-            finding = _slow(made)
+            message = (
+                "the check did not end in time; the compiled program alone, called as given, does; raise `timeout`"
+            )
+            finding = _unsupported(made, message, "an end")
         if compiler is not None:
             (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
     except NoWorkerError as error:
@@ -168,11 +171,6 @@ def _finding(death: JobEnd, eager_death: JobEnd | None) -> Finding:
     message = f"the process that compiled and ran the program {what}; one that runs it in eager alone {does}"
     told = Finding(Kind.CRASH, "candidate", message, death.detail, expected=expected, actual=death.cause)
     return replace(told, evidence={EvidenceKey.WHERE: death.where} if death.where else {})
-
-
-def _slow(death: JobEnd) -> Finding:
-    message = "the check did not end in time; the compiled program alone, called as given, does; raise `timeout`"
-    return _unsupported(death, message, "an end")
 
 
 def _unsupported(death: JobEnd, message: str, expected: str) -> Finding:

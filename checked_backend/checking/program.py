@@ -222,6 +222,10 @@ class Program:
         if not self.calls:
             self.calls = [ProgramCall(self.args, self.kwargs)]
 
+    def leaves(self) -> dict[str, Any]:
+        """The leaves of the first call's arguments, by name."""
+        return dict(argument_leaves(self.function, self.calls[0].args, self.calls[0].kwargs))
+
     def run(
         self,
         transform: Transform | None = None,
@@ -332,7 +336,7 @@ class ProgramCopy:
             is_poisoned = call.junk is not None and self._called is not self._function
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
             with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
-                self._train(args, kwargs, state, objective, outcome)
+                self._train(partial(self._evaluate, args, kwargs, state, objective, outcome), objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
                 self._rng = outcome.rng
@@ -392,17 +396,15 @@ class ProgramCopy:
 
     # the call
 
-    def _train(
-        self, args: list[Any], kwargs: dict[str, Any], state: State, objective: Objective, outcome: Outcome
-    ) -> None:
+    def _train(self, evaluate: Callable[[], Any], objective: Objective, outcome: Outcome) -> None:
         if self._optimizer is None or objective.incoming is not Incoming.CONTIGUOUS:
-            self._evaluate(args, kwargs, state, objective, outcome)
+            evaluate()
             return
         optimizer = self._optimizer
 
         def closure() -> Any:
             optimizer.zero_grad()
-            loss = self._evaluate(args, kwargs, state, objective, outcome)
+            loss = evaluate()
             if outcome.backward_error is not None:
                 raise _StepImpossible
             return loss

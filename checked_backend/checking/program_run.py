@@ -234,9 +234,7 @@ class _Pair:
         self._results = Results()
         self._holding: list[list[torch.Tensor]] = []
 
-        def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._checked_region(gm, example_inputs)
-
+        backend: Any = partial(self._checked_region)  # a method cannot be given a name
         backend.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
         compiled: Transform = partial(torch.compile, backend=backend, dynamic=dynamic)
         self.candidate = ProgramCopy(program, compiled if program.candidate is None else as_it_is)
@@ -277,7 +275,9 @@ class _Pair:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
         index, run = len(self.calls), self.run
         run.results.forget()
-        held = None if run.program.candidate is None else self._held_results(call)
+        held = None
+        if run.program.candidate is not None:  # its caller still holds results
+            held = Snapshot((self._results,), self.candidate.memory(call), run.own.skip)
         with collect(closing=False) as session, run.tracing.watch(), self._numpy_draws(reference):
             candidate = self.candidate.step(index, call)
         if held is not None:
@@ -293,10 +293,6 @@ class _Pair:
             found = without_rounding(found, call, self._rounding, run.own)
         run.in_regions += [(index, finding) for finding in found]
         return sum(region.checked_calls for region in self._coverage.regions)
-
-    def _held_results(self, call: ProgramCall) -> Snapshot:
-        """The results of a handwritten candidate that its caller still holds, as they are before a call."""
-        return Snapshot((self._results,), self.candidate.memory(call), self.run.own.skip)
 
     def _hold(self, number: int, candidate: Outcome) -> None:
         """Hold the results of the first call, and of the latest."""

@@ -40,7 +40,7 @@ class ProgramRunner:
     facts: Facts = field(default_factory=Facts, init=False)
     _tapes: list[EagerTape] = field(default_factory=list, init=False)  # one for each evaluation
     _in_float64: tuple[Values, Values] | None = field(default=None, init=False)
-    _traced: _Traced = field(default_factory=lambda: _Traced(), init=False)
+    _traced: Traced = field(default_factory=lambda: Traced(), init=False)
 
     def run(self, recipe: Recipe) -> Values | None:
         """All calls once more.
@@ -124,18 +124,20 @@ class ProgramRunner:
         return values
 
 
-class _Traced:
+class Traced:
     """The graphs that Dynamo traces from a function, run in eager under a mode.
 
     They are of one function only, and under all modes the same, because Dynamo's compiled code is used again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dynamic: bool | None = None) -> None:
+        self._dynamic = dynamic
         self._mode: AbstractContextManager[Any] = nullcontext()
 
     def under(self, mode: AbstractContextManager[Any]) -> Transform:
+        """The transform that makes a function into these graphs."""
         self._mode = mode
-        return partial(torch.compile, backend=self._compile)
+        return partial(torch.compile, backend=self._compile, dynamic=self._dynamic)
 
     def _compile(self, gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         traced = eager_graph(gm).forward

@@ -63,7 +63,7 @@ def replay(
     with (
         collect(closing=False) as session,
         dump.ambient(),
-        torch.set_grad_enabled(_has_backward(dump) and torch.is_grad_enabled()),
+        torch.set_grad_enabled(dump.kind == "dynamo" and torch.is_grad_enabled()),
     ):
         if not dump.has_values:
             made = f"not in the dump: made from seed {seed}, within the recorded ranges"
@@ -124,17 +124,15 @@ def _with_own_line(finding: Finding, dump: Dump) -> Finding:
     return replace(finding, source=lines.get(made["name"]) or finding.source)
 
 
-def _has_backward(dump: Dump) -> bool:
-    """Whether a graph can be differentiated. Graphs of other kinds were traced with autograd already applied."""
-    return dump.kind == "dynamo"
-
-
 def _run(dump: Dump, options: CheckOptions, seed: int, session: Session, investigator: Investigator | None) -> Any:
     """Run the graph as a user's program if Dynamo can trace it, whole or in parts, else directly."""
 
     def inputs() -> list[Any]:
         made = dump.inputs(seed)
-        return made if _has_backward(dump) else [a.detach() if isinstance(a, torch.Tensor) else a for a in made]
+        if dump.kind == "dynamo":
+            return made
+        # graphs of other kinds were traced with autograd already applied
+        return [a.detach() if isinstance(a, torch.Tensor) else a for a in made]
 
     def checked(gm: fx.GraphModule, given: Sequence[Any], *, options: CheckOptions = options) -> Callable[..., Any]:
         return build_region(gm, given, options, None, thorough=True, investigator=investigator)

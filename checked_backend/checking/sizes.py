@@ -15,7 +15,6 @@ from torch import fx
 
 from checked_backend._torch.symbols import evaluate_expression, shape_facts
 from checked_backend.checking.program import Program, ProgramCall, Stopwatch
-from checked_backend.checking.tree import argument_leaves
 from checked_backend.checking.variants import substituted
 from checked_backend.findings import Skip
 from checked_backend.numerics.randomize import randomize_tensors
@@ -271,8 +270,7 @@ def _call_of_sizes(
     Args:
         number: A number for the data: another number makes other data.
     """
-    call = program.calls[0]
-    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+    leaves = program.leaves()
     changed = {name: new for name, old in leaves.items() if (new := _varied(name, old, shapes, values)) is not old}
     tensors = [value for value in changed.values() if isinstance(value, torch.Tensor)]
     fresh = iter(randomize_tensors(tensors, number))
@@ -342,8 +340,7 @@ def _told(value: Any) -> str:
 
 def _aliased(program: Program) -> Iterator[ProgramCall]:
     """Calls in which two inputs of the same metadata share memory: as one tensor, and as two."""
-    call = program.calls[0]
-    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+    leaves = program.leaves()
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in leaves.items():
         if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:

@@ -101,14 +101,9 @@ class State:
 
     def subjects(self) -> dict[str, Any]:
         """The tensors that a call may have changed, by subject."""
-        inputs = {name: leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
-        groups = (
-            ("mutated", inputs),
-            ("attribute", self.attributes),
-            ("param", self.parameters),
-            ("buffer", self.buffers),
-        )
-        return {f"{kind}[{name}]": leaf for kind, group in groups for name, leaf in group.items()}
+        inputs = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
+        groups = {"attribute": self.attributes, "param": self.parameters, "buffer": self.buffers}
+        return inputs | {f"{kind}[{name}]": leaf for kind, group in groups.items() for name, leaf in group.items()}
 
     def memory(self) -> dict[str, Any]:
         """The tensors that outputs may share memory with, by name."""

@@ -12,7 +12,7 @@ import torch
 
 from checked_backend.checking.backward import roots_of, variants_of, with_gaps
 from checked_backend.checking.program import Program, ProgramCall
-from checked_backend.checking.tree import argument_leaves, signature_of
+from checked_backend.checking.tree import signature_of
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.numerics.randomize import randomize_tensors
 from checked_backend.report.ledger import Ledger
@@ -39,7 +39,7 @@ def substituted(program: Program, new: Mapping[str, Any], label: str) -> Program
         The call; None if nothing could be substituted, or containers of the arguments cannot be copied.
     """
     call = program.calls[0]
-    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
+    leaves = program.leaves()
     memo = {id(leaf): leaf for leaf in leaves.values() if isinstance(leaf, (torch.Tensor, torch.nn.Module))}
     memo |= {id(leaves[name]): value for name, value in new.items() if isinstance(leaves[name], torch.Tensor)}
     try:
@@ -72,9 +72,7 @@ def fresh_data(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     There are some rounds of `randomize`, which keeps data valid. Then follows one round that also varies the integers
     and booleans that `randomize` leaves alone: single ones, and sorted ones.
     """
-    call = program.calls[0]
-    leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    tensors = {name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor)}
     kept: dict[str, torch.Tensor] = dict(tensors)
     for number in range(ROUNDS):
         fresh = dict(zip(tensors, randomize_tensors(list(tensors.values()), number), strict=True))
@@ -104,15 +102,13 @@ def _other_integers(old: torch.Tensor) -> torch.Tensor | None:
 
 
 def _like(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    new = torch.empty_like(old)
-    return new.copy_(values)
+    return torch.empty_like(old).copy_(values)
 
 
 def other_layouts(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls that each have one tensor argument in another layout. Only expanded tensors have other values."""
-    call = program.calls[0]
     made: list[ProgramCall] = []
-    for name, leaf in argument_leaves(program.function, call.args, call.kwargs):
+    for name, leaf in program.leaves().items():
         if not isinstance(leaf, torch.Tensor):
             continue
         if leaf.layout is not torch.strided or type(leaf) is not torch.Tensor or not leaf.numel() or leaf.is_nested:
@@ -143,7 +139,7 @@ def _variants(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     yield "at an offset", memory[_OFFSET:].view(tensor.shape).copy_(tensor)
 
 
-_OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
+OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 
 ROUNDOFFS = 32.0
 """Differences up to this many roundoffs of the same gradient in the user's own call are rounding."""
@@ -179,12 +175,12 @@ def without_rounding(
         if not finding.kind.fails:
             why = f"{finding.kind}: {finding.message}"
         elif (
-            finding.kind in _OF_VALUES - {Kind.NONFINITE}
+            finding.kind in OF_VALUES - {Kind.NONFINITE}
             and call.incoming.is_laid_out
             and greatest <= rounding.get(finding.subject, -1.0)
         ):
             why = "it is zero but for rounding"
-        elif not call.incoming.is_finite and finding.kind in _OF_VALUES and not _is_lost(finding):
+        elif not call.incoming.is_finite and finding.kind in OF_VALUES and not _is_lost(finding):
             why = "it is NaN or infinite in other elements"
         else:
             left.append(finding)

@@ -22,8 +22,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_map
 from checked_backend.checking.backward import roots_of
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy
-from checked_backend.checking.tree import argument_leaves
-from checked_backend.checking.variants import substituted
+from checked_backend.checking.variants import OF_VALUES, substituted
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.graphs.operators import Operator, OperatorKind
 from checked_backend.modes.base import OperatorMode, tensors_in
@@ -46,7 +45,6 @@ _KINKED_NAMES = """
     adaptive_max_pool3d eq ne lt le gt ge
 """
 _KINKED = frozenset(_KINKED_NAMES.split())
-_OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE})
 _LABEL = "on whole numbers, of which nothing has to be rounded"
 
 
@@ -108,12 +106,11 @@ def _is_whole(tensor: torch.Tensor, most: float) -> bool:
 
 def on_whole_numbers(program: Program, ledger: Ledger) -> ProgramCall | None:
     """The program's own call on whole numbers, with gradients that are whole too; None if eager rounds something."""
-    call = program.calls[0]
     for share in SHARES:
         generator = torch.Generator().manual_seed(0)
         tensors = {
             name: _whole(leaf, share, generator)
-            for name, leaf in argument_leaves(program.function, call.args, call.kwargs)
+            for name, leaf in program.leaves().items()
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
         }
         made = substituted(program, tensors, _LABEL)
@@ -157,7 +154,7 @@ def beyond_rounding(findings: Sequence[Finding], reference: Outcome, candidate: 
     floats = {name: value for name, value in reference.values.items() if value.is_floating_point()}
     beyond = [name for name, value in floats.items() if _is_beyond(value, candidate.values.get(name))]
     within = floats.keys() - beyond
-    found = [one for one in findings if one.kind not in _OF_VALUES or one.subject not in within]
+    found = [one for one in findings if one.kind not in OF_VALUES or one.subject not in within]
     for name in beyond:
         if all(one.subject != name for one in found):
             metrics = measure(reference=reference.values[name], candidate=candidate.values[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -62,33 +63,21 @@ def operators_called(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node | None = None, mode: Callable[[], Any] = torch.no_grad
 ) -> tuple[Sequence[OpOverload], bool]:
     """The operators that a node calls, or all nodes of a graph, and whether one raises in eager."""
-    calls = _Calls()
-
-    class _Follower(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            if node is not None and n.name != node.name:
-                return super().run_node(n)
-            with calls:
-                result = super().run_node(n)
-            if node is not None:
-                raise _Reached
-            return result
-
-    follower = _Follower(eager_graph(gm))
-    follower.extra_traceback = False
-    raised = False
+    calls, own = _Calls(), eager_graph(gm)
+    follower = fx.Interpreter(own)
     try:
         with mode(), modes_left():
-            follower.run(*copy_values(inputs))
-    except _Reached:
-        pass
+            given = iter(copy_values(inputs))
+            for one in own.graph.nodes:
+                with calls if node is None or one.name == node.name else nullcontext():
+                    follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
+                if node is not None and one.name == node.name:
+                    break
+                for used in follower.user_to_last_uses.get(one, ()):
+                    del follower.env[used]
     except Exception:  # the node itself raises in eager, or the graph cannot be run under this mode
-        raised = True
-    return calls.found, raised
-
-
-class _Reached(Exception):
-    """Raised once the node has run."""
+        return calls.found, True
+    return calls.found, False
 
 
 def _helps(func: OpOverload) -> bool:

@@ -35,7 +35,6 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     """
     own = eager_graph(gm)  # there a checkpoint calls its body as Python
     follower = fx.Interpreter(own)
-    follower.extra_traceback = False
     given = iter(unshared(gm, inputs))
     calls: dict[str, list[BodyCall]] = {}
     with torch.no_grad(), modes_left():

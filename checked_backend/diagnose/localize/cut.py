@@ -212,14 +212,10 @@ def _tried(
     if not returned:
         return None
     chosen = [*nodes, *(made for made in returned if made not in nodes)]
-    part, sources = part_of(gm, chosen, returned, finish=_copy if copied else _same)
+    part, sources = part_of(gm, chosen, returned, finish=_copy if copied else None)
     case = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
     findings = oracle(case)
     return Cut(case, node, findings[0]) if findings else None
-
-
-def _same(_graph: fx.Graph, node: fx.Node) -> fx.Node:
-    return node
 
 
 def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:

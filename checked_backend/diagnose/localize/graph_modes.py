@@ -48,41 +48,30 @@ def modes_left() -> Iterator[None]:
         yield
 
 
-class _Modes:
-    """The modes in force after the calls that were met so far."""
-
-    def __init__(self) -> None:
-        self.entered: list[fx.Node] = []
-        self.flags: dict[object, fx.Node] = {}
-
-    def meet(self, node: fx.Node) -> None:
-        """Go past a call of the graph."""
-        name = mode_name(node)
-        if name.startswith("_enter_"):
-            self.entered.append(node)
-        elif name.startswith("_exit_"):
-            self.entered = [one for one in self.entered if one not in node.args]
-        elif name:
-            self.flags.pop(node.target, None)  # the latest comes last
-            self.flags[node.target] = node
-
-
 class PartModes:
     """Sets the modes in a part of a graph that its calls have in the whole graph."""
 
     def __init__(self, part: fx.Graph) -> None:
         self._part = part
-        self._whole = _Modes()
+        self._whole: list[fx.Node] = []  # entered in the whole, up to the calls that were met
+        self._whole_flags: dict[object, fx.Node] = {}
         self._entered: list[tuple[fx.Node, fx.Node]] = []
         self._flags: dict[object, fx.Node] = {}
 
     def meet(self, node: fx.Node) -> None:
         """Go past a call of the whole."""
-        self._whole.meet(node)
+        name = mode_name(node)
+        if name.startswith("_enter_"):
+            self._whole.append(node)
+        elif name.startswith("_exit_"):
+            self._whole = [one for one in self._whole if one not in node.args]
+        elif name:
+            self._whole_flags.pop(node.target, None)  # the latest comes last
+            self._whole_flags[node.target] = node
 
     def set_here(self) -> None:
         """Set the modes for the next call of the part."""
-        wanted = self._whole.entered
+        wanted = self._whole
         common = 0
         while common < min(len(wanted), len(self._entered)) and self._entered[common][0] is wanted[common]:
             common += 1
@@ -105,7 +94,7 @@ class PartModes:
                 self._part.node_copy(leaving, {node: own}.__getitem__)
 
     def _set_flags(self) -> None:
-        for target, node in self._whole.flags.items():
+        for target, node in self._whole_flags.items():
             if self._flags.get(target) is not node:
                 as_it_was = (
                     target not in self._flags and mode_name(node) == "_set_grad_enabled" and node.args == (True,)

@@ -20,12 +20,6 @@ _LANGUAGES: Mapping[str, str] = MappingProxyType({"cpp_pybinding": "C++", "cpp":
 """What compiles a kernel at run time, and the language of its source. Others are told by their own names."""
 
 
-def kernel_of_json(members: Mapping[str, object]) -> Kernel:
-    """A kernel of the members that `asdict` gave, after JSON."""
-    lists = {name: tuple(value) for name, value in members.items() if isinstance(value, list)}
-    return Kernel(**{**members, **lists})  # type: ignore[arg-type]
-
-
 def kernel_in(modules: Sequence[GeneratedModule], graph: str, node: str, dynamo: fx.GraphModule) -> Kernel:
     """The kernel that computes a node, of the code of the first graph of that kind.
 

@@ -24,8 +24,6 @@ from checked_backend.regions.graph_case import GraphCase, rerun_failure, run_wit
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.torch_state import RngState
 
-__all__ = ["Location", "locate"]
-
 MOST_BYTES = 1 << 31
 """Bytes of what the kernels of a graph write, where these are looked at."""
 
@@ -80,7 +78,7 @@ def _located(
     compiler = resolve_compiler(candidate) if stage.compiler is None else stage.compiler(Capture())
     oracle, gross = (partial(_tried, failing, one) for one in oracles)
     crashes = any(finding.kind is Kind.CRASH for finding in failing)
-    killing = oracle if crashes else partial(_tried_to_death, failing, oracles[0])
+    killing = oracle if crashes else partial(_tried, failing, oracles[0], or_killed=True)
     gradients = _gradient_search(failure, failing, candidate)
     if stage.compiler is not None:
         kernel = None
@@ -132,15 +130,6 @@ def _gradient_search(failure: Failure, failing: Sequence[Finding], candidate: Ch
     return GradientSearch(graph, given, wanted, cotangents.outputs, candidate, is_symbolic(failure.graph))
 
 
-def _tried(failing: Sequence[Finding], oracle: CallOracle, case: GraphCase) -> Sequence[Finding]:
-    return _alike(failing, oracle(case))
-
-
-def _tried_to_death(failing: Sequence[Finding], oracle: CallOracle, case: GraphCase) -> Sequence[Finding]:
-    found = oracle(case)
-    return _alike(failing, found) or [one for one in found if one.detail == "crash.signal"]
-
-
 def _raised(failure: Failure, failing: Sequence[Finding], tell: Callable[[str], None]) -> Location:
     """Locate a missing exception: the operator that raises in eager is the one that was compiled wrongly."""
     inputs, _ = failure.call.inputs.fresh()
@@ -159,11 +148,17 @@ def _raised(failure: Failure, failing: Sequence[Finding], tell: Callable[[str], 
     return Location(stage.name, "dynamo", node, op, None, message, cut)
 
 
-def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[Finding]:
+def _tried(
+    failing: Sequence[Finding], oracle: CallOracle, case: GraphCase, *, or_killed: bool = False
+) -> Sequence[Finding]:
     """The findings about a case that may be the cause of the findings about the whole region.
 
     More is compared of a part than of the whole: strides and aliasing of values that are not results of the whole.
+
+    Args:
+        or_killed: If there are none, take that the case killed its process.
     """
+    findings = oracle(case)
     kinds = {finding.kind for finding in failing}
     values = any(map(is_of_values, failing))
     layouts = {finding.detail for finding in failing} & LAYOUT
@@ -173,7 +168,8 @@ def _alike(failing: Sequence[Finding], findings: Sequence[Finding]) -> Sequence[
             return values
         return finding.detail in layouts or (finding.kind in kinds and finding.kind is not Kind.STRUCTURE)
 
-    return [finding for finding in findings if fits(finding)]
+    alike = [finding for finding in findings if fits(finding)]
+    return alike or [finding for finding in findings if or_killed and finding.detail == "crash.signal"]
 
 
 def _first_wrong_stage(
@@ -216,19 +212,14 @@ def _raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, E
     Returns:
         The node and what it raised; None if none does.
     """
-    reached: list[fx.Node] = []
-
-    class _Follower(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            reached[:] = [n]
-            return super().run_node(n)
-
-    follower = _Follower(eager_graph(gm))
-    follower.extra_traceback = False
-    try:
-        with modes_left():
-            follower.run(*inputs)
-    except Exception as error:  # what is looked for
-        name = reached[0].name
-        return next(node for node in gm.graph.nodes if node.name == name), error
+    own = eager_graph(gm)
+    follower, given = fx.Interpreter(own), iter(inputs)
+    with modes_left():
+        for one in own.graph.nodes:
+            try:
+                follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
+            except Exception as error:  # what is looked for
+                return next(node for node in gm.graph.nodes if node.name == one.name), error
+            for used in follower.user_to_last_uses.get(one, ()):
+                del follower.env[used]
     return None

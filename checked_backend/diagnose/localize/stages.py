@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -47,11 +48,7 @@ class Capture:
 
     def compiler(self, kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """An AOT compiler that runs graphs as they are and keeps them."""
-
-        def compile_graph(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
-            return self.keep(kind, gm)
-
-        return compile_graph
+        return lambda gm, _example_inputs: self.keep(kind, gm)
 
     def keep(self, kind: GraphKind, gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
         """Keep one graph. Returns a boxed callable that runs it."""
@@ -70,11 +67,8 @@ class Capture:
         return boxed(recorded)
 
 
-class MakeCompiler(Protocol):
-    """Makes the compiler of a stage."""
-
-    def __call__(self, capture: Capture, /) -> Compiler:
-        """The compiler, which keeps the graphs it makes."""
+MakeCompiler = Callable[[Capture], Compiler]
+"""Makes the compiler of a stage, which keeps the graphs it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +91,18 @@ def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
     For Inductor, the decompositions and the graph passes with the partition are rungs of their own. Any other compiler
     is opaque: its ladder has AOT autograd and its min-cut partition, which most compilers use, and then the candidate.
     """
+    first = Stage("aot", "AOT autograd", lambda capture: _aot(capture, "none", "default"))
     if options.compiler != "inductor":
         return (
-            Stage("aot", "AOT autograd", lambda capture: _aot(capture, "none", "default")),
+            first,
             Stage("partitioned", "AOT autograd's min-cut partition", lambda capture: _aot(capture, "none", "min_cut")),
             Stage("compiled", "the compiler", None),
         )
     patches = inductor_patches(options, mode)
     return (
-        Stage("aot", "AOT autograd", lambda capture: _aot(capture, "none", "default")),
+        first,
         Stage("decomposed", "Inductor's decompositions", lambda capture: _aot(capture, "inductor", "default")),
-        Stage(
-            "partitioned", "Inductor's graph passes and partition", lambda capture: _inductor_front(capture, patches)
-        ),
+        Stage("partitioned", "Inductor's graph passes and partition", partial(_inductor_front, patches)),
         Stage("compiled", "Inductor's code generation", None),
     )
 
@@ -162,7 +155,7 @@ def _aot(
     return compile_region
 
 
-def _inductor_front(capture: Capture, patches: dict[str, Any]) -> Compiler:
+def _inductor_front(patches: dict[str, Any], capture: Capture) -> Compiler:
     def inner(gm: fx.GraphModule, _example_inputs: Sequence[Any], **how: Any) -> Any:
         forward: GraphKind = "inference" if how.get("is_inference") else "forward"
         return capture.keep("backward" if how.get("is_backward") else forward, gm)

@@ -59,11 +59,10 @@ def unshared(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
         gm: A functional ATen graph, which only writes to its inputs. For any other graph all inputs are copied.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    writing = [node for node in calls_of(gm) if writes(node)]
     aten = all(isinstance(node.target, OpOverload) or is_item(node) for node in calls_of(gm))
-    if not aten or any(node.all_input_nodes[0].op != "placeholder" for node in writing):
+    written = {node.all_input_nodes[0] for node in calls_of(gm) if writes(node)} if aten else set()
+    if not aten or any(source.op != "placeholder" for source in written):
         return copy_values(inputs)
-    written = {node.all_input_nodes[0] for node in writing}
     storages = {
         storage_key(value)
         for node, value in zip(placeholders, inputs, strict=True)
@@ -171,7 +170,7 @@ def part_of(
     nodes: Collection[fx.Node],
     returned: Sequence[fx.Node],
     *,
-    finish: Callable[[fx.Graph, fx.Node], fx.Node] = lambda _graph, node: node,
+    finish: Callable[[fx.Graph, fx.Node], fx.Node] | None = None,
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
     """Make a graph of some nodes of another graph.
 
@@ -188,9 +187,9 @@ def part_of(
     copied: dict[fx.Node, fx.Node] = {}
     chosen = set(nodes)
     modes = PartModes(graph)
-    needed = _inputs_of(gm, chosen)
-    sizes = _sizes(needed)
-    inputs = [node for node in needed if node not in sizes]
+    needed = {source for node in chosen for source in node.all_input_nodes if source.op != "get_attr"} - chosen
+    sizes = _sizes([node for node in gm.graph.nodes if node in needed])
+    inputs = [node for node in gm.graph.nodes if node in needed and node not in sizes]
     for node in inputs:
         name = node.target if node.op == "placeholder" else node.name
         copied[node] = graph.placeholder(str(name))
@@ -205,7 +204,8 @@ def part_of(
         if node in chosen or (node.op == "get_attr" and any(user in chosen for user in node.users)):
             copied[node] = graph.node_copy(node, lambda source: copied[source])
     modes.finish()
-    graph.output(tuple(finish(graph, copied[node]) for node in returned))
+    results = [copied[node] for node in returned]
+    graph.output(tuple(results if finish is None else [finish(graph, result) for result in results]))
     return fx.GraphModule(gm, graph), inputs
 
 
@@ -222,10 +222,3 @@ def _sizes(nodes: Collection[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
         for node, value in numbers.items()
         if isinstance(value, torch.SymInt) and value.node.expr in found
     }
-
-
-def _inputs_of(gm: fx.GraphModule, chosen: set[fx.Node]) -> list[fx.Node]:
-    needed = {
-        source for node in chosen for source in node.all_input_nodes if source not in chosen and source.op != "get_attr"
-    }
-    return [node for node in gm.graph.nodes if node in needed]

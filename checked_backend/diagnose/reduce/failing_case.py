@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.pytree import tree_map_only
 from checked_backend.graphs.effects import sets_mode, writes
 from checked_backend.graphs.nodes import is_getitem
 from checked_backend.regions.compile import copy_graph
@@ -111,11 +112,8 @@ class Draft:
     def finish(self) -> FailingCase:
         """Drop unused nodes and inputs, and make the program."""
         for node in reversed(list(self.graph.nodes)):
-            acts = node.op in ("placeholder", "output") or writes(node) or sets_mode(node)
+            acts = node.op == "output" or (node.op != "placeholder" and (writes(node) or sets_mode(node)))
             if not node.users and not acts:
-                self.graph.erase_node(node)
-        for node in self.graph.find_nodes(op="placeholder"):
-            if not node.users:
                 self.graph.erase_node(node)
         self.module.delete_all_unused_submodules()
         self.module.recompile()
@@ -140,7 +138,7 @@ def record_values(program: FailingCase, names: frozenset[str] | None = None) -> 
         def run_node(self, n: fx.Node) -> Any:
             value = super().run_node(n)
             if names is None or n.name in names:
-                found[n.name] = _copied(value)
+                found[n.name] = tree_map_only(torch.Tensor, compact, value)
             return value
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -156,14 +154,6 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel():
         each_element_once(copy).copy_(each_element_once(tensor.detach()))
     return copy
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return compact(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_copied(item) for item in value)
-    return value
 
 
 def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:

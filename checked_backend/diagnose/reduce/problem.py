@@ -79,6 +79,7 @@ def measure_size(program: FailingCase) -> Size:
     """The size of a program."""
     graph = program.case.graph.graph
     calls = call_nodes(graph)
+    constants = [constant for node in calls for constant in constants_of(node)]
     tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
     return Size(
         calls=len(calls),
@@ -88,10 +89,10 @@ def measure_size(program: FailingCase) -> Size:
         elements=sum(tensor.numel() for tensor in tensors) + sum(map(_made, calls)),
         dimensions=sum(tensor.dim() for tensor in tensors),
         nodes=len(graph.nodes),
-        dtypes=sum(_unusual(tensor.dtype) for tensor in tensors) + sum(map(_argument_dtypes, calls)),
+        dtypes=sum(map(_unusual, (*(tensor.dtype for tensor in tensors), *constants))),
         layouts=sum(not tensor.is_contiguous() or tensor.storage_offset() != 0 for tensor in tensors),
         values=sum(form_of(tensor).rank for tensor in tensors),
-        arguments=sum(map(_argument_size, calls)),
+        arguments=sum(1 if constant in (0, None) else 1 + len(str(constant)) for constant in constants),
     )
 
 
@@ -106,11 +107,15 @@ def _identity(program: FailingCase) -> Hashable:
     return (program.case.graph.code, program.subject, program.case.dynamic, *values)
 
 
-def _unusual(dtype: torch.dtype) -> int:
-    return _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
+def _unusual(value: object) -> int:
+    """How unusual a dtype is; 0 for anything else."""
+    if not isinstance(value, torch.dtype):
+        return 0
+    return _DTYPES.index(value) if value in _DTYPES else len(_DTYPES)
 
 
-def _leaves(node: fx.Node) -> list[Any]:
+def constants_of(node: fx.Node) -> list[Any]:
+    """The values that are written into a call."""
     found: list[Any] = []
     fx.node.map_aggregate((node.args, dict(node.kwargs)), found.append)
     return [leaf for leaf in found if not isinstance(leaf, fx.Node)]
@@ -122,14 +127,6 @@ def _made(node: fx.Node) -> int:
         return 0
     sizes = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
     return math.prod(size for size in sizes if type(size) is int)
-
-
-def _argument_dtypes(node: fx.Node) -> int:
-    return sum(_unusual(leaf) for leaf in _leaves(node) if isinstance(leaf, torch.dtype))
-
-
-def _argument_size(node: fx.Node) -> int:
-    return sum(1 if leaf in (0, None) else 1 + len(str(leaf)) for leaf in _leaves(node))
 
 
 class Problem:

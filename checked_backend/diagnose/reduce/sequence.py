@@ -39,10 +39,8 @@ _DETAILS: _Steps = (
     ("rounder arguments", calls.round_arguments),
 )
 
-_WITHOUT_RESULTS = frozenset(
-    [shapes.shrink_sizes, shapes.drop_dimensions, shapes.make_static, *(run for _, run in _DETAILS)]
-)
-"""Steps for a program that raises in eager, and so has no values to record."""
+_WITHOUT_RESULTS = frozenset([shapes.shrink_sizes, shapes.drop_dimensions, shapes.make_static])
+"""Steps to make a program smaller that raises in eager, and so has no values to record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,8 @@ def reduce(
     try:
         shown = problem.is_interesting(program)
         if shown:
-            _to_fixpoint(problem, _fitting(kind))
+            raises = kind is Kind.EXCEPTION
+            _to_fixpoint(problem, tuple(step for step in _STRUCTURE if not raises or step[1] in _WITHOUT_RESULTS))
     except OutOfTime:
         stopped = "deadline"
     except KeyboardInterrupt:
@@ -101,20 +100,13 @@ def reduce(
     return Reduction(best.case, best.subject, shown, stopped, problem.tried, problem.size)
 
 
-def _fitting(kind: Kind) -> tuple[_Steps, _Steps]:
-    if kind is not Kind.EXCEPTION:
-        return _STRUCTURE, _DETAILS
-    return tuple(step for step in _STRUCTURE if step[1] in _WITHOUT_RESULTS), _DETAILS
-
-
-def _to_fixpoint(problem: Problem, steps: tuple[_Steps, _Steps]) -> None:
-    structure, details = steps
+def _to_fixpoint(problem: Problem, structure: _Steps) -> None:
     before = None
     while problem.size.structure != before:
         before = problem.size.structure
         _run(structure, problem)
         if problem.size.structure == before:  # details are cheap to simplify once the program is small
-            _run(details, problem)
+            _run(_DETAILS, problem)
 
 
 def _run(steps: _Steps, problem: Problem) -> None:

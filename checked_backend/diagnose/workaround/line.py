@@ -41,21 +41,13 @@ def unfused(compiler: Compiler, source: str | None = None) -> Compiler:
 def keep_unfused(source: str) -> str:
     """Code that does what `unfused` does. Torch's caches do not see the annotation, so they get a key of their own."""
     found = _LINE.match(source)
-    known = found is not None and _is_statement(found["code"])
-    place, code = (found["place"], found["code"]) if found is not None and known else (source, "...")
+    place, code = found.groups() if found is not None and _statement(found["code"]) else (source, "...")
     return (
         "import torch\nfrom torch.fx.traceback import annotate\n\n# before the first call of a compiled function\n"
         f"torch.compiler.config.cache_key_tag = {f'{place} left to eager'!r}  # what was compiled is compiled anew\n\n"
         f"# at {place}: eager's kernels, without a graph break\n"
         f"with annotate({{{EAGERS_KERNEL!r}: True}}):\n    {code}"
     )
-
-
-def _is_statement(code: str) -> bool:
-    try:
-        return len(ast.parse(code).body) == 1
-    except (SyntaxError, ValueError):
-        return False
 
 
 def without_line(compiler: Compiler, source: str) -> Compiler:
@@ -152,11 +144,18 @@ _BUILT_IN = frozenset(dir(builtins))
 """Known where they are called. What is only read, like ``input`` or ``id``, is more often the user's own variable."""
 
 
-def _moved(code: str) -> tuple[str, str] | None:
-    """A statement as a function of the names it reads, and the call that replaces it; None if it is incomplete."""
+def _statement(code: str) -> ast.stmt | None:
+    """A line of code as a statement; None if it is none by itself."""
     try:
         [statement] = ast.parse(code).body
     except (SyntaxError, ValueError):
+        return None
+    return statement
+
+
+def _moved(code: str) -> tuple[str, str] | None:
+    """A statement as a function of the names it reads, and the call that replaces it; None if it is incomplete."""
+    if (statement := _statement(code)) is None:
         return None
     names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
     inner = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
@@ -170,11 +169,10 @@ def _moved(code: str) -> tuple[str, str] | None:
         read.append(statement.target.id)
     given = ", ".join(name for name in dict.fromkeys(read) if name not in _KNOWN and name not in inner)
     call = f"in_eager({given})"
-    if isinstance(statement, ast.Return):
-        return f"def in_eager({given}):\n    {code}", f"return {call}"
-    if isinstance(statement, ast.Expr):
-        return f"def in_eager({given}):\n    {code}", call
+    function = f"def {call}:\n    {code}"
+    if isinstance(statement, (ast.Return, ast.Expr)):
+        return function, call if isinstance(statement, ast.Expr) else f"return {call}"
     if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or not stored:
         return None
     results = ", ".join(stored)
-    return f"def in_eager({given}):\n    {code}\n    return {results}", f"{results} = {call}"
+    return f"{function}\n    return {results}", f"{results} = {call}"

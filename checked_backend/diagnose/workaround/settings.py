@@ -51,13 +51,8 @@ class Setting:
         flags = ", ".join(f"torch.{name} = {value!r}" for name, value in self.flags.items())
         return flags or f"options={dict(self.patches)!r}"
 
-    @property
-    def code(self) -> str:
-        """The code to paste into a program that sets nothing else."""
-        return self.code_with({})
-
     def code_with(self, own: Mapping[str, Any]) -> str:
-        """The code to paste."""
+        """The code to paste into a program that sets these options of its own."""
         if self.flags:
             lines = [f"torch.{name} = {value!r}" for name, value in self.flags.items()]
             return "\n".join(["import torch", "", _EARLY, *lines])

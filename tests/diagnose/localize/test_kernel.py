@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,9 +13,10 @@ from torch._inductor.graph import GraphLowering
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
-from checked_backend.diagnose.localize.kernel import kernel_in, kernel_of_json
+from checked_backend.diagnose.localize.kernel import kernel_in
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Kernel
+from checked_backend.findings import Coverage, Finding, Kernel, Kind
+from checked_backend.report import Report
 
 TEXT = """
 cpp_fused_add_relu_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''
@@ -71,7 +70,8 @@ def test_a_kernel_is_given_with_its_source_and_what_else_it_computes() -> None:
     assert found.code.splitlines()[0] == "#include <torch/csrc/inductor/cpp_prefix.h>"
     assert found.code.splitlines()[-1] == "}"
     assert found.others == ("triton_poi_fused_relu_1",)
-    assert kernel_of_json(json.loads(json.dumps(asdict(found)))) == found
+    report = Report((Finding(Kind.LOGIC, "output[0]", "wrong", kernel=found),), Coverage())
+    assert Report.from_json(report.to_json()).findings[0].kernel == found
 
 
 def test_a_kernel_of_triton_has_no_path_of_the_machine() -> None:

@@ -82,7 +82,7 @@ def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     oracle = right_if(lambda options: patches.items() <= options.items(), tried)
     found = found_by(oracle)
     assert found is not None
-    assert found.code.endswith(f"\nmodel = torch.compile(model, options={patches!r})")
+    assert found.code_with({}).endswith(f"\nmodel = torch.compile(model, options={patches!r})")
     assert len(tried) <= 10
 
 
@@ -105,8 +105,8 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
     asked: list[str] = []
 
     def confirmed(setting: Setting) -> bool:
-        asked.append(setting.code)
-        return "reorder_for_peak_memory" in setting.code
+        asked.append(code := setting.code_with({}))
+        return "reorder_for_peak_memory" in code
 
     def some(search: SettingSearch) -> Setting | None:
         return search.one_of(SETTINGS[-14:])
@@ -117,7 +117,7 @@ def test_what_helps_the_small_program_must_help_the_region() -> None:
     assert len(asked) == len(set(asked)) > 3  # each was tried on the region, once
     found = find_workaround(CASE, cheap, deadline=time.monotonic() + 300, confirm=confirmed, oracle=oracle)
     assert found is not None
-    assert "reorder_for_peak_memory" in found.code
+    assert "reorder_for_peak_memory" in found.code_with({})
 
 
 @pytest.mark.process
@@ -127,7 +127,7 @@ def test_settings_that_help_only_together_are_found_together() -> None:
     oracle = right_if(lambda options: both.items() <= options.items(), tried)
     found = find_workaround(CASE, cheap, deadline=time.monotonic() + 300, oracle=oracle)
     assert found is not None
-    assert found.code.endswith(f"\nmodel = torch.compile(model, options={both!r})")
+    assert found.code_with({}).endswith(f"\nmodel = torch.compile(model, options={both!r})")
     assert len(tried) <= 15
 
 
@@ -194,7 +194,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     found = find_workaround(CASE, pass_or_operator, deadline=time.monotonic() + 300, oracle=right_if(right, tried))
     assert found is not None
-    assert found.code.endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'wrong_pass'})")
+    assert found.code_with({}).endswith("\nmodel = torch.compile(model, options={'disabled_passes': 'wrong_pass'})")
     assert found.part == "graph pass wrong_pass (this and that)"
     given = CASE.options.model_copy(update={"compiler_options": {"disabled_passes": "mine"}})
     assert found.on(given).compiler_options == {"disabled_passes": "mine,wrong_pass"}
@@ -225,7 +225,7 @@ def test_a_graph_pass_of_inductor_that_is_wrong_is_found(monkeypatch: pytest.Mon
     case = case_of(lambda x: (aten.relu.default(x),), torch.tensor([-1.0, 2.0]), compiler="inductor")
     found = find_workaround(case, pass_or_operator, deadline=time.monotonic() + 600)
     assert found is not None
-    assert found.code.endswith("model = torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
+    assert found.code_with({}).endswith("= torch.compile(model, options={'disabled_passes': 'remove_assert_ops'})")
 
 
 @pytest.mark.inductor
@@ -276,7 +276,7 @@ def test_settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("checked_backend.diagnose.workaround.search.PROCESS", (precise,))
     found = find_workaround(view, pass_or_operator, deadline=time.monotonic() + 300, oracle=oracle)
     assert found is not None
-    assert found.code.endswith(f"\ntorch.{name} = False")
+    assert found.code_with({}).endswith(f"\ntorch.{name} = False")
     assert torch.backends.cuda.matmul.allow_tf32  # here nothing has changed
     assert not applicable([Setting("", flags={name: True}, devices=("cpu",))], CASE)
     assert not applicable([Setting("", flags={name: False}, devices=("cuda",))], CASE)
@@ -413,8 +413,8 @@ def test_a_function_that_no_program_can_name_is_kept_out_with_its_line() -> None
 def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> None:
     """With its imports, and with the names and values that this version of Inductor has."""
     codes = [setting.code_with({"max_autotune": False}) for setting in applicable(EVERY, CASE)]
-    codes += [setting.code for setting in (*operator_fallbacks(CASE), *pass_settings({"some_pass": []}))]
-    codes += [setting.code for setting in applicable(PROCESS, CASE)]
+    codes += [setting.code_with({}) for setting in (*operator_fallbacks(CASE), *pass_settings({"some_pass": []}))]
+    codes += [setting.code_with({}) for setting in applicable(PROCESS, CASE)]
     script = tmp_path / "pasted.py"
     script.write_text(
         "import json, sys, warnings\nwarnings.simplefilter('ignore')\nfrom torch import nn\n"

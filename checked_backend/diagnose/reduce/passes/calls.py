@@ -10,7 +10,7 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
-from checked_backend.diagnose.reduce.problem import Problem
+from checked_backend.diagnose.reduce.problem import Problem, constants_of
 
 _WIDE: Mapping[torch.dtype, torch.dtype] = {
     torch.bfloat16: torch.float64,
@@ -46,16 +46,9 @@ def in_float64(program: FailingCase) -> FailingCase:
 
 
 def _dtypes(program: FailingCase) -> set[torch.dtype]:
-    found = {value.dtype for value in program.case.inputs if isinstance(value, torch.Tensor)}
-
-    def note(leaf: Any) -> Any:
-        if isinstance(leaf, torch.dtype):
-            found.add(leaf)
-        return leaf
-
-    for node in call_nodes(program.case.graph.graph):
-        fx.node.map_aggregate((node.args, dict(node.kwargs)), note)
-    return found
+    constants = [constant for node in call_nodes(program.case.graph.graph) for constant in constants_of(node)]
+    found = {constant for constant in constants if isinstance(constant, torch.dtype)}
+    return found | {value.dtype for value in program.case.inputs if isinstance(value, torch.Tensor)}
 
 
 def _cast(program: FailingCase, dtypes: Mapping[torch.dtype, torch.dtype]) -> FailingCase:
@@ -74,7 +67,7 @@ def _cast(program: FailingCase, dtypes: Mapping[torch.dtype, torch.dtype]) -> Fa
 
 def drop_optional_tensors(problem: Problem) -> None:
     """Leave out optional tensors of calls: all of them, then one after the other."""
-    problem.all_or_each(lambda: list(_optional(problem.best)), lambda places: _without(problem.best, places))
+    problem.all_or_each(lambda: list(_optional(problem.best)), lambda places: _with(problem.best, places, None))
 
 
 def _optional(program: FailingCase) -> Iterator[tuple[str, int]]:
@@ -85,23 +78,18 @@ def _optional(program: FailingCase) -> Iterator[tuple[str, int]]:
                     yield node.name, position
 
 
-def _without(program: FailingCase, places: Sequence[tuple[str, int]]) -> FailingCase:
-    draft = Draft(program)
-    for name, position in places:
-        draft.node(name).update_arg(position, None)
-    return draft.finish()
-
-
 def round_arguments(problem: Problem) -> None:
     """Replace floating-point numbers in calls by 1, 2, 0.5 or a number with one digit."""
     for node in call_nodes(problem.best.case.graph.graph):
         for position, value in enumerate(node.args):
             if isinstance(value, float) and value not in (0.0, 1.0, 2.0, 0.5):
                 simpler = [1.0, 2.0, 0.5, float(f"{value:.1g}")]
-                problem.first_of([_with_argument(problem.best, node.name, position, number) for number in simpler])
+                place = (node.name, position)
+                problem.first_of([_with(problem.best, [place], number) for number in simpler])
 
 
-def _with_argument(program: FailingCase, name: str, position: int, value: float) -> FailingCase:
+def _with(program: FailingCase, places: Sequence[tuple[str, int]], value: float | None) -> FailingCase:
     draft = Draft(program)
-    draft.node(name).update_arg(position, value)
+    for name, position in places:
+        draft.node(name).update_arg(position, value)
     return draft.finish()

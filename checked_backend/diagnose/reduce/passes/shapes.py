@@ -119,13 +119,11 @@ def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | N
     if before is None:
         return None
     draft = Draft(program)
-    inputs = {name: _cut(value, changes) for name, value in program.placeholders().items()}
-    draft.inputs.update(inputs)
-    with fake_errors_unlogged(), FakeTensorMode() as mode:
+    draft.inputs = {name: _cut(value, changes) for name, value in draft.inputs.items()}
+    with fake_errors_unlogged(), FakeTensorMode() as mode, torch.no_grad():
         follow = _Follow(draft.module, before, changes)
         try:
-            with torch.no_grad():
-                follow.run(*(_fake(mode, draft.inputs[node.name]) for node in draft.graph.find_nodes(op="placeholder")))
+            follow.run(*(_fake(mode, value) for value in draft.inputs.values()))
         except Exception:  # the sizes do not fit, so this is no program
             return None
     for node in draft.graph.nodes:
@@ -138,29 +136,23 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
 
 
-class _Shapes(fx.Interpreter):
-    """Notes the shape of every node's value."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.found: dict[str, tuple[int, ...]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.found[n.name] = tuple(value.shape)
-        return value
-
-
 def _shapes(program: FailingCase) -> Mapping[str, tuple[int, ...]] | None:
-    with fake_errors_unlogged(), FakeTensorMode() as mode:
-        shapes = _Shapes(program.case.graph)
+    """The shape of every node's value."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    class _Shapes(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = super().run_node(n)
+            if isinstance(value, torch.Tensor):
+                found[n.name] = tuple(value.shape)
+            return value
+
+    with fake_errors_unlogged(), FakeTensorMode() as mode, torch.no_grad():
         try:
-            with torch.no_grad():
-                shapes.run(*(_fake(mode, value) for value in program.case.inputs))
+            _Shapes(program.case.graph).run(*(_fake(mode, value) for value in program.case.inputs))
         except Exception:  # sizes that depend on data
             return None
-    return shapes.found
+    return found
 
 
 class _Follow(fx.Interpreter):
@@ -245,15 +237,12 @@ def _groups(old_in: Sequence[int], old_out: Sequence[int]) -> Iterator[tuple[lis
         ins, outs = [left] if left < len(old_in) else [], [right] if right < len(old_out) else []
         left, right = left + len(ins), right + len(outs)
         while (one := math.prod(old_in[at] for at in ins)) != (other := math.prod(old_out[at] for at in outs)):
-            if one < other and left < len(old_in):
+            if left < len(old_in) and (one < other or right == len(old_out)):
                 ins.append(left)
                 left += 1
             elif right < len(old_out):
                 outs.append(right)
                 right += 1
-            elif left < len(old_in):
-                ins.append(left)
-                left += 1
             else:
                 return  # a size of 0
         yield ins, outs
