@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,10 +15,11 @@ from torch import fx
 from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.diagnose.localize.subgraph import part_of
 from checked_backend.diagnose.reduce.failing_case import FailingCase
+from checked_backend.graphs.effects import writes
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.operator_check.in_place import CheckedModule
-from checked_backend.regions.operator_check.units import Units
+from checked_backend.regions.operator_check.units import Unit, Units
 
 MOST_BYTES = 1 << 28
 """Bytes of what a kernel reads. A script that needs more is not written."""
@@ -56,23 +58,28 @@ def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) ->
     known = _known(checked, node)
     needed, read = _needed(definition, name, line, checked.lines, known)
     unit = Units(module.graph, checked.values).of(node)
+    if not read.isdisjoint(module.written) or _is_written_to(unit, node):
+        return None  # it may read what another kernel wrote there
     part, sources = part_of(module.graph, unit.nodes, [node])
     case = GraphCase(part, tuple(_value(checked, source) for source in sources), options)
     case = FailingCase.of(case, "output[0]").case  # constants become inputs
-    places = [*sources, *case.graph.graph.find_nodes(op="placeholder")[len(sources) :]]
-    # what else the kernel reads, as for another result
-    others = [known[one] for one in sorted(read) if known[one] not in sources]
-    for other in others:
+    own = [str(one.target) for one in case.graph.graph.find_nodes(op="placeholder")[len(sources) :]]
+    function = _Only(needed, name).visit(copy.deepcopy(definition))
+    # what else the kernel reads: for another result, or a constant
+    more = {one: _value(checked, known[one]) for one in sorted(read) if known[one] not in sources}
+    constants = module.functions[0][0].__globals__.items()
+    unknown = _names(function).difference(own)
+    more |= {one: value for one, value in constants if isinstance(value, torch.Tensor) and one in unknown}
+    for one in more:
         with case.graph.graph.inserting_before(next(one for one in case.graph.graph.nodes if one.op != "placeholder")):
-            case.graph.graph.placeholder(other.name).meta = dict(other.meta)
+            case.graph.graph.placeholder(one)
     case.graph.recompile()
-    values = (*case.inputs, *(_value(checked, other) for other in others))
+    values = (*case.inputs, *more.values())
     if sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) > MOST_BYTES:
         return None
-    names = {source: name for name, source in known.items() if name in read}
-    function = _Only(needed, name).visit(copy.deepcopy(definition))
+    names = {known[one]: one for one in read}
     function.name = "compiled"
-    function.args.args = [ast.arg(names.get(place, place.name)) for place in (*places, *others)]
+    function.args.args = [ast.arg(one) for one in (*(names.get(one, one.name) for one in sources), *own, *more)]
     text = ast.unparse(ast.fix_missing_locations(function))
     start = ["# what Inductor generated for it", *_definitions(module.text, function)]
     lines = ["", "", *start, "", "", *text.splitlines(), "", ""]
@@ -88,6 +95,13 @@ def _known(checked: CheckedModule, node: fx.Node) -> dict[str, fx.Node]:
         if len(nodes) == 1 and nodes[0] is not None and nodes[0] is not node and nodes[0].name in checked.values
     }
     return known | dict(zip(_arguments(module), module.graph.graph.find_nodes(op="placeholder"), strict=False))
+
+
+def _is_written_to(unit: Unit, node: fx.Node) -> bool:
+    """Whether a call that is no part of a unit writes to what it is computed of: the unit alone lacks that."""
+    own = {*unit.nodes, *unit.sources}
+    before = itertools.takewhile(lambda one: one is not node, node.graph.nodes)
+    return any(writes(one) and one not in own and not own.isdisjoint(one.all_input_nodes) for one in before)
 
 
 def _arguments(module: GeneratedModule) -> list[str]:

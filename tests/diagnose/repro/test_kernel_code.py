@@ -44,8 +44,29 @@ def joined(x: Tensor, w: Tensor) -> Tensor:
 
 
 def gathered(x: Tensor, w: Tensor) -> Tensor:
-    """The kernel of the gradient fills a buffer, and adds to it."""
-    return torch.tanh(x @ w)[torch.tensor([1, 3, 1, 0])].exp()
+    """The kernel of the gradient fills a buffer, and adds to it. The places are a constant of the graph."""
+    return torch.tanh(x @ w)[torch.tensor([1, 3, 1, 0] * 4)].exp()
+
+
+STATE = torch.ones(16, 24, dtype=torch.bfloat16)
+
+
+def kept(x: Tensor, w: Tensor) -> Tensor:
+    """Kernels read an input that was written to before."""
+    STATE.index_put_((torch.tensor([1, 3]),), (x @ w)[:2].detach())
+    return (STATE @ w.t()).sin() * STATE.sum()
+
+
+@torch.library.custom_op("test_kernel_code::double", mutates_args=("y",))
+def double(x: Tensor, y: Tensor) -> None:
+    y.copy_(x * 2)
+
+
+def called(x: Tensor, w: Tensor) -> Tensor:
+    """An operator of the user's own writes to a tensor that a kernel reads."""
+    y = torch.zeros_like(x)
+    double(x.detach(), y)
+    return (y * x).sum(1)
 
 
 def sine(x: Tensor, w: Tensor) -> Tensor:
@@ -110,6 +131,14 @@ def test_what_no_kernel_wrote_or_what_reads_too_much_has_no_code(monkeypatch: py
     node = next(node for node in nodes if node.name in one.values)
     assert kernel_code(one, node, CheckOptions()) is not None
     monkeypatch.setattr(module, "MOST_BYTES", 100)
+    assert kernel_code(one, node, CheckOptions()) is None
+
+
+@pytest.mark.parametrize(("function", "operator"), [(kept, "aten.sum.default"), (called, "aten.sum.dim_IntList")])
+def test_what_reads_what_others_wrote_in_place_has_no_code(function: Callable[..., Any], operator: str) -> None:
+    [one, *_], _ = modules_of(function)
+    node = next(node for node in one.module.graph.graph.nodes if str(node.target) == operator)
+    assert node.name in one.values
     assert kernel_code(one, node, CheckOptions()) is None
 
 

@@ -244,7 +244,7 @@ def test_what_is_wrong_must_be_right_and_what_only_has_another_layout_may_stay(
     failure, findings = failed
     layout = replace(findings[0], kind=cb.Kind.STRUCTURE, detail="structure.stride")
     assert layout.is_layout
-    monkeypatch.setattr(search, "rerun_failure", lambda *_: (layout,))
+    monkeypatch.setattr(search, "rerun_failure", lambda *_, **__: (layout,))
     found, _ = searched(failed, monkeypatch, other_strides=faults.clean())
     assert found is not None
     found, evidence = searched((failure, [layout]), monkeypatch, other_strides=faults.clean())
