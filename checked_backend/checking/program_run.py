@@ -234,7 +234,10 @@ class _Pair:
         self._results = Results()
         self._holding: list[list[torch.Tensor]] = []
 
-        backend: Any = partial(self._checked_region)  # a method cannot be given a name
+        # a function, because Lightning copies the arguments of torch.compile, and what is no function as a whole
+        def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._checked_region(gm, example_inputs)
+
         backend.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
         compiled: Transform = partial(torch.compile, backend=backend, dynamic=dynamic)
         self.candidate = ProgramCopy(program, compiled if program.candidate is None else as_it_is)
