@@ -70,8 +70,15 @@ class Diagnosis:
             EvidenceKey.AT_FAULT: finding.at_fault,
             EvidenceKey.REPRO: "none: run it with backend='debug_interpreter', which writes a script of the operator",
         }
-        found = cls(None, finding.graph, finding.node, finding.op, finding.source, evidence=evidence)
-        found.module, found.caller, found.at_fault = finding.module, finding.caller, finding.at_fault
+        found = cls.of_known(finding)
+        found.evidence, found.at_fault = evidence, finding.at_fault
+        return found
+
+    @classmethod
+    def of_known(cls, finding: Finding) -> Diagnosis:
+        """The diagnosis of a finding that names the operator."""
+        found = cls(finding.stage, finding.graph, finding.node, finding.op, finding.source)
+        found.module, found.caller, found.workaround = finding.module, finding.caller, finding.workaround
         return found
 
     @classmethod

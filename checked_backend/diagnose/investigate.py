@@ -22,6 +22,7 @@ from checked_backend.diagnose.bug_report import describe_candidate, write_bug_re
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.kernel import kernel_in
+from checked_backend.diagnose.localize.locate import wrong_kernel
 from checked_backend.diagnose.localize.search import WrongKernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
@@ -36,6 +37,7 @@ from checked_backend.process.job import JobEnd
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.operator_check.findings import BY_ITSELF
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.progress import Progress, nothing_told
@@ -81,11 +83,18 @@ def investigate(failure: Failure, findings: Sequence[Finding]) -> Sequence[Findi
     Raises:
         CheckedBackendError: The worker process died, took too long, or was stopped before it had anything.
     """
+    failing = [finding for finding in findings if finding.kind.fails]
+    if failing and all(map(_names_kernel, failing)):
+        [shown] = _investigated(failure, failing[:1], "a script of its kernel takes half a minute")
+        return [shown if finding is failing[0] else finding for finding in findings]
+    return _investigated(failure, findings, "looking for the operator takes a minute or two")
+
+
+def _investigated(failure: Failure, findings: Sequence[Finding], what: str) -> Sequence[Finding]:
     with nothing_told():
         log.log(
             logging.WARNING if failure.options.progress else logging.INFO,
-            "the compiled program is wrong; looking for the operator takes a minute or two (Ctrl-C ends it, option "
-            "localize=False skips it)",
+            f"the compiled program is wrong; {what} (Ctrl-C ends it, option localize=False skips it)",
         )
         if not failure.options.progress:
             return _investigate_apart(failure, findings, log.info)
@@ -179,6 +188,9 @@ class _Investigation:
         return self.found.to_json()
 
     def _run(self) -> None:
+        if all(map(_names_kernel, self.findings)):
+            self._show_kernel(self.findings)
+            return
         traced = wrong_metadata(self.failure, self.findings)
         if traced is not None:
             self.found = Diagnosis.of_traced(traced)
@@ -211,6 +223,15 @@ class _Investigation:
             self.found.evidence[EvidenceKey.STOPPED] = self.stop.why
         except Exception as error:  # the operator is known; a later failure must not lose it
             self.found.evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _show_kernel(self, findings: Sequence[Finding]) -> None:
+        """Write a script of a kernel that the check of operators has found."""
+        self.found = Diagnosis.of_known(findings[0])
+        kernel = wrong_kernel(self.failure, findings, self._say, [], lambda _wrong: True)
+        if kernel is not None:
+            self.found.stage = "compiled"
+            self._write_kernel_script(kernel)
+            self._find_kernel(Location("compiled", kernel.module.module.kind, kernel.faulty.node))
 
     def _say(self, text: str) -> None:
         """Tell of a step as it begins, and raise a Ctrl-C that was lost."""
@@ -371,6 +392,11 @@ class _Investigation:
         except CheckedBackendError as error:  # a report without it says the same
             return str(error)
         return ""
+
+
+def _names_kernel(finding: Finding) -> bool:
+    """Whether a finding names an operator by the kernel that is wrong by itself."""
+    return finding.node is not None and finding.detail in BY_ITSELF
 
 
 def _oracle_of(location: Location, cut: Cut | None) -> Oracle:

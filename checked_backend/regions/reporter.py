@@ -19,6 +19,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.failure import Keep, not_localized
 from checked_backend.regions.graph_info import GraphInfo
+from checked_backend.regions.operator_check.findings import BY_ITSELF
 from checked_backend.report import Report
 from checked_backend.report.environment import here_and_now
 from checked_backend.report.ledger import PassedCalls
@@ -329,7 +330,9 @@ class RegionReporter(Reporter):
             )
         begun = time.monotonic()
         try:
-            if all(finding.node is not None for finding in reported if finding.kind.fails):
+            known = all(finding.node is not None for finding in reported if finding.kind.fails)
+            has_kernel = self._options.compiler == "inductor" and any(one.detail in BY_ITSELF for one in reported)
+            if known and not has_kernel:
                 return list(reported)  # the operator is known
             if self._investigated_before:  # this takes long, and later findings mostly follow from the first
                 return not_localized(reported, _NOT_ANEW)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
+from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.inductor import heeds_annotations
 from checked_backend.diagnose import investigate as module
 from checked_backend.diagnose.localize import Location
@@ -28,6 +29,7 @@ from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults
+from tests.support.planted import Fault, in_half_precision, planted
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
@@ -223,6 +225,25 @@ def test_where_no_small_program_is_written_the_kernel_is_the_repro(
     assert finding.repro is not None
     assert Path(finding.repro).stem.endswith("_kernel")
     assert not {"repro", "one_kernel"} & finding.evidence.keys()
+
+
+@pytest.mark.process
+@pytest.mark.inductor
+def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_search(tmp_path: Path) -> None:
+    inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
+    options = {"on_divergence": "record", "report_dir": tmp_path}
+    fault = Fault("cos", "pointwise", "lowering", in_half_precision)  # the gradient of sin
+    with planted(fault), without_compile_caches(), cb.collect() as session:
+        compiled = torch.compile(lambda x, w: torch.sin(x @ w) @ w.t(), backend="numcheck", options=options)
+        compiled(*inputs).sum().backward()
+    [finding] = session.report.findings
+    assert (finding.detail, finding.op, finding.stage) == ("logic.this_dtype", "torch.sin", "compiled")
+    assert finding.repro is not None
+    assert Path(finding.repro).stem.endswith("_kernel")
+    assert "torch.cos(" in Path(finding.repro).read_text(encoding="utf-8")
+    assert finding.kernel is not None
+    assert "cos" in finding.kernel.computes
+    assert "localization" not in finding.evidence
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from checked_backend.regions.compile import Compiler, eager_graph, resolve_compi
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase, rerun_failure, run_with, wrong_like
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState
 
 MOST_BYTES = 1 << 31
@@ -65,7 +66,7 @@ def _located(
         return _raised(failure, failing, tell)
     ladder = stages_of(failure.options, failure.mode)
     notes: list[str] = []
-    kernel = _wrong_kernel(failure, failing, tell, notes)
+    kernel = wrong_kernel(failure, failing, tell, notes)
     stage, graphs = ladder[-1], [] if kernel is None else _graphs_below(failure, ladder, notes)
     if not graphs:
         stage, graphs = _first_wrong_stage(failure, failing, ladder, tell)
@@ -86,8 +87,12 @@ def _located(
     return search.run(stage, failing, notes)
 
 
-def _wrong_kernel(
-    failure: Failure, failing: Sequence[Finding], tell: Callable[[str], None], notes: list[str]
+def wrong_kernel(
+    failure: Failure,
+    failing: Sequence[Finding],
+    tell: Callable[[str], None],
+    notes: list[str],
+    enough: Callable[[Wrong], bool] = is_clear,
 ) -> WrongKernel | None:
     """The first kernel that is clearly wrong in the program as it was compiled: nothing is compiled for that."""
     if failure.kernels is None or not any(map(is_of_values, failing)):
@@ -97,11 +102,11 @@ def _wrong_kernel(
     call = failure.call
     try:
         with call.ambient.entered():
-            checked = failure.kernels.run(call.inputs, call.rng, lambda _results: sent, MOST_BYTES, is_clear)
+            checked = failure.kernels.run(call.inputs, call.rng, lambda _results: sent, MOST_BYTES, enough)
     except Exception as error:  # the probe does without them
         notes.append(f"the kernels could not be looked at: {type(error).__name__}: {error}".splitlines()[0])
         return None
-    wrong = next(((module, one) for module in checked for one in module.checks.wrong if is_clear(one)), None)
+    wrong = next(((module, one) for module in checked for one in module.checks.wrong if enough(one)), None)
     if wrong is None:
         return None
     kernel = WrongKernel(wrong[0], wrong[1].node, faulty_operator(wrong[1]))

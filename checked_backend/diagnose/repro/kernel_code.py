@@ -50,7 +50,7 @@ def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) ->
     """
     module = checked.module
     name = next((name for name, nodes in module.held.items() if node in nodes and checked.lines.get(name)), None)
-    if name is None:
+    if name is None or node.op == "placeholder":  # a copy of an input
         return None
     written, held = checked.lines[name], [*module.held[name]]
     line = written[held.index(node)] if len(written) == len(held) else written[-1]  # one may fill it and add to it

@@ -18,7 +18,7 @@ from checked_backend.autostart import ON
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.calls import in_float64
-from checked_backend.diagnose.repro.compile_code import CompileCode, write_compile
+from checked_backend.diagnose.repro.compile_code import CompileCode, is_random, write_compile
 from checked_backend.diagnose.repro.kernel_code import KernelCode
 from checked_backend.diagnose.repro.script import (
     BUG_GONE,
@@ -121,6 +121,8 @@ def write_kernel_repro(
         "The kernel and what it reads are as they were in the program.",
     ]
     program = FailingCase(code.case, "output[0]")
+    if is_random(program):  # the compiler may draw other numbers
+        return None
     script = write_script(
         program, finding, CompileCode(""), plain=True, values_file=values.name, about=about, compiled=code.lines
     )

@@ -102,7 +102,8 @@ def write_script(
     ]
     title = f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"
     copied = compile_code.copied or bool(operators.lines)
-    return Script(_assembled(title, about, body, lines, _comparison(program, finding), copied=copied), saved)
+    compare, compiles = _comparison(program, finding), not compiled
+    return Script(_assembled(title, about, body, lines, compare, copied=copied, compiles=compiles), saved)
 
 
 def write_source_script(
@@ -170,7 +171,14 @@ class _Comparison:
 
 
 def _assembled(
-    title: str, about: Sequence[str], body: Sequence[str], lines: Sequence[str], compare: _Comparison, *, copied: bool
+    title: str,
+    about: Sequence[str],
+    body: Sequence[str],
+    lines: Sequence[str],
+    compare: _Comparison,
+    *,
+    copied: bool,
+    compiles: bool = True,
 ) -> str:
     functions = source_of(*compare.functions)
     standard = [f"import {name}" for name in ("os", "signal") if any(f"{name}." in line for line in functions)]
@@ -181,7 +189,9 @@ def _assembled(
         "",
         f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",
         *map(_safe, about),
-        "Exits 1 while the bug is there, 0 when it is gone.",
+        "Exits 1 while the bug is there, 0 when it is gone."
+        if compiles
+        else "Exits 1: the kernel is as it was generated.",
         '"""',
         # copied source may have annotations whose names the script lacks
         *(["from __future__ import annotations", ""] if copied else []),
@@ -281,7 +291,7 @@ def _tolerance(finding: Finding) -> tuple[float, str]:
     if noise is None:
         size = finding.metrics.reference_rms if finding.metrics is not None else 0.0
         # what a kernel reads outside of its memory may be of any size
-        return _power_of_ten(min(bug, size or bug) / 2), "what rounding explains is not known"
+        return _power_of_ten(min(bug, size or bug) / 2), "less than half of the difference, and of the values"
     if not math.isfinite(bug):
         return _power_of_ten(100 * noise), f"rounding explains {noise:.1e}"
     if is_drowned(finding):

@@ -21,6 +21,9 @@ from checked_backend.verdict.local_error import LocalError
 FAR = 4.0
 """An error of this many times what is allowed is called wrong logic, not lost precision."""
 
+BY_ITSELF = ("logic.this_dtype", "precision.operator")
+"""Details of these findings."""
+
 MOST = 3
 """The most findings: one wrong kernel is often called many times."""
 
@@ -63,7 +66,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     far = error.in_few or error.excess >= FAR
     return Finding(
         kind=Kind.LOGIC if far else Kind.PRECISION,
-        detail="logic.this_dtype" if far else "precision.operator",
+        detail=BY_ITSELF[not far],
         subject=_subject(gm, first, subjects),
         message=f"{error_message(what, dtype, error, first.found.numel())}. The kernel is wrong in this dtype",
         metrics=measure(reference=first.right, candidate=first.found),
