@@ -227,11 +227,12 @@ class _Investigation:
     def _show_kernel(self, findings: Sequence[Finding]) -> None:
         """Write a script of a kernel that the check of operators has found."""
         self.found = Diagnosis.of_known(findings[0])
-        kernel = wrong_kernel(self.failure, findings, self._say, [], lambda _wrong: True)
-        if kernel is not None:
-            self.found.stage = "compiled"
-            self._write_kernel_script(kernel)
-            self._find_kernel(Location("compiled", kernel.module.module.kind, kernel.faulty.node))
+        with contextlib.suppress(KeyboardInterrupt):  # the finding says the same without it
+            kernel = wrong_kernel(self.failure, findings, self._say, [], lambda _wrong: True)
+            if kernel is not None:
+                self.found.stage = "compiled"
+                self._find_kernel(Location("compiled", kernel.module.module.kind, kernel.faulty.node))
+                self._write_kernel_script(kernel)
 
     def _say(self, text: str) -> None:
         """Tell of a step as it begins, and raise a Ctrl-C that was lost."""

@@ -336,7 +336,7 @@ class RegionReporter(Reporter):
                 return list(reported)  # the operator is known
             if self._investigated_before:  # this takes long, and later findings mostly follow from the first
                 return not_localized(reported, _NOT_ANEW)
-            self._investigated_before = True
+            self._investigated_before = not known
             return list(search(reported, keep))
         except Exception as error:  # the verdict stands without it
             self.note(f"could not be localized: {type(error).__name__}: {error}".splitlines()[0])
