@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.generated_modules import GeneratedModule
+from checked_backend._torch.generated_modules import GeneratedModule, calls_kernel
 from checked_backend.diagnose.localize.subgraph import part_of
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.graphs.effects import writes
@@ -58,7 +58,9 @@ def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) ->
     known = _known(checked, node)
     needed, read = _needed(definition, name, line, checked.lines, known)
     unit = Units(module.graph, checked.values).of(node)
-    if not read.isdisjoint(module.written) or _is_written_to(unit, node):
+    changed = read.intersection(module.written)
+    calls = [one for one in _statements(definition, line) if calls_kernel(one) and one.lineno not in needed]
+    if any(not changed.isdisjoint(_names(one)) for one in calls) or _is_written_to(unit, node):
         return None  # it may read what another kernel wrote there
     part, sources = part_of(module.graph, unit.nodes, [node])
     case = GraphCase(part, tuple(_value(checked, source) for source in sources), options)
@@ -120,11 +122,7 @@ def _value(checked: CheckedModule, node: fx.Node) -> Any:
 
 
 def _needed(
-    definition: ast.FunctionDef,
-    name: str,
-    last: int,
-    lines: Mapping[str, Sequence[int]],
-    known: Collection[str],
+    definition: ast.FunctionDef, name: str, last: int, lines: Mapping[str, Sequence[int]], known: Collection[str]
 ) -> tuple[set[int], set[str]]:
     """The lines that a buffer's value needs, up to the last one that writes to it, and the known names that they read.
 
@@ -132,9 +130,8 @@ def _needed(
         lines: By the name of a buffer: the lines that write to it.
     """
     wanted, needed, read = {name}, set[int](), set[str]()
-    statements = [one for one in ast.walk(definition) if isinstance(one, (ast.Assign, ast.Expr)) and one.lineno <= last]
     views = _views(definition)
-    for one in sorted(statements, key=lambda one: one.lineno, reverse=True):
+    for one in sorted(_statements(definition, last), key=lambda one: one.lineno, reverse=True):
         wanted |= {view for view, base in views.items() if base in wanted}  # a kernel may write through it
         made = {*_bound(one)} | {name for name in wanted if one.lineno in lines.get(name, ())}
         if made.isdisjoint(wanted):
@@ -144,6 +141,10 @@ def _needed(
             is_read = used in known and all(line < one.lineno for line in lines.get(used, ()))
             (read if is_read else wanted).add(used)
     return needed, read
+
+
+def _statements(definition: ast.FunctionDef, last: int) -> list[ast.Assign | ast.Expr]:
+    return [one for one in ast.walk(definition) if isinstance(one, (ast.Assign, ast.Expr)) and one.lineno <= last]
 
 
 def _views(definition: ast.FunctionDef) -> dict[str, str]:
