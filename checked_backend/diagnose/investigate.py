@@ -32,12 +32,14 @@ from checked_backend.diagnose.repro.kernel_code import kernel_code
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.graphs.nodes import origin_of
 from checked_backend.process.interrupt import Interruption
 from checked_backend.process.job import JobEnd
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.operator_check.findings import BY_ITSELF
+from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.progress import Progress, nothing_told
@@ -225,10 +227,15 @@ class _Investigation:
             self.found.evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _show_kernel(self, findings: Sequence[Finding]) -> None:
-        """Write a script of a kernel that the check of operators has found."""
+        """Write a script of the kernel that a finding names. Where the graph was wrong before, its kernels are right."""
         self.found = Diagnosis.of_known(findings[0])
+
+        def is_named(wrong: Wrong) -> bool:
+            origin = origin_of(wrong.node, self.failure.graph)
+            return origin is not None and origin.name == findings[0].node
+
         with contextlib.suppress(KeyboardInterrupt):  # the finding says the same without it
-            kernel = wrong_kernel(self.failure, findings, self._say, [], lambda _wrong: True)
+            kernel = wrong_kernel(self.failure, findings, self._say, [], is_named)
             if kernel is not None:
                 self.found.stage = "compiled"
                 self._find_kernel(Location("compiled", kernel.module.module.kind, kernel.faulty.node))
@@ -350,7 +357,7 @@ class _Investigation:
                 source=found.source,
                 timeout=min(KERNEL_LIMIT, max(1.0, self.deadline - time.monotonic())),
             )
-        except Exception:  # the operator is known, and the small program shows the same
+        except Exception:  # the operator is known without it
             return
         if repro is not None and found.repro is not None and found.repro_confirmed:
             found.evidence[EvidenceKey.ONE_KERNEL] = str(repro.path)

@@ -246,6 +246,20 @@ def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_se
     assert "localization" not in finding.evidence
 
 
+@pytest.mark.process
+@pytest.mark.inductor
+def test_a_right_kernel_of_a_wrong_decomposition_is_not_shown(tmp_path: Path) -> None:
+    inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
+    options = {"on_divergence": "record", "report_dir": tmp_path}
+    fault = Fault("tanh_backward", "pointwise", "decomposition", in_half_precision)
+    with planted(fault), without_compile_caches(), cb.collect() as session:
+        compiled = torch.compile(lambda x, w: torch.tanh(x @ w) @ w.t(), backend="numcheck", options=options)
+        compiled(*inputs).sum().backward()
+    [finding] = session.report.findings
+    assert (finding.detail, finding.op) == ("precision.operator", "torch.tanh")
+    assert (finding.stage, finding.repro, finding.kernel) == (None, None, None)
+
+
 @pytest.mark.slow
 @pytest.mark.inductor
 @pytest.mark.parametrize("bug", [RELU_BUG, {}])
