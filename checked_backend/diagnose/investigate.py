@@ -227,7 +227,7 @@ class _Investigation:
             self.found.evidence[EvidenceKey.STOPPED] = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _show_kernel(self, findings: Sequence[Finding]) -> None:
-        """Write a script of the kernel that a finding names. Where the graph was wrong before, its kernels are right."""
+        """Write a script of the kernel that a finding names. Where the graph was wrong before, kernels are right."""
         self.found = Diagnosis.of_known(findings[0])
 
         def is_named(wrong: Wrong) -> bool:
