@@ -82,10 +82,9 @@ def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) ->
     names = {known[one]: one for one in read}
     function.name = "compiled"
     function.args.args = [ast.arg(one) for one in (*(names.get(one, one.name) for one in sources), *own, *more)]
-    text = ast.unparse(ast.fix_missing_locations(function))
-    start = ["# what Inductor generated for it", *_definitions(module.text, function)]
-    lines = ["", "", *start, "", "", *text.splitlines(), "", ""]
-    return KernelCode(replace(case, inputs=values), lines)
+    text = ast.unparse(ast.fix_missing_locations(function)).splitlines()
+    start = ["", "", "# what Inductor generated for it", *_definitions(module.text, function)]
+    return KernelCode(replace(case, inputs=values), [*start, "", "", *text, "", ""])
 
 
 def _known(checked: CheckedModule, node: fx.Node) -> dict[str, fx.Node]:
@@ -166,11 +165,10 @@ class _Only(ast.NodeTransformer):
     def __init__(self, lines: Collection[int], returned: str) -> None:
         self._lines, self._returned = lines, returned
 
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt | None:
+    def visit_Assign(self, node: ast.Assign | ast.Expr) -> ast.stmt | None:
         return node if node.lineno in self._lines else None
 
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt | None:
-        return node if node.lineno in self._lines else None
+    visit_Expr = visit_Assign
 
     def visit_Delete(self, _node: ast.Delete) -> None:
         return None

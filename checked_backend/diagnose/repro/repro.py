@@ -116,10 +116,8 @@ def write_kernel_repro(
     """
     path = script_path(folder, f"{name}-kernel")
     values = path.with_suffix(".safetensors")
-    about = [
-        *([f"Found at {source}"] if source else []),
-        "The kernel and what it reads are as they were in the program.",
-    ]
+    found = [f"Found at {source}"] if source else []
+    about = [*found, "The kernel and what it reads are as they were in the program."]
     program = FailingCase(code.case, "output[0]")
     if is_random(program):  # the compiler may draw other numbers
         return None
