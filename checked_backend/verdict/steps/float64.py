@@ -20,6 +20,7 @@ from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
 TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
+LOWERED = Recipe(Control.LOWERED, Build.LOWERED, replays_draws=True, float64=True)
 FIRST_SEEDS = range(1, 1 + thresholds.FEW_RUNS)
 """Seeds of the first perturbed runs in float64."""
 
@@ -35,7 +36,8 @@ def ask_float64(context: Context) -> None:
     compare_with_noise(asked)
     perturb(spread, context.runs, FIRST_SEEDS, float64=True)
     doubtful = [case for case in asked if case in outside or case.outside or context.wants_twin(case)]
-    if doubtful:
+    by_kernels = context.low_precision and not context.thorough
+    if doubtful and not (by_kernels and _lowered_alike(doubtful, context)):
         _hold_against_twin(doubtful, context.runs, context.decisions.notes)
 
 
@@ -49,6 +51,32 @@ def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
         if case.high_precision is not None:
             case.float64_nonfinite = unconfirmed(case.pair.reference, case.high_precision)
     return True
+
+
+def _lowered_alike(cases: Sequence[Evidence], context: Context) -> bool:
+    """Whether the graph that the candidate's kernels were generated from computes in float64 what eager computes.
+
+    The kernels have been checked by themselves then, so there is nothing left that a float64 twin could show.
+    """
+    context.decisions.lowered_alike = False
+    if any(case.outside for case in cases):
+        return False
+    lowered = context.runs.run(LOWERED)
+    samples = [case.sample_in_float64(lowered) for case in cases]
+    if any(sample is None or case.high_precision is None for case, sample in zip(cases, samples, strict=True)):
+        return False
+    if any(case.float64_envelope is None for case in cases):
+        perturb(cases, context.runs, FIRST_SEEDS, keeps_choices=True, float64=True)
+    for case, sample in zip(cases, samples, strict=True):
+        case.twin = sample
+    _compare(cases)
+    if all(case.logic_differs is False for case in cases):
+        context.decisions.lowered_alike = True
+        return True
+    for case in cases:
+        case.logic_differs = None
+        case.evidence.pop(EvidenceKey.TWIN_ERROR, None)
+    return False
 
 
 def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) -> None:

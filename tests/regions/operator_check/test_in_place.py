@@ -17,6 +17,7 @@ from checked_backend.diagnose.localize import search
 from checked_backend.graphs.nodes import origin_of
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
+from checked_backend.regions.operator_check.step import OperatorStep
 from tests.support.locate_tools import located
 from tests.support.planted import Fault, in_half_precision, planted
 from tests.support.region_tools import agreed, checked, gathered
@@ -78,6 +79,7 @@ def test_what_comes_before_code_generation_is_the_same_in_each_call(monkeypatch:
     monkeypatch.setattr(KernelCheck, "run", counted("kernels", KernelCheck.run))
     monkeypatch.setattr(OperatorCheck, "_check_probe", counted("front", OperatorCheck._check_probe))
     model = checked(program, "inductor")
+    monkeypatch.setattr(OperatorStep, "lowered", lambda *_: None)
 
     def run() -> None:
         for _ in range(8):
