@@ -69,7 +69,7 @@ class OperatorDecisions:
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
             operators were checked, None if none was.
         reason: Why no operator, or no operator's gradient, was checked; "" if they were.
-        lowered: What the region was lowered to, if all its kernels were checked and none is wrong.
+        lowered: What the region was lowered to; None if its kernels cannot be seen.
     """
 
     forward: list[Finding] = field(default_factory=list)
@@ -147,7 +147,7 @@ class OperatorCheck:
         If the kernels are known, that is what comes before code generation.
 
         Args:
-            lowered_alike: Whether float64 has shown that this is right.
+            lowered_alike: Whether float64 has shown this to be right.
         """
         if decisions.is_wrong or (self._kernels is not None and self._fronts == FRONTS):
             return
@@ -165,12 +165,8 @@ class OperatorCheck:
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
             checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
-        checks, modules = of_region(gm, checked), [one.module for one in checked]
-        self._conclude(gm, checks, subjects, decisions)
-        # what is written to an input is compared with the region's alone
-        seen = decisions.limits and not checks.differing and not any(module.written for module in modules)
-        if seen and not decisions.is_wrong:
-            decisions.lowered = LoweredRegion(kernels.region, modules)
+        self._conclude(gm, of_region(gm, checked), subjects, decisions)
+        decisions.lowered = LoweredRegion(kernels.region, [one.module for one in checked])
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions

@@ -183,7 +183,6 @@ def of_region(gm: fx.GraphModule, checked: Iterable[CheckedModule]) -> TensorChe
         else:
             checks.limits[False].update(own.limits[False])
         checks.unchecked.update(own.unchecked)
-        checks.differing |= own.differing
         for wrong in own.wrong:
             origin = origin_of(wrong.node, gm)
             checks.wrong.append(

@@ -38,7 +38,7 @@ class OperatorStep:
         self._reason = ""
 
     def lowered(self, call: Call) -> LoweredRegion | None:
-        """What the region was lowered to, if its kernels compute what that says in this call."""
+        """What the region was lowered to; None if its kernels cannot be seen."""
         return self._of_kernels(call).lowered if self._local is None else None
 
     def forward(self, call: Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
@@ -127,19 +127,12 @@ class OperatorStep:
                 decisions.skips.append(Skip(name, _HIDDEN.format(reason), matters=True))
 
     def _limit(self, decisions: Decisions) -> None:
-        """Lower the limits if each operator was checked: a result hides no more than the least precise operator.
-
-        Where no float64 twin was compiled, nothing else would show that operator's error.
-        """
+        """Lower the limits if each operator was checked: a result hides no more than the least precise operator."""
         with self._lock:
             limits = self._limits
         decisions.own_precision_limits = {
             name: min(limit, limits.get(name, limit)) for name, limit in decisions.own_precision_limits.items()
         }
-        if decisions.lowered_alike:
-            known = {**limits, **decisions.own_precision_limits}
-            common = max(limits.values(), default=0.0)
-            decisions.limits = {name: max(limit, known.get(name, common)) for name, limit in decisions.limits.items()}
 
 
 def _gradient_findings(

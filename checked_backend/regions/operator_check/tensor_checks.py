@@ -69,7 +69,6 @@ class TensorChecks:
         distances: How far each tensor was from eager's for the same inputs, in this walk and in earlier ones.
         quick: Whether tensors are only compared with eager's: none may be further from it than it was.
         changed: Whether a quick walk found one that is.
-        differing: Whether a tensor without known roundings (integers, for one) is not eager's for the same inputs.
     """
 
     wrong: list[Wrong] = field(default_factory=list)
@@ -78,7 +77,6 @@ class TensorChecks:
     distances: dict[tuple[str, bool, int | None], NoiseBaseline] = field(default_factory=dict)
     quick: bool = False
     changed: bool = False
-    differing: bool = False
 
     def settle(
         self,

@@ -36,9 +36,10 @@ def ask_float64(context: Context) -> None:
     compare_with_noise(asked)
     perturb(spread, context.runs, FIRST_SEEDS, float64=True)
     doubtful = [case for case in asked if case in outside or case.outside or context.wants_twin(case)]
-    by_kernels = context.low_precision and not context.thorough
-    if doubtful and not (by_kernels and _lowered_alike(doubtful, context)):
+    if doubtful:
         _hold_against_twin(doubtful, context.runs, context.decisions.notes)
+    if doubtful and context.low_precision and not any(case.logic_differs for case in doubtful):
+        context.decisions.lowered_alike = _lowered_alike(doubtful, context.runs)
 
 
 def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
@@ -51,32 +52,6 @@ def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
         if case.high_precision is not None:
             case.float64_nonfinite = unconfirmed(case.pair.reference, case.high_precision)
     return True
-
-
-def _lowered_alike(cases: Sequence[Evidence], context: Context) -> bool:
-    """Whether the graph that the candidate's kernels were generated from computes in float64 what eager computes.
-
-    The kernels have been checked by themselves then, so there is nothing left that a float64 twin could show.
-    """
-    context.decisions.lowered_alike = False
-    if any(case.outside for case in cases):
-        return False
-    lowered = context.runs.run(LOWERED)
-    samples = [case.sample_in_float64(lowered) for case in cases]
-    if any(sample is None or case.high_precision is None for case, sample in zip(cases, samples, strict=True)):
-        return False
-    if any(case.float64_envelope is None for case in cases):
-        perturb(cases, context.runs, FIRST_SEEDS, keeps_choices=True, float64=True)
-    for case, sample in zip(cases, samples, strict=True):
-        case.twin = sample
-    _compare(cases)
-    if all(case.logic_differs is False for case in cases):
-        context.decisions.lowered_alike = True
-        return True
-    for case in cases:
-        case.logic_differs = None
-        case.evidence.pop(EvidenceKey.TWIN_ERROR, None)
-    return False
 
 
 def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) -> None:
@@ -115,17 +90,26 @@ def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) 
         _let_candidate_answer(case, notes)
 
 
+def _lowered_alike(cases: Sequence[Evidence], runs: Runs) -> bool:
+    """Whether the graph that the candidate's kernels were generated from computes in float64 what eager computes.
+
+    It has the candidate's decompositions and graph passes. A twin may have others, if they depend on the precision.
+    """
+    lowered = runs.run(LOWERED)
+    for case in cases:
+        found = case.sample_in_float64(lowered)
+        if found is None or case.high_precision is None or case.float64_says_nothing:
+            return False
+        if _twin_difference(case, case.high_precision, found).differs:
+            return False
+    return True
+
+
 def _compare(cases: Iterable[Evidence]) -> None:
     for case in cases:
         if case.high_precision is None or case.twin is None:
             continue
-        found = twin_difference(
-            high_precision=case.high_precision,
-            twin=case.twin,
-            envelope=case.float64_envelope,
-            further=case.float64_envelope_large,
-            float64_nonfinite=case.float64_nonfinite,
-        )
+        found = _twin_difference(case, case.high_precision, case.twin)
         if case.float64_says_nothing:
             case.evidence[EvidenceKey.TWIN] = "says nothing: float64 has NaN or infinity wherever eager has a number"
             continue
@@ -133,6 +117,16 @@ def _compare(cases: Iterable[Evidence]) -> None:
         case.twin_is_equal = found.equal
         case.twin_difference = found.relative
         case.evidence[EvidenceKey.TWIN_ERROR] = found.relative
+
+
+def _twin_difference(case: Evidence, high_precision: torch.Tensor, twin: torch.Tensor) -> TwinDifference:
+    return twin_difference(
+        high_precision=high_precision,
+        twin=twin,
+        envelope=case.float64_envelope,
+        further=case.float64_envelope_large,
+        float64_nonfinite=case.float64_nonfinite,
+    )
 
 
 def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
