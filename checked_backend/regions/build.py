@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend._torch.cpp_kernels import cpp_kernels_together
 from checked_backend._torch.dynamo import dynamo_control_flow
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
@@ -205,6 +206,7 @@ def _variants(
         default_dtype=needs_default_dtype(pristine),
         low_precision=low_precision,
         operators=operators,
+        compiling_twin=cpp_kernels_together if options.compiler == "inductor" else nullcontext,
         entangled=local if isinstance(local, str) else "",
         compiling=compiling,
         waiting=source.waiting,

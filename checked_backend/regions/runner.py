@@ -7,7 +7,7 @@ random streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -46,6 +46,8 @@ class Variants:
         default_dtype: Whether the region depends on torch's default dtype, so that runs in float64 must change it.
         low_precision: Whether the region computes in half precision somewhere.
         operators: Checks the operators of such a region, each by itself.
+        compiling_twin: The block in which the float64 twin is compiled, its backward pass too, which is compiled as it
+            runs.
         entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
         compiling: Seconds that the candidate took to compile; its float64 twin takes about as long.
     """
@@ -57,6 +59,7 @@ class Variants:
     default_dtype: bool = True
     low_precision: bool = False
     operators: OperatorStep | None = None
+    compiling_twin: Callable[[], AbstractContextManager[None]] = nullcontext
     entangled: str = ""
     compiling: float = 0.0
     waiting: Waiting = field(default_factory=lambda: Waiting("", tells=False))
@@ -169,11 +172,14 @@ class RegionRunner:
             return self._values(self.variants.candidate, recipe)
         if recipe.build is Build.LOWERED:
             return self._lowered(recipe)
-        region = self._built(recipe)
-        if region is None:
-            return None
         widens = recipe.float64 and self.variants.default_dtype
-        with default_dtype(torch.float64) if widens else nullcontext():
+        with ExitStack() as stack:
+            if recipe.build is Build.TWIN:
+                stack.enter_context(self.variants.compiling_twin())
+            region = self._built(recipe)
+            if region is None:
+                return None
+            stack.enter_context(default_dtype(torch.float64) if widens else nullcontext())
             # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
             values = self._values(region, replace(recipe, replays_draws=False))
             return self._values(region, recipe) if self.facts.draws else values
