@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import hashlib
 import linecache
@@ -14,7 +13,7 @@ import torch
 from checked_backend.fuzz.control import run_in_order
 from checked_backend.fuzz.known import METHOD, operation
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Statement, map_leaves, value_of
-from checked_backend.fuzz.source import NAME, function_of
+from checked_backend.fuzz.source import NAME, function_source
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
@@ -105,11 +104,11 @@ def build(programs: Sequence[FuzzProgram]) -> Callable[..., Any]:
 
     The lines of its code are found where tracebacks look for source.
     """
-    text = ast.unparse(function_of(programs))
+    text = function_source(*programs)
     file = f"<fuzz {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "__builtins__": builtins}
-    exec(compile(text, file, "exec", dont_inherit=True), names)  # noqa: S102  made of data, as function_of says
+    exec(compile(text, file, "exec", dont_inherit=True), names)  # noqa: S102  made of data, as function_source says
     function: Callable[..., Any] = names[NAME]
     return function
 

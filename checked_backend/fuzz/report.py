@@ -15,7 +15,8 @@ from rich.text import Text
 from checked_backend.fuzz.corpus import Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
-from checked_backend.fuzz.text import describe, describe_inputs, render_function
+from checked_backend.fuzz.source import function_source
+from checked_backend.fuzz.text import describe, describe_inputs
 from checked_backend.report.clean import clean
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.progress import duration
@@ -133,7 +134,7 @@ def _case_of(group: Group, stands: str, settings: Mapping[str, str]) -> CaseSumm
         data={
             "standing": stands,
             **{name: getattr(group, name) for name in _DATA},
-            "source": render_function(program),
+            "source": function_source(program),
             "inputs": describe_inputs(program),
             "program": json.loads(group.text),
         },

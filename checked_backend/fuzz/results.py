@@ -15,7 +15,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
-from checked_backend.fuzz.source import function_of
+from checked_backend.fuzz.source import function_source
 from checked_backend.runs.status import Status
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -51,8 +51,8 @@ def callable_program(text: str) -> FuzzProgram:
     """
     program = decode_program(text)
     try:
-        function_of([program])
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        function_source(program)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError) as error:
         raise FuzzError(f"a program: {type(error).__name__}: {error}") from None
     return program
 

@@ -1,13 +1,13 @@
-"""Programs as the syntax tree of a Python function, whose text is the code that is compiled and that people read.
+"""Programs as the text of a Python function: the code that is compiled, and that people read.
 
-The tree is built from the program's data: texts in it are constants, and names are those of known operations.
+The text is built from the program's data: texts in it are constants, and names are those of known operations.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checked_backend.fuzz.control import Block, Item, parse
@@ -17,159 +17,117 @@ from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, State
 NAME = "program"
 """The name of the function."""
 
+_LETTERS = {"for": "i", "flag": "flag"}
 
-def function_of(programs: Sequence[FuzzProgram]) -> ast.FunctionDef:
+
+def function_source(*programs: FuzzProgram) -> str:
     """One function for several programs. It takes the inputs of all, and returns a tuple of results for each.
 
     The result of one program is its tuple of results.
     """
     several = len(programs) > 1
     writers = [_Writer(one, f"p{number}_" if several else "") for number, one in enumerate(programs)]
-    flags = [pair for writer in writers for pair in writer.flags]
-    arguments = ast.arguments(
-        posonlyargs=[],
-        args=[ast.arg(name) for writer in writers for name in writer.inputs],
-        kwonlyargs=[ast.arg(name) for name, _ in flags],
-        kw_defaults=[ast.Constant(value) for _, value in flags],
-        defaults=[],
-    )
-    body = [statement for writer in writers for statement in writer.body()]
-    results: list[ast.expr] = [writer.results() for writer in writers]
-    body.append(ast.Return(ast.Tuple(results, ast.Load()) if several else results[0]))
-    return ast.fix_missing_locations(ast.FunctionDef(NAME, arguments, body, []))
+    flags = [flag for writer in writers for flag in writer.flags]
+    given = [name for writer in writers for name in writer.inputs] + (["*", *flags] if flags else [])
+    results = [writer.results for writer in writers]
+    lines = [line for writer in writers for line in writer.lines]
+    text = [f"def {NAME}({', '.join(given)}):", *lines, f" return {_tuple(results) if several else results[0]}"]
+    return ast.unparse(ast.parse("\n".join(text)))  # which leaves out what brackets are not needed
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({' '.join(f'{part},' for part in parts)})"
 
 
 class _Writer:
     """Writes one program.
 
     Attributes:
-        flags: The names of its flags, with their values.
+        flags: Its flags, with their values.
+        lines: The function's lines.
+        results: What it returns.
     """
 
     def __init__(self, program: FuzzProgram, prefix: str) -> None:
+        tree = parse(program)
         self._program = program
-        self._tree = parse(program)
         self.inputs = [f"{prefix}x{place}" for place in range(len(program.inputs))]
-        letters = {"for": "i", "flag": "flag"}
-        self._names = [
-            *self.inputs,
-            *(f"{prefix}{letters.get(call.op, 'v')}{place}" for place, call in enumerate(program.calls)),
-        ]
+        calls = [f"{prefix}{_LETTERS.get(call.op, 'v')}{place}" for place, call in enumerate(program.calls)]
+        self._names = [*self.inputs, *calls]
         self.flags = [
-            (self._names[len(self.inputs) + place], call.args[0])
-            for place, call in enumerate(program.calls)
-            if call.op == "flag"
+            f"{name}={call.args[0]}" for name, call in zip(calls, program.calls, strict=True) if call.op == "flag"
         ]
+        self.lines = [*self._statements(tree, " ")]
+        self.results = _tuple([self._names[place] for place in program.returns]) if program.returns else "None"
 
-    def body(self) -> list[ast.stmt]:
-        return self._statements(self._tree)
-
-    def results(self) -> ast.expr:
-        returned: list[ast.expr] = [self._name(place) for place in self._program.returns]
-        return ast.Tuple(returned, ast.Load()) if returned else ast.Constant(None)
-
-    def _name(self, number: int, *, stored: bool = False) -> ast.Name:
-        return ast.Name(self._names[number], ast.Store() if stored else ast.Load())
-
-    # statements
-
-    def _statements(self, items: Sequence[Item]) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
+    def _statements(self, items: Sequence[Item], indent: str) -> Iterator[str]:
         for item in items:
-            found += [self._block(item)] if isinstance(item, Block) else self._statement(item)
-        return found
+            if not isinstance(item, Block):
+                yield from (f"{indent}{line}" for line in self._statement(item))
+                continue
+            call, name = self._program.calls[item.head], self._names[len(self.inputs) + item.head]
+            if call.op == "if":
+                yield f"{indent}if {' '.join(map(self._operand, call.args))}:"
+            else:
+                yield f"{indent}for {name} in range({self._expression(call.args[0])}):"
+            yield from list(self._statements(item.body, f"{indent} ")) or [f"{indent} pass"]
+            if item.otherwise:
+                yield from (f"{indent}else:", *self._statements(item.otherwise, f"{indent} "))
 
-    def _block(self, block: Block) -> ast.stmt:
-        call = self._program.calls[block.head]
-        body = self._statements(block.body) or [ast.Pass()]
-        if call.op == "if":
-            return ast.If(self._condition(call.args), body, self._statements(block.otherwise))
-        turns = ast.Call(ast.Name("range", ast.Load()), [self._expression(call.args[0])], [])
-        return ast.For(self._name(len(self.inputs) + block.head, stored=True), turns, body, [])
+    def _operand(self, raw: Any) -> str:
+        """A part of a condition, among which is its operator."""
+        return raw if isinstance(raw, str) else self._expression(raw)
 
-    def _condition(self, args: Sequence[Any]) -> ast.expr:
-        if len(args) == 1:
-            return self._expression(args[0])
-        return _operated(args[1], self._expression(args[0]), self._expression(args[2]))
-
-    def _statement(self, place: int) -> list[ast.stmt]:
-        call, target = self._program.calls[place], self._name(len(self.inputs) + place, stored=True)
-        match call.op:
-            case "flag":
-                return []
-            case "let":
-                return [ast.Assign([self._name(call.args[0].value, stored=True)], self._expression(call.args[1]))]
-            case "setitem":
-                part = ast.Subscript(self._expression(call.args[0]), self._index(call.args[1]), ast.Store())
-                return [ast.Assign([part], self._expression(call.args[2]))]
+    def _statement(self, place: int) -> Sequence[str]:
+        call, target = self._program.calls[place], self._names[len(self.inputs) + place]
+        if call.op == "flag":
+            return []
+        args = [self._expression(argument) for argument in call.args]
+        if call.op == "let":
+            return [f"{args[0]} = {args[1]}"]
+        if call.op == "setitem":
+            return [f"{args[0]}[{self._index(call.args[1])}] = {args[2]}"]
         if call.op in OPERATORS and call.op not in INFIX and call.op != "getitem":  # it is one like +=
-            first, second = map(self._expression, call.args)
-            node: Any = INFIX[call.op[:-1]].node
-            updated = ast.AugAssign(ast.Name(target.id, ast.Store()), node(), second)
-            return [ast.Assign([target], first), updated]
-        return [ast.Assign([target], self._called(call))]
+            first, second = args
+            return [f"{target} = {first}", f"{target} {call.op} {second}"]
+        return [f"{target} = {self._called(call, args)}"]
 
-    def _called(self, call: Statement) -> ast.expr:
+    def _called(self, call: Statement, args: Sequence[str]) -> str:
         how, function = operation(call.op)
         if call.op == "getitem":
-            return ast.Subscript(self._expression(call.args[0]), self._index(call.args[1]), ast.Load())
-        args = [self._expression(argument) for argument in call.args]
+            return f"{args[0]}[{self._index(call.args[1])}]"
         if call.op in OPERATORS:
-            return _operated(call.op, *args)
-        words = [ast.keyword(key, self._expression(value)) for key, value in call.kwargs.items()]
+            left, right = args
+            return f"({left}) {call.op} ({right})"
+        words = [f"{key}={self._expression(value)}" for key, value in call.kwargs.items()]
         if how == METHOD:
-            return ast.Call(ast.Attribute(args[0], function, ast.Load()), args[1:], words)
-        return ast.Call(_dotted(call.op), args, words)
+            return f"({args[0]}).{function}({', '.join([*args[1:], *words])})"
+        return f"{call.op}({', '.join([*args, *words])})"
 
-    # expressions
-
-    def _index(self, raw: Any) -> ast.expr:
-        if isinstance(raw, tuple):
-            return ast.Tuple([self._index(item) for item in raw], ast.Load())
+    def _index(self, raw: Any) -> str:
+        if isinstance(raw, tuple) and raw:
+            return " ".join(f"{self._index(item)}," for item in raw)
         if isinstance(raw, slice):
-            return ast.Slice(
-                *(None if part is None else self._expression(part) for part in (raw.start, raw.stop, raw.step))
-            )
+            parts = ["" if part is None else self._expression(part) for part in (raw.start, raw.stop, raw.step)]
+            return ":".join(parts if parts[2] else parts[:2])
         return self._expression(raw)
 
-    def _expression(self, raw: Any) -> ast.expr:
+    def _expression(self, raw: Any) -> str:
         match raw:
             case Ref(value):
-                return self._name(value)
+                return self._names[value]
             case Size(value, dim):
-                return ast.Call(ast.Attribute(self._name(value), "size", ast.Load()), [_literal(dim)], [])
+                return f"{self._names[value]}.size({dim})"
             case Constant(name):
-                return _dotted(f"torch.{name}")
+                return f"torch.{name}"
             case tuple():
-                return ast.Tuple([self._expression(item) for item in raw], ast.Load())
+                return _tuple([self._expression(item) for item in raw])
             case list():
-                return ast.List([self._expression(item) for item in raw], ast.Load())
+                return f"[{', '.join(map(self._expression, raw))}]"
             case dict():
-                keys: list[ast.expr | None] = [ast.Constant(key) for key in raw]
-                return ast.Dict(keys, [self._expression(item) for item in raw.values()])
+                return f"{{{', '.join(f'{key!r}: {self._expression(item)}' for key, item in raw.items())}}}"
             case slice():
-                parts = [self._expression(part) for part in (raw.start, raw.stop, raw.step)]
-                return ast.Call(ast.Name("slice", ast.Load()), parts, [])
-        return _literal(raw)
-
-
-def _operated(symbol: str, left: ast.expr, right: ast.expr) -> ast.expr:
-    node: Any = INFIX[symbol].node()
-    return ast.Compare(left, [node], [right]) if isinstance(node, ast.cmpop) else ast.BinOp(left, node, right)
-
-
-def _dotted(name: str) -> ast.expr:
-    first, *rest = name.split(".")
-    found: ast.expr = ast.Name(first, ast.Load())
-    for part in rest:
-        found = ast.Attribute(found, part, ast.Load())
-    return found
-
-
-def _literal(raw: Any) -> ast.expr:
-    if isinstance(raw, float) and not math.isfinite(raw):
-        return ast.Call(ast.Name("float", ast.Load()), [ast.Constant(str(raw))], [])
-    negative = math.copysign(1, raw) < 0 if isinstance(raw, float) else isinstance(raw, int) and raw < 0
-    if negative:
-        return ast.UnaryOp(ast.USub(), ast.Constant(-raw))
-    return ast.Constant(raw)
+                return f"slice({', '.join(map(self._expression, (raw.start, raw.stop, raw.step)))})"
+            case float() if not math.isfinite(raw):
+                return f"float({str(raw)!r})"
+        return "..." if raw is ... else repr(raw)

@@ -27,7 +27,8 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.shrink import shrink
-from checked_backend.fuzz.text import describe_inputs, render_function
+from checked_backend.fuzz.source import function_source
+from checked_backend.fuzz.text import describe_inputs
 from checked_backend.runs.status import Status
 from checked_backend.sweep.examine import refuse_unknown
 
@@ -111,7 +112,7 @@ def assert_passes(
         return True
 
     smallest = shrink(program, goes_wrong, time.monotonic() + seconds)
-    raise AssertionError("\n".join([last.message, *describe_inputs(smallest), render_function(smallest)]))
+    raise AssertionError("\n".join([last.message, *describe_inputs(smallest), function_source(smallest)]))
 
 
 def _is_wrong(result: ProgramResult) -> bool:
