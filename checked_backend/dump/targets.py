@@ -41,12 +41,6 @@ from checked_backend._torch.operators import (
     registration_file,
 )
 
-__all__ = [
-    *("Trusted", "Unresolved", "checked_target", "encode_target", "functions", "is_allowed_method", "is_attribute"),
-    *("is_importable", "known_function", "leaves_uninitialized", "needed_import", "operator_problem"),
-    *("provides_nothing", "refusal_by_name", "resolve_target"),
-]
-
 _TENSORS = ("aten", "prims")
 _NAMED = frozenset({"inductor.accumulate_grad_", "inductor._mm_plus_mm", "rngprims.philox_rand"})
 _FAMILIES = ("quantized_decomposed",)

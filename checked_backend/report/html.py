@@ -54,16 +54,16 @@ def render_fragment(report: Report) -> str:
 
 
 def _render(template: str, **values: Any) -> str:
+    return page_environment("checked_backend.report").get_template(template).render(sections=sections, **values)
+
+
+def page_environment(package: str) -> Environment:
+    """The templates of a package, in which every text is escaped."""
     environment = Environment(
-        loader=PackageLoader("checked_backend.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["breakable"] = _breakable
-    environment.filters["printable"] = clean
-    return environment.get_template(template).render(sections=sections, **values)
+    environment.filters.update(breakable=_breakable, clean=clean)
+    return environment
 
 
 def _breakable(text: str) -> Markup:
