@@ -32,6 +32,7 @@ from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
 from checked_backend.runs.status import Status
+from checked_backend.sweep.examine import why_undecided
 
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
@@ -293,10 +294,7 @@ def _examined(report: Report, seconds: float) -> ProgramResult:
         return ProgramResult(status, seconds=seconds, compiled=compiled)
     finding = worst_finding(report)
     if finding is None:
-        skips = [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
-        reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
-        why = reasons[0] if reasons else "nothing of it was checked"
-        return ProgramResult(status, why[:_LONGEST], seconds, compiled, report=report.to_json())
+        return ProgramResult(status, why_undecided(report)[:_LONGEST], seconds, compiled, report=report.to_json())
     made = ProgramResult(status, "", seconds, compiled, report=report.to_json())
     return replace(made, **_words(finding))
 

@@ -161,12 +161,13 @@ class FuzzProgram:
             return where[number] if number < len(self.inputs) else number - shift
 
         inputs = [self.inputs[place] for place in kept]
-        return replace(
-            self,
-            inputs=tuple(i if i.shares is None else replace(i, shares=where[i.shares]) for i in inputs),
-            calls=tuple(map_refs(call, moved) for call in self.calls),
-            returns=tuple(moved(number) for number in self.returns),
-        )
+        shared = (given if given.shares is None else replace(given, shares=where[given.shares]) for given in inputs)
+        return replace(self.renumbered(moved), inputs=tuple(shared))
+
+    def renumbered(self, moved: Callable[[int], int]) -> FuzzProgram:
+        """The same with other numbers for the values that its calls use and that it returns."""
+        calls = tuple(map_refs(call, moved) for call in self.calls)
+        return replace(self, calls=calls, returns=tuple(map(moved, self.returns)))
 
 
 def value_of(leaf: Any, known: Sequence[Any]) -> Any:

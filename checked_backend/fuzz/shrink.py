@@ -227,12 +227,7 @@ def _plainer_inputs(program: FuzzProgram) -> Iterator[FuzzProgram]:
 
 def _instead(program: FuzzProgram, old: int, new: int) -> FuzzProgram:
     """The same program with one value in the place of another."""
-
-    def moved(number: int) -> int:
-        return new if number == old else number
-
-    calls = tuple(map_refs(call, moved) for call in program.calls)
-    return replace(program, calls=calls, returns=tuple(map(moved, program.returns)))
+    return program.renumbered(lambda number: new if number == old else number)
 
 
 def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
@@ -251,13 +246,7 @@ def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
 def _with_input(program: FuzzProgram, place: int, given: Input) -> FuzzProgram:
     """The same with a new input in the place of a call's result."""
     first = len(program.inputs)
-
-    def moved(number: int) -> int:
-        return number if number < first else number + 1
-
-    calls = tuple(map_refs(call, moved) for call in program.calls)
-    returns = tuple(map(moved, program.returns))
-    shifted = replace(program, inputs=(*program.inputs, given), calls=calls, returns=returns)
+    shifted = replace(program.renumbered(lambda number: number + (number >= first)), inputs=(*program.inputs, given))
     return _without(_instead(shifted, first + 1 + place, first), {place})
 
 

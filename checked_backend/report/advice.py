@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.findings.paths import is_in_library
 from checked_backend.report.clean import plural
 from checked_backend.report.words import for_several, said_of
 from checked_backend.subjects import SubjectKind
+
+if TYPE_CHECKING:
+    from checked_backend.report.report import Report
 
 _DYNAMO = "traced wrong by Dynamo"
 _STATE = "mutation of a setting"  # its details are the settings' names
@@ -180,42 +184,55 @@ _SKIPPED = (
 )
 
 
-def advise_on_candidate(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """What to do next about a handwritten candidate, each piece of advice once."""
+def nothing_done(report: Report) -> tuple[bool, bool]:
+    """Whether nothing was checked, and whether nothing was compiled that should have been."""
+    coverage = report.coverage
+    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
+    nothing_compiled = nothing_compiled and CANDIDATE not in report.environment
+    return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
+
+
+def _on_candidate(findings: Sequence[Finding]) -> Iterator[str]:
+    """What to do next about a handwritten candidate."""
     failing = [one for one in findings if one.fails]
-    itself = [ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF]
-    others = [_CANDIDATES[one.kind] for one in failing if one.detail not in OF_ITSELF and one.kind in _CANDIDATES]
-    return tuple(dict.fromkeys([*others, *itself]))
+    yield from (_CANDIDATES[one.kind] for one in failing if one.detail not in OF_ITSELF and one.kind in _CANDIDATES)
+    yield from (ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF)
 
 
-def advise(
-    findings: tuple[Finding, ...],
-    *,
-    verdict: Verdict,
-    nothing_checked: bool,
-    nothing_compiled: bool,
-    skipped: bool,
-    localized: bool,
-) -> tuple[str, ...]:
+def advise(report: Report, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return what to do next, each piece of advice once, in the order of the findings.
+
+    Args:
+        findings: The main finding of each cause.
 
     Returns:
         Paragraphs; empty if there is nothing to do.
     """
+    if CANDIDATE in report.environment:
+        return tuple(dict.fromkeys([*_on_candidate(findings), *_for_coverage(report, ())]))
     lines = list(dict.fromkeys(_for_findings(findings)))
+    # the stage of a whole program alone is known without a search for the operator
+    localized = any(one.op is not None or one.searched for one in report.findings)
+    localized = localized or any("localized" in note for note in report.coverage.notes)
     if not localized and any(one.region and one.fails and _key(one) not in ("other_run", _DYNAMO) for one in findings):
         lines.insert(0, _LOCALIZE)
-    unsupported = any(finding.kind is Kind.UNSUPPORTED for finding in findings)  # they say why nothing was checked
-    if verdict is Verdict.INCONCLUSIVE and nothing_checked and not unsupported:
-        lines.append(NOTHING_CHECKED)
-    if verdict is Verdict.INCONCLUSIVE and nothing_compiled:
-        lines.append(NOTHING_COMPILED)
-    elif verdict is Verdict.INCONCLUSIVE and skipped:
-        lines.append(_SKIPPED)
-    return tuple(lines)
+    return (*lines, *_for_coverage(report, findings))
 
 
-def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
+def _for_coverage(report: Report, findings: Sequence[Finding]) -> Iterator[str]:
+    """What to do where there is no verdict."""
+    if report.verdict is not Verdict.INCONCLUSIVE:
+        return
+    nothing_checked, nothing_compiled = nothing_done(report)
+    if nothing_checked and not any(one.kind is Kind.UNSUPPORTED for one in findings):  # they say why
+        yield NOTHING_CHECKED
+    if nothing_compiled:
+        yield NOTHING_COMPILED
+    elif any(skip.matters for skip in report.coverage.skipped):
+        yield _SKIPPED
+
+
+def _for_findings(findings: Sequence[Finding]) -> Iterator[str]:
     tried = [finding.workaround_confirmed for finding in findings if finding.workaround]
     if any(tried):
         yield "Today: paste the workaround shown with the finding; it was seen to make the finding vanish."

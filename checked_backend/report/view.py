@@ -11,11 +11,10 @@ from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, V
 from checked_backend.findings.paths import shown_path
 from checked_backend.report.advice import (
     CANDIDATE,
-    PROGRAM_RUNS,
     TENSORS_OF_BOTH_RUNS,
     advise,
-    advise_on_candidate,
     layout_sentence,
+    nothing_done,
 )
 from checked_backend.report.causes import Cause, causes_of, place_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, listed, plural
@@ -108,22 +107,7 @@ class ReportView:
 def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
-    nothing_checked, nothing_compiled = _nothing(report)
     causes = causes_of(report.findings)
-    main = tuple(cause.main for cause in causes)
-    own = CANDIDATE in report.environment
-    advice = advise(
-        () if own else main,
-        verdict=report.verdict,
-        nothing_checked=nothing_checked,
-        nothing_compiled=nothing_compiled,
-        skipped=any(skip.matters for skip in coverage.skipped),
-        # the stage of a whole program alone is known without a search for the operator
-        localized=any(finding.op is not None or finding.searched for finding in report.findings)
-        or any("localized" in note for note in coverage.notes),
-    )
-    if own:
-        advice = (*advise_on_candidate(main), *advice)
     parts = ReportView(
         verdict=report.verdict,
         sentence=headline(report),
@@ -132,7 +116,7 @@ def view(report: Report) -> ReportView:
         path="" if report.path is None else clean(shown_path(str(report.path))),
         causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
         more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
-        advice=advice,
+        advice=advise(report, [cause.main for cause in causes]),
         coverage=coverage_line(coverage),
         checked=_cut([*counts(coverage), *map(region_line, coverage.regions)]),
         bluntest=tuple(limits(coverage)),
@@ -179,14 +163,6 @@ def _cut(lines: list[str]) -> tuple[str, ...]:
     return tuple(lines) if rest <= 0 else (*lines[:_SHOWN_LINES], f"and {rest} more; the JSON report lists them all")
 
 
-def _nothing(report: Report) -> tuple[bool, bool]:
-    """Whether nothing was checked, and whether nothing was compiled that should have been."""
-    coverage = report.coverage
-    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
-    nothing_compiled = nothing_compiled and CANDIDATE not in report.environment
-    return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
-
-
 # -- the first two lines ---------------------------------------------------------------------------------------------
 
 
@@ -221,7 +197,7 @@ def _headline(report: Report, *, remedies: bool) -> str:
     reasons = []
     if len(report.findings) > len(warnings):
         reasons.append(f"{plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
-    nothing_checked, nothing_compiled = _nothing(report)
+    nothing_checked, nothing_compiled = nothing_done(report)
     parts = missed(report.coverage) - nothing_compiled  # that is one of them
     if parts:
         reasons.append(f"{plural(parts, 'part')} that could hide an error {'was' if parts == 1 else 'were'} skipped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import sys
@@ -17,7 +16,7 @@ import torch
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
-from checked_backend.sweep.suites.base import Built, Model, Unsupported
+from checked_backend.sweep.suites.base import Built, Model, Unsupported, digest_of
 
 _PACKAGE = "torchbenchmark"
 _MODELS, _CANARIES, _INTERNAL = "models", "canary_models", "fb"
@@ -48,10 +47,7 @@ class TorchBench:
 
     def fingerprint(self) -> str:
         """See `Suite`. It changes with each Python file of the checkout's package, committed or not."""
-        digest = hashlib.sha256()
-        for path in sorted((self._folder / _PACKAGE).rglob("*.py")):
-            digest.update(path.relative_to(self._folder).as_posix().encode() + b"\0" + path.read_bytes())
-        return digest.hexdigest()[:16]
+        return digest_of((self._folder / _PACKAGE).rglob("*.py"), self._folder)
 
     def build(self, case: Case, settings: Settings) -> Built:
         """See `Suite`."""
