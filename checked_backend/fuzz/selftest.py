@@ -110,13 +110,15 @@ def try_faults(
                 yield PLAIN["sizes"]  # one of them takes as long as ten of fixed sizes
                 return
             wanted = Choices(training=fault.gradients, dynamic=False)
-            for number in range(most if fault.kinds else control):
+            for number in range(most if fault.kind else control):
                 yield make_program(seed, number, wanted, rules)
 
         if name == SHARED:
             tried = _in_one_compile(fault)
         elif name in _LETHAL:
-            tried = _lethal(name, fault)
+            detail, seconds = _LETHAL[name]
+            caught = death_of(_SMALLEST, fault.compiler, {}, seconds) == detail
+            tried = Tried(name, fault.words, caught, 1, finding=detail if caught else "")
         elif name == CONTROL:
             tried = _accused(fault, programs())
         else:
@@ -159,13 +161,6 @@ def _in_one_compile(fault: Fault) -> Tried:
     caught = fault.is_told_by(wrong.kind, wrong.detail) and not others
     told = wrong.message if caught else f"accused beside it: {', '.join(others)}" if others else ""
     return Tried(SHARED, fault.words, caught, len(programs), finding=told)
-
-
-def _lethal(name: str, fault: Fault) -> Tried:
-    """Whether a fault that ends or stops its process is found by the process's end."""
-    detail, seconds = _LETHAL[name]
-    caught = death_of(_SMALLEST, fault.compiler, {}, seconds) == detail
-    return Tried(name, fault.words, caught, 1, finding=detail if caught else "")
 
 
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:

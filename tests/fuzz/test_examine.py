@@ -39,7 +39,7 @@ def rules() -> list[Rule]:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kinds and name not in OTHERWISE])
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kind and name not in OTHERWISE])
 def test_each_planted_fault_is_found_within_200_programs(name: str, rules: list[Rule]) -> None:
     fault = FAULTS[name]
     choices = Choices(training=fault.gradients, dynamic=fault.dynamic, longest=4)
