@@ -151,8 +151,9 @@ def memory_problem(tensor: torch.Tensor) -> str | None:
 def operator_argument_problem(overload: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """Why an operator would leave its memory; None if it does not, as far as is known."""
     name = overload.name().partition("::")[2].partition(".")[0]
-    if _is_inner(name) and is_writing_out(overload):
-        return "it may not be told where to write"  # public operators resize what they write to, and check it
+    inner = name.startswith("_") or "_backward" in name or name in ("rrelu_with_noise", "nanmedian")
+    if inner and is_writing_out(overload):  # public operators resize what they write to, and check it
+        return "it may not be told where to write"  # nor does a traced graph ever tell it
     family = _FAMILIES.fullmatch(name)
     rules = [rule for rule in (_forward_rule(family[1]) if family else None, _RULES.get(name)) if rule is not None]
     declared = overload._schema.arguments if rules else ()
@@ -190,11 +191,6 @@ def _problem(what: str, value: Any, need: _Need | None) -> str | None:
     if isinstance(need, int):
         return None if value.numel() == need else f"{what} has {value.numel()} elements, not {need}"
     return None if tuple(value.shape) == tuple(need) else f"{what} is of shape {tuple(value.shape)}, not {tuple(need)}"
-
-
-def _is_inner(name: str) -> bool:
-    """Whether only other operators call this one. No traced graph makes it write to an ``out`` argument."""
-    return name.startswith("_") or "_backward" in name or name in ("rrelu_with_noise", "nanmedian")
 
 
 _FAMILIES = re.compile(

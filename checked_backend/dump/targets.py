@@ -466,7 +466,8 @@ def _registers(name: str, imported: Collection[str], new: Collection[str]) -> bo
         return any(_top(home) == _top(module) for module in imported)
     file = registration_file(name)
     if file.endswith(".py") and not _is_in_package(file, "torch"):
-        return any(_is_in_package(file, _top(module)) or _is_file_of(file, module) for module in imported)
+        own = {getattr(sys.modules.get(module), "__file__", None) for module in imported}
+        return file in own or any(_is_in_package(file, _top(module)) for module in imported)
     # registered in C++, or by torch for another module: its owner is unknown, but not when it was registered
     return name in new or any(_plain(name.partition("::")[0]) == _plain(_top(module)) for module in imported)
 
@@ -481,11 +482,6 @@ def _plain(name: str) -> str:
 
 def _is_in_package(file: str, package: str) -> bool:
     return any(Path(file).is_relative_to(path) for path in getattr(sys.modules.get(package), "__path__", ()))
-
-
-def _is_file_of(file: str, module: str) -> bool:
-    own = getattr(sys.modules.get(module), "__file__", None)
-    return own is not None and Path(own) == Path(file)
 
 
 def _hint(text: str) -> str:

@@ -181,7 +181,8 @@ def _blamed(
     if together.status is Status.PASS:
         return blamed, known
     for finding in report.findings if report is not None else ():
-        places, is_known = _places_of_finding(finding), documented(finding) is not None and finding.fails
+        of_both = f"{finding.expected} {finding.actual}" if finding.kind is Kind.ALIAS else ""
+        places, is_known = places_of(f"{finding.subject} {of_both}"), documented(finding) is not None and finding.fails
         if is_known and places:
             known = {**dict.fromkeys(places, finding), **known}
         elif finding.severity is Severity.ERROR:
@@ -193,13 +194,6 @@ def _blamed(
     if not blamed and not known:
         blamed = dict.fromkeys(range(count))
     return blamed, {place: finding for place, finding in known.items() if place not in blamed}
-
-
-def _places_of_finding(finding: Finding) -> set[int]:
-    places = places_of(finding.subject)
-    if finding.kind is Kind.ALIAS:
-        places |= places_of(str(finding.expected)) | places_of(str(finding.actual))
-    return places
 
 
 def places_of(text: str) -> set[int]:

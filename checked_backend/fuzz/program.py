@@ -217,21 +217,19 @@ def leaves_of(call: Statement) -> list[Any]:
 
 def encode_program(program: FuzzProgram) -> str:
     """A program as JSON."""
+    usual = {entry.name: entry.default for entry in fields(Input)}
     raw = {
         "version": _VERSION,
-        "inputs": [_encode_input(given) for given in program.inputs],
+        "inputs": [
+            {name: value for name, default in usual.items() if (value := getattr(given, name)) != default}
+            for given in program.inputs
+        ],
         "calls": [[call.op, _encode(list(call.args)), _encode(dict(call.kwargs))] for call in program.calls],
         "returns": list(program.returns),
         "gradients": program.gradients,
         "dynamic": program.dynamic,
     }
     return json.dumps(raw, separators=(",", ":"), allow_nan=False)
-
-
-def _encode_input(given: Input) -> dict[str, Any]:
-    raw = {entry.name: getattr(given, entry.name) for entry in fields(given)}
-    usual = {entry.name: entry.default for entry in fields(given)}
-    return {name: value for name, value in raw.items() if value != usual[name]}
 
 
 def _encode(raw: Any) -> Any:
@@ -310,13 +308,11 @@ def _refuse(given: Input, before: Sequence[Input]) -> None:
 
 def _decode_call(name: str, raw_args: Any, raw_kwargs: Any, there: int) -> Statement:
     args, kwargs = _decode(raw_args, there), _decode(raw_kwargs, there)
-    if not all(map(_is_name, kwargs)):  # it would be code in the graph that calls it
+    if not all(
+        key.isidentifier() and not keyword.iskeyword(key) for key in kwargs
+    ):  # it would be code in the graph that calls it
         raise FuzzError(f"a program: calls: {name:.80}: expected names of arguments, got {list(kwargs)!r:.80}")
     return Statement(name, tuple(args), kwargs)
-
-
-def _is_name(key: str) -> bool:
-    return key.isidentifier() and not keyword.iskeyword(key)
 
 
 def _decode(raw: Any, there: int, depth: int = 0) -> Any:

@@ -108,7 +108,8 @@ def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
         for half in halves:
             yield _without(program, set(block.places) - _places(half))
         for turns in (1, 2, 3) if not halves else ():
-            yield _with_call(program, block.head, Statement("for", (turns,)))
+            head, calls = Statement("for", (turns,)), program.calls
+            yield replace(program, calls=(*calls[: block.head], head, *calls[block.head + 1 :]))
 
 
 def straightened(program: FuzzProgram) -> FuzzProgram:
@@ -140,10 +141,6 @@ def straightened(program: FuzzProgram) -> FuzzProgram:
 
 def _places(items: Sequence[Item]) -> set[int]:
     return {place for item in items for place in (item.places if isinstance(item, Block) else (item,))}
-
-
-def _with_call(program: FuzzProgram, place: int, call: Statement) -> FuzzProgram:
-    return replace(program, calls=(*program.calls[:place], call, *program.calls[place + 1 :]))
 
 
 def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:

@@ -163,7 +163,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         _put_cause_first(report)
     if check is not None and report.failed:
         check.told = True  # here, or by the section below
-        report.sections = [(name, kept) for name, text in report.sections if (kept := _without_trace(text))]
+        # torch's own records of compiling, hundreds of lines, say nothing to a person
+        plain = [
+            (name, [one for one in text.splitlines(True) if not _TRACE.match(one)]) for name, text in report.sections
+        ]
+        report.sections = [(name, kept) for name, lines in plain if (kept := "".join(lines).rstrip("\n"))]
     if check is not None and check.text and (report.failed or last) and not _shown(report, check.text):
         report.sections.append((REPORT, check.text))
     return report
@@ -185,11 +189,6 @@ def _put_cause_first(report: pytest.TestReport) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         crash.message = re.sub(r"^[\w.]*DivergenceError: FAIL: ", "numcheck: ", crash.message)
-
-
-def _without_trace(text: str) -> str:
-    """Captured text without torch's own records of compiling, hundreds of lines that say nothing to a person."""
-    return "".join(line for line in text.splitlines(keepends=True) if not _TRACE.match(line)).rstrip("\n")
 
 
 def _shown(report: pytest.TestReport, text: str) -> bool:

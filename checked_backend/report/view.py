@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
+from checked_backend.findings import EvidenceKey, Finding, Severity, Verdict
 from checked_backend.findings.paths import shown_path
 from checked_backend.report.advice import (
     CANDIDATE,
@@ -181,7 +181,11 @@ def _headline(report: Report, *, remedies: bool) -> str:
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
         of_layout = [finding for finding in warnings if finding.is_layout]
-        said = layout_sentence(of_layout) if of_layout else _agreement(report.coverage)
+        said = "the compiled program agrees with eager"
+        if of_layout:
+            said = layout_sentence(of_layout)
+        elif TENSORS_OF_BOTH_RUNS in report.coverage.checked:
+            said = "the second run stays within the noise of the first"
         if len(of_layout) < len(warnings):
             said += "; it refuses arguments in another layout"
         said += but_for_ignored(report.coverage)
@@ -208,12 +212,6 @@ def _headline(report: Report, *, remedies: bool) -> str:
     if nothing_compiled:
         reasons.insert(0, "nothing was compiled")
     return " and ".join(reasons)
-
-
-def _agreement(coverage: Coverage) -> str:
-    if TENSORS_OF_BOTH_RUNS in coverage.checked:
-        return "the second run stays within the noise of the first"
-    return "the compiled program agrees with eager"
 
 
 def _title(report: Report, causes: Sequence[Cause]) -> str:
@@ -259,7 +257,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
         sentence=plain_sentence(main),
         message=clean(main.message),
         results=shown,
-        rows=(*_assumed(cause), *_rows(main, quoted=line is not None)),
+        rows=tuple(_rows(cause, quoted=line is not None)),
         findings=details,
         is_warning=cause.is_warning,
     )
@@ -294,13 +292,11 @@ def _cause_title(cause: Cause) -> str:
     return clean(f"{graded}{said}{f' in {where}' if where else ''}")
 
 
-def _assumed(cause: Cause) -> Iterator[Row]:
+def _rows(cause: Cause, *, quoted: bool) -> Iterator[Row]:
+    main = cause.main
     if cause.assumed:
         told = f"{plural(cause.assumed, 'finding')} of the same code, whose own operator is not known"
         yield Row("assumed", f"that it explains {told}; check again when it is mended")
-
-
-def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
     rows = [
         row("greatest", values_at(main)),
         row("expected", main.expected),

@@ -33,7 +33,8 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
         Unsupported: No rule here knows an input that it requires.
     """
     main = getattr(model, "main_input_name", "input_ids")
-    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+    taken = [(name, one) for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    required = [name for name, one in taken if one.default is one.empty]
     unknown = [name for name in required if name not in _MAKERS]
     first = [name for name in ([main] if isinstance(main, str) else main) if name in parameters and name in _MAKERS]
     if unknown or not (first or required):
@@ -51,13 +52,6 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
         for makers in islice(product(*(_MAKERS[name] for name in names)), _MOST_TRIED):
             inputs = {name: maker(config, batch) for name, maker in zip(names, makers, strict=True)}
             yield _with_masks(inputs, parameters)
-
-
-def _is_required(parameter: Any) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
 
 
 def _modalities(model: Any) -> Iterator[str]:
