@@ -12,7 +12,7 @@ import torch
 
 from checked_backend.fuzz.control import run_in_order
 from checked_backend.fuzz.known import METHOD, operation
-from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Statement, map_leaves, value_of
+from checked_backend.fuzz.program import CONSTANTS, Constant, FuzzProgram, Input, Statement, map_leaves, value_of
 from checked_backend.fuzz.source import NAME, function_source
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
@@ -89,6 +89,19 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tupl
 def dtype_name(tensor: torch.Tensor) -> str:
     """``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def argument_of(raw: Any) -> Any:
+    """A value of torch's or Python's without parts, as programs have it.
+
+    Raises:
+        TypeError: They cannot have it.
+    """
+    if isinstance(raw, torch.dtype | torch.memory_format) and (name := str(raw).removeprefix("torch.")) in CONSTANTS:
+        return Constant(name)
+    if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):
+        return raw
+    raise TypeError(type(raw).__name__)
 
 
 def same_value(one: Any, other: Any) -> bool:

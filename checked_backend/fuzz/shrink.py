@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from checked_backend.fuzz.build import make_inputs, run_call, run_eager, strides_of
+from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, run_eager, strides_of
 from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse, run_in_order
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import (
     CONTROL,
+    DTYPES,
     FuzzProgram,
     Input,
     Ref,
@@ -254,10 +255,7 @@ def _recorded(program: FuzzProgram, number: int) -> Input | None:
             value = run_eager(program)[number]
     except Exception:  # it ran before; if it does not now, there is nothing to take its place
         return None
-    name = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    if not isinstance(value, torch.Tensor) or name == "complex32" or name.startswith(("uint16", "uint32", "uint64")):
-        return None
-    if any(step < 0 for step in value.stride()):
+    if not isinstance(value, torch.Tensor) or dtype_name(value) not in DTYPES:
         return None
     low, high = -3.0, 3.0
     if value.numel() and not value.is_complex():
@@ -265,4 +263,6 @@ def _recorded(program: FuzzProgram, number: int) -> Input | None:
         if finite.numel():
             low, high = float(finite.min()), float(finite.max())
     grad = program.gradients and (value.is_floating_point() or value.is_complex())
-    return Input(name, tuple(value.shape), value.stride(), fill="range", low=low, high=high, requires_grad=grad)
+    return Input(
+        dtype_name(value), tuple(value.shape), value.stride(), fill="range", low=low, high=high, requires_grad=grad
+    )

@@ -20,8 +20,7 @@ from checked_backend.pytest_plugin.summary import FOLDER, REPORT, Summary, kept_
 from checked_backend.random_state import random_untouched
 
 if TYPE_CHECKING:
-    from checked_backend.pytest_plugin.fixture import Numcheck
-    from checked_backend.pytest_plugin.watch import TestCheck, Watch
+    from checked_backend.pytest_plugin.watch import Numcheck, TestCheck, Watch
 
 _COMPILER = "inductor"
 
@@ -82,8 +81,7 @@ def _watch(config: pytest.Config) -> Watch:
     """The watch that replaces ``torch.compile``. It is made, and torch is imported, when it is first needed."""
     watch = config.stash.get(_WATCH, None)
     if watch is None:
-        module: Any = _later("watch")
-        watch = config.stash[_WATCH] = module.Watch()
+        watch = config.stash[_WATCH] = _later().Watch()
         config.add_cleanup(watch.close)
     return watch
 
@@ -208,12 +206,11 @@ def numcheck(request: pytest.FixtureRequest) -> Numcheck:
     and fails nothing: ``session.report`` is for the test to examine. ``numcheck.report`` has the findings of this
     test so far. Options of the marker ``numcheck`` are defaults here.
     """
-    module: Any = _later("fixture")
-    made: Numcheck = module.Numcheck(_watch(request.config), request.node.stash[_CHECK])
+    made: Numcheck = _later().Numcheck(_watch(request.config), request.node.stash[_CHECK])
     return made
 
 
-def _later(name: str) -> Any:
-    """Import a module of the plugin, without a trace in the random numbers that a test draws."""
+def _later() -> Any:
+    """Import what needs torch, without a trace in the random numbers that a test draws."""
     with random_untouched():
-        return importlib.import_module(f"checked_backend.pytest_plugin.{name}")
+        return importlib.import_module("checked_backend.pytest_plugin.watch")

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from checked_backend.findings import EvidenceKey, Finding, Severity, Verdict
 from checked_backend.findings.paths import shown_path
-from checked_backend.report.advice import (
-    CANDIDATE,
-    TENSORS_OF_BOTH_RUNS,
-    advise,
-    layout_sentence,
-    nothing_done,
-)
+from checked_backend.report.advice import CANDIDATE, TENSORS_OF_BOTH_RUNS, advise, layout_sentence, nothing_done
 from checked_backend.report.causes import Cause, causes_of, place_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, listed, plural
 from checked_backend.report.coverage_view import (

@@ -13,7 +13,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import dtype_name, make_inputs, same_value, strides_of
 from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, run_defined, run_defined_call
 from checked_backend.fuzz.generate.undefined import draws
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 
 
 class NothingFits(ValueError):
@@ -354,11 +354,11 @@ class Draft:
         given = [entry for entry in self._entries if isinstance(entry, Input)]
         program = FuzzProgram(
             tuple(one if one.shares is None else replace(one, shares=where[one.shares]) for one in given),
-            tuple(map_refs(call, where.__getitem__) for call in self.calls),
-            tuple(where[ref.value] for ref in returns),
+            tuple(self.calls),
+            tuple(ref.value for ref in returns),
             self.gradients,
             self.dynamic,
-        )
+        ).renumbered(where.__getitem__)
         return program, where
 
 

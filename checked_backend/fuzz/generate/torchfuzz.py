@@ -23,15 +23,13 @@ import torch
 from torch import fx
 
 from checked_backend.errors import CheckedBackendError, FuzzError
-from checked_backend.fuzz.build import dtype_name, run_eager
+from checked_backend.fuzz.build import argument_of, dtype_name, run_eager
 from checked_backend.fuzz.generate.defined import run_defined_call, runs_alike
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.known import is_known, name_of
 from checked_backend.fuzz.program import (
-    CONSTANTS,
     DTYPES,
-    Constant,
     FuzzProgram,
     Input,
     Ref,
@@ -217,13 +215,10 @@ def _leaf(raw: Any, values: Mapping[fx.Node, Ref]) -> Any:
     """A part of an argument that has no parts."""
     if isinstance(raw, fx.Node):
         return values[raw]
-    if isinstance(raw, torch.dtype | torch.memory_format):
-        name = str(raw).removeprefix("torch.")
-        if name in CONSTANTS:
-            return Constant(name)
-    if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):
-        return raw
-    raise LeftOut(f"an argument that is a {type(raw).__name__}")
+    try:
+        return argument_of(raw)
+    except TypeError as error:
+        raise LeftOut(f"an argument that is a {error}") from None
 
 
 def _refuse_undefined(program: FuzzProgram) -> None:

@@ -14,18 +14,8 @@ UNDEFINED_OPS = frozenset(
         *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort"),  # which of equal elements
         *("svd", "svd_lowrank", "pca_lowrank", "geqrf", "qr", "lobpcg", "ormqr", "pinverse"),  # signs of vectors
         *("multinomial", "rrelu", "rrelu_", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"),
-        *(
-            "as_strided",
-            "as_strided_",
-            "as_strided_copy",
-            "put",
-            "put_",
-            "histc",
-            "bincount",
-            "nonzero",
-            "unique",
-            "unique_consecutive",
-        ),
+        *("as_strided", "as_strided_", "as_strided_copy", "put", "put_"),
+        *("histc", "bincount", "nonzero", "unique", "unique_consecutive"),
         *("masked_select", "argwhere", "nonzero_static", "item", "tolist", "to_sparse", "equal", "allclose"),
         *("view_as_real", "fractional_max_pool2d", "fractional_max_pool3d", "segment_reduce", "narrow_copy"),
         *("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),  # whether they share memory is left open
