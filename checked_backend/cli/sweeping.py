@@ -146,11 +146,7 @@ def sweep(
 
 
 def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
-    """Show the sweep in a folder, and what changed since an earlier one in another.
-
-    Raises:
-        SuiteError: A folder is not that of a sweep.
-    """
+    """Show the sweep in a folder, and what changed since an earlier one in another."""
     summary = summarize(Results(path))
     comparison = None if since is None else compare(summarize(Results(since)), summary)
     show_run(summary, comparison, pages)

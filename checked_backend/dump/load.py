@@ -75,11 +75,7 @@ class Dump:
         return self._module
 
     def build(self) -> fx.GraphModule:
-        """The graph anew, with constants of its own.
-
-        Raises:
-            DumpError: See `module`.
-        """
+        """The graph anew, with constants of its own; it raises as `module` does."""
         if self._graph.unsupported:
             why = clean("; ".join(self._graph.unsupported))
             raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")

@@ -160,11 +160,7 @@ class Corpus(StoredRun[dict[str, str], Record]):
             self._group_of[record.of] = record.signature
 
     def settle(self, settings: Mapping[str, str]) -> None:
-        """Write what the results depend on, or see that it is what the folder was begun with.
-
-        Raises:
-            FuzzError: The folder was begun with others.
-        """
+        """Write what the results depend on; raise a FuzzError if the folder was begun with something else."""
         if not self.settings:
             self.settings = {name: value for name, value in settings.items() if value}
             self._folder.write_plan(_SETTINGS.dump_json(dict(self.settings)).decode())

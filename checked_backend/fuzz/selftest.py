@@ -169,11 +169,7 @@ def _one_more(tried: Tried, result: ProgramResult) -> Tried:
 
 
 def run_selftest(place: JobResources) -> list[Tried]:
-    """Try each fault of `checked_backend.fuzz.planted`, in a process of its own.
-
-    Raises:
-        FuzzError: The process did not answer.
-    """
+    """Try each fault of `checked_backend.fuzz.planted`, in a process of its own, which must answer."""
     question = {"names": list(FAULTS), "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
     end = run(Job(f"{__name__}:answer", question, SECONDS), place)
     if not end.answer:

@@ -54,11 +54,7 @@ class Interruption:
                 signal.signal(signal.SIGINT, before)
 
     def check(self) -> None:
-        """Raise the exception that was lost.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, and nobody has reacted.
-        """
+        """Raise KeyboardInterrupt, if Ctrl-C was pressed and nobody has reacted: the exception was lost."""
         if self._pressed:
             raise KeyboardInterrupt
 

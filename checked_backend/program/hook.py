@@ -45,12 +45,7 @@ def install_hook() -> None:
 
 
 def remove_hook() -> None:
-    """Remove the files.
-
-    Raises:
-        CheckedBackendError: Somebody else's file has the name of one.
-        OSError: One cannot be removed.
-    """
+    """Remove the files; it raises as `install_hook` does."""
     _refuse_others()
     for name in FILES:
         (site_packages() / name).unlink(missing_ok=True)

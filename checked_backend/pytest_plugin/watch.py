@@ -132,11 +132,7 @@ class Watch(CompileWatch):
                 session.close()
 
     def derived(self, settings: Settings, options: Mapping[str, Any]) -> Settings:
-        """Settings with other options.
-
-        Raises:
-            OptionError: An unknown option or a bad value.
-        """
+        """Settings with other options; an OptionError is raised for unknown ones and bad values."""
         changed = dict(options)
         for name in _REFUSED:
             if name in changed:

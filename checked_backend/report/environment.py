@@ -46,11 +46,7 @@ def environment() -> dict[str, str]:
 
 
 def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
-    """Return host, device and time, for a finding that the hardware may have caused.
-
-    Args:
-        devices: Where the tensors were: ``cpu``, ``cuda:0``.
-    """
+    """Return host, device and time, for a finding that the hardware of these devices may have caused."""
     used = sorted(set(devices)) or ["cpu"]
     return {
         EvidenceKey.HOST: socket.gethostname(),

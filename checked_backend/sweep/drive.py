@@ -180,11 +180,7 @@ def _visible_gpus(count: int) -> Sequence[str]:
 
 
 def statuses_of(words: Sequence[str]) -> list[str]:
-    """The statuses that ``--rerun`` names: ``failed``, ``all``, or statuses by name.
-
-    Raises:
-        SuiteError: A status is unknown.
-    """
+    """The statuses that ``--rerun`` names: ``failed``, ``all``, or statuses by name; others are refused."""
     groups = {
         "failed": [status.value for status in Status if status.failed],
         "all": [status.value for status in Status if status is not Status.SKIPPED],

@@ -161,11 +161,7 @@ def list_suite(text: str, compilers: Sequence[str], resources: JobResources, war
 
 
 def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse modes such as ``inference`` and ``training:amp,float32`` to pairs of mode and dtype.
-
-    Raises:
-        SuiteError: A mode or a dtype is unknown.
-    """
+    """Pairs of mode and dtype of words such as ``inference`` and ``training:amp,float32``; others are refused."""
     pairs = []
     for word in words:
         mode, _, own = word.partition(":")
@@ -179,11 +175,7 @@ def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, 
 
 
 def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[SweepJob]:
-    """The cases of a suite, of all shards, in order, each with its settings.
-
-    Raises:
-        SuiteError: No case is left.
-    """
+    """The cases of a suite, of all shards, in order, each with its settings; a SuiteError if there is none."""
     made_by = {compiler: fingerprint_of(compiler) for compiler in request.compilers}
     jobs = []
     for model, case in _cases(listed, request, selection):

@@ -32,11 +32,7 @@ def run_defined(program: FuzzProgram) -> list[Any]:
 
 
 def run_defined_call(call: Statement, known: Sequence[Any], *, gradients: bool) -> Any:
-    """Run one call in eager, given all earlier values.
-
-    Raises:
-        Exception: As of `run_defined`.
-    """
+    """Run one call in eager, given all earlier values; it raises as `run_defined` does."""
     with warnings.catch_warnings(), torch.set_grad_enabled(gradients):
         warnings.simplefilter("ignore")
         if is_undefined(call, known):

@@ -30,14 +30,7 @@ Extend = Callable[[bool], bool]
 
 
 def add_block(draft: Draft, extend: Extend, depth: int = 1) -> bool:
-    """Add a loop or a branch that changes what was there before it.
-
-    Args:
-        depth: How many blocks there are around it, with it.
-
-    Returns:
-        Whether it was added: it may not run.
-    """
+    """Add a loop or a branch that changes what was there before it, and say whether it runs and was added."""
     if draft.chance(0.6 if depth == 1 else 0.2):
         draft.begin(Statement("for", (_turns(draft),)))
         _fill(draft, extend, depth)

@@ -70,11 +70,7 @@ def find_torchfuzz(folder: Path) -> Path:
 
 
 class TorchFuzz:
-    """torchfuzz of a checkout, imported from there.
-
-    Raises:
-        FuzzError: There is no torchfuzz in it, or it cannot be imported.
-    """
+    """torchfuzz of a checkout, imported from there; a FuzzError is raised if that cannot be."""
 
     def __init__(self, folder: Path, choices: Choices) -> None:
         package = find_torchfuzz(folder)
