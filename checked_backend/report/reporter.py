@@ -95,7 +95,7 @@ class Reporter:
             ledger.note(note)
 
     def _graded(self, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """Graded findings to report, and those to ignore: what is about layout alone fails only if the user asks for it."""
+        """Graded findings to report, and those to ignore: layout alone fails only if the user asks for that."""
         graded = [
             replace(finding, severity=Severity.WARNING) if finding.is_layout and self._layout != "raise" else finding
             for finding in findings
