@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, run_eager, strides_of
-from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse, run_in_order
+from checked_backend.fuzz.control import blocks_of, made_from, run_in_order
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import (
     CONTROL,
@@ -99,7 +99,7 @@ def _oddity(given: Input) -> int:
 
 def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Leave out loops and branches: the calls as they run in order; or one block is left out, or runs once or twice."""
-    blocks = list(blocks_of(parse(program)))
+    blocks = list(blocks_of(program).values())
     if blocks:
         with contextlib.suppress(Exception):  # whatever torch raises: what does not run in eager is no program
             yield straightened(program)
@@ -107,7 +107,7 @@ def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
         yield _without(program, set(block.places))
         halves = (block.body, block.otherwise) if program.calls[block.head].op == "if" else ()
         for half in halves:
-            yield _without(program, set(block.places) - _places(half))
+            yield _without(program, set(block.places) - set(half))
         for turns in (1, 2, 3) if not halves else ():
             head, calls = Statement("for", (turns,)), program.calls
             yield replace(program, calls=(*calls[: block.head], head, *calls[block.head + 1 :]))
@@ -138,10 +138,6 @@ def straightened(program: FuzzProgram) -> FuzzProgram:
     run_in_order(program, known, do)
     returns = tuple(now[number] for number in program.returns)
     return replace(program, calls=tuple(made), returns=returns).unused_dropped()
-
-
-def _places(items: Sequence[Item]) -> set[int]:
-    return {place for item in items for place in (item.places if isinstance(item, Block) else (item,))}
 
 
 def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:

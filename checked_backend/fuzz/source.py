@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from checked_backend.fuzz.control import Block, Item, parse
+from checked_backend.fuzz.control import Block, blocks_of, items_of
 from checked_backend.fuzz.known import INFIX, METHOD, OPERATORS, operation
 from checked_backend.fuzz.program import Constant, FuzzProgram, Ref, Size, Statement
 
@@ -49,7 +49,7 @@ class _Writer:
     """
 
     def __init__(self, program: FuzzProgram, prefix: str) -> None:
-        tree = parse(program)
+        self._blocks = blocks_of(program)
         self._program = program
         self.inputs = [f"{prefix}x{place}" for place in range(len(program.inputs))]
         calls = [f"{prefix}{_LETTERS.get(call.op, 'v')}{place}" for place, call in enumerate(program.calls)]
@@ -57,11 +57,11 @@ class _Writer:
         self.flags = [
             f"{name}={call.args[0]}" for name, call in zip(calls, program.calls, strict=True) if call.op == "flag"
         ]
-        self.lines = [*self._statements(tree, " ")]
+        self.lines = [*self._statements(range(len(program.calls)), " ")]
         self.results = _tuple([self._names[place] for place in program.returns]) if program.returns else "None"
 
-    def _statements(self, items: Sequence[Item], indent: str) -> Iterator[str]:
-        for item in items:
+    def _statements(self, places: range, indent: str) -> Iterator[str]:
+        for item in items_of(self._blocks, places):
             if not isinstance(item, Block):
                 yield from (f"{indent}{line}" for line in self._statement(item))
                 continue
@@ -71,8 +71,8 @@ class _Writer:
             else:
                 yield f"{indent}for {name} in range({self._expression(call.args[0])}):"
             yield from list(self._statements(item.body, f"{indent} ")) or [f"{indent} pass"]
-            if item.otherwise:
-                yield from (f"{indent}else:", *self._statements(item.otherwise, f"{indent} "))
+            if otherwise := list(self._statements(item.otherwise, f"{indent} ")):
+                yield from (f"{indent}else:", *otherwise)
 
     def _operand(self, raw: Any) -> str:
         """A part of a condition, among which is its operator."""

@@ -9,7 +9,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import build, inputs_for, make_inputs, run_call, run_eager
-from checked_backend.fuzz.control import blocks_of, made_from, parse
+from checked_backend.fuzz.control import blocks_of, made_from
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 from checked_backend.fuzz.shrink import straightened
 from checked_backend.fuzz.source import function_source
@@ -107,9 +107,9 @@ def test_a_flag_decides_and_is_an_argument(value: bool, expected: int) -> None:
 
 
 def test_blocks_know_their_statements() -> None:
-    outer, inner = blocks_of(parse(ROWS))
-    assert (outer.head, outer.end, outer.middle) == (1, 8, None)
-    assert (inner.head, inner.end, inner.middle) == (2, 7, 4)
+    outer, inner = blocks_of(ROWS).values()
+    assert (outer.head, outer.middle, outer.end) == (1, 8, 8)
+    assert (inner.head, inner.middle, inner.end) == (2, 4, 7)
 
 
 NEG = Statement("torch.neg", (Ref(0),))
@@ -137,14 +137,14 @@ NEG = Statement("torch.neg", (Ref(0),))
     ],
 )
 def test_what_is_no_program_is_refused(calls: tuple[Statement, ...], words: str) -> None:
-    for attempt in (run_eager, lambda one: build([one])):
+    for attempt in (run_eager, function_source, lambda one: build([one])):
         with pytest.raises(FuzzError, match=words):
             attempt(program(*calls))
 
 
 def test_a_value_of_a_block_cannot_be_returned() -> None:
     with pytest.raises(FuzzError, match="in a block alone"):
-        parse(program(*loop(2, NEG), returns=(2,)))
+        blocks_of(program(*loop(2, NEG), returns=(2,)))
 
 
 def test_a_loop_over_a_large_size_is_refused() -> None:
