@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -49,9 +50,7 @@ def write_report(report: Report, directory: Path) -> Path:
     data = report.to_json().encode("ascii")
     directory.mkdir(parents=True, exist_ok=True)
     stem = f"{_slug(report.title)}-{this_moment(datetime.now(timezone.utc))}"
-    target, temporary, descriptor = _claim(directory, stem)
-    _finish(descriptor, data, temporary, target)
-    return target
+    return _write(data, directory, stem)
 
 
 def write_whole(content: str | bytes, target: Path) -> None:
@@ -64,8 +63,7 @@ def write_whole(content: str | bytes, target: Path) -> None:
     if target.exists() and not target.is_file():
         target.write_bytes(data)  # a pipe or a device: replacing it would take it away from the system
         return
-    _, temporary, descriptor = _claim(target.parent, target.name)
-    _finish(descriptor, data, temporary, target.resolve())
+    _write(data, target.parent, target.name, over=target.resolve())
 
 
 def read_reports(path: Path) -> ReadReports:
@@ -98,43 +96,32 @@ def _slug(title: str) -> str:
     return slug or "report"
 
 
-def _claim(directory: Path, stem: str) -> tuple[Path, Path, int]:
-    """Find a name that nobody has, and make its temporary file with ``O_EXCL``: two writers cannot hold the same one.
+def _write(data: bytes, directory: Path, stem: str, over: Path | None = None) -> Path:
+    """Write a file under a name that nobody has, or over another.
 
-    A temporary file left by a process that was killed only costs its number.
-
-    Returns:
-        The target, the temporary file, and the temporary file's descriptor.
+    Two writers cannot hold the same temporary file. One left by a process that was killed only costs its number.
     """
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
-    number = 0
+    numbers = itertools.count()
     while True:
-        target = directory / f"{stem}-{number}.json"
+        target = directory / f"{stem}-{next(numbers)}.json"
         temporary = directory / f".{target.name}.tmp"
-        number += 1
         try:
-            descriptor = os.open(temporary, flags, 0o666)
+            stream = temporary.open("xb")
         except FileExistsError:
             continue
-        # Nobody else can take the name while we hold the temporary file, so this look cannot go out of date.
-        if not os.path.lexists(target):
-            return target, temporary, descriptor
-        os.close(descriptor)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _finish(descriptor: int, data: bytes, temporary: Path, target: Path) -> None:
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):  # the error that brought us here is the one to tell of
-            temporary.unlink(missing_ok=True)
-        raise
+        try:
+            with stream:
+                # Nobody else can take the name while we hold the temporary file, so this look cannot go out of date.
+                if os.path.lexists(target):
+                    continue
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, over or target)
+            return over or target
+        finally:
+            with suppress(OSError):  # the error that brought us here is the one to tell of
+                temporary.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> str:
