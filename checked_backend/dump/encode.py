@@ -140,11 +140,7 @@ def _refusal(node: fx.Node, target: str) -> str | None:
 
 
 def encode_value(value: Any) -> Any:
-    """An argument of a node as JSON values.
-
-    Raises:
-        TypeError: The argument has a type that a dump cannot hold. The message is that type.
-    """
+    """An argument of a node as JSON values; a TypeError whose message is the type that a dump cannot hold."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:

@@ -22,11 +22,7 @@ _GRAPH, _INPUTS, _CONSTANTS = "graph.json", "inputs.json", "constants.safetensor
 
 
 class Dump:
-    """A graph that was dumped.
-
-    Attributes:
-        path: The dump's folder.
-    """
+    """A graph that was dumped, in the folder ``path``."""
 
     def __init__(
         self,

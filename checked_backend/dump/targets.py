@@ -373,11 +373,7 @@ def leaves_uninitialized(text: str) -> bool:
 
 
 def checked_target(text: str) -> re.Match[str]:
-    """The parts of a target that a dump may call, whether or not it is registered here.
-
-    Raises:
-        Unresolved: The text is no target, or a forbidden one.
-    """
+    """The parts of a target, whether or not it is registered here; `Unresolved` where a dump may not call it."""
     match = _TARGET.fullmatch(text)
     if match is None:
         why: str | None = "it names no operator, function or method"

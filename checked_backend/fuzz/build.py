@@ -92,11 +92,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def argument_of(raw: Any) -> Any:
-    """A value of torch's or Python's without parts, as programs have it.
-
-    Raises:
-        TypeError: They cannot have it.
-    """
+    """A value of torch's or Python's without parts, as programs have it; a TypeError if they cannot have it."""
     if isinstance(raw, torch.dtype | torch.memory_format) and (name := str(raw).removeprefix("torch.")) in CONSTANTS:
         return Constant(name)
     if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):

@@ -124,16 +124,10 @@ def left_out_words(left_out: Counter[str]) -> str:
 
 
 class Corpus(StoredRun[dict[str, str], Record]):
-    """A folder of fuzzing.
+    """A fuzz in its folder, opened as `checked_backend.runs.folder.RunFolder` is.
 
     Attributes:
         settings: The facts that the results depend on.
-
-    Args:
-        write: Make the folder if it is missing, and lock it against others that write.
-
-    Raises:
-        CheckedBackendError: The folder has something else in it, or another process has locked it.
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:

@@ -96,11 +96,7 @@ def _overridable() -> Mapping[str, frozenset[int]]:
 
 @functools.cache
 def operation(name: str) -> tuple[str, Any]:
-    """How to call an operation: `FUNCTION` and the function, or `METHOD` and the name of a tensor's method.
-
-    Args:
-        name: ``torch.add``, ``F.relu``, ``Tensor.add_``, ``+=``, ``getitem``.
-    """
+    """How to call ``torch.add``, ``+=`` and so on: `FUNCTION` and the function, or `METHOD` and the method's name."""
     if name in OPERATORS:
         return FUNCTION, OPERATORS[name]
     prefix, _, own = name.rpartition(".")

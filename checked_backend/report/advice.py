@@ -204,9 +204,6 @@ def advise(report: Report, findings: Sequence[Finding]) -> tuple[str, ...]:
 
     Args:
         findings: The main finding of each cause.
-
-    Returns:
-        Paragraphs; empty if there is nothing to do.
     """
     if CANDIDATE in report.environment:
         return tuple(dict.fromkeys([*_on_candidate(findings), *_for_coverage(report, ())]))
@@ -361,11 +358,7 @@ def _told(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def layout_warning(findings: Sequence[Finding]) -> str:
-    """The text of a warning, the same for each time that a program is compiled.
-
-    Args:
-        findings: At least one, all about layout alone.
-    """
+    """The text of a warning of findings about layout alone, the same for each time that a program is compiled."""
     lines = [f"{layout_sentence(findings)}."]
     for finding in findings[:_SHOWN]:
         operator = f" ({finding.op})" if finding.of_node else ""

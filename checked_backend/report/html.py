@@ -30,14 +30,10 @@ _BREAKS = re.compile(r"(?<=[\w\]][./_])(?=[A-Za-z])")
 
 
 def render_html(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] = ()) -> str:
-    """Return reports as one self-contained HTML page: no scripts, nothing loaded from elsewhere.
+    """Return reports as one self-contained HTML page: no scripts, nothing loaded from elsewhere, every text escaped.
 
     Args:
-        reports: The reports, in the order in which to show them.
         broken: Files that could not be read, and why; listed on the page.
-
-    Returns:
-        The page. Every text of the reports is escaped.
     """
     parts = [_part(report) for report in reports]
     heading = f"{len(reports)} reports"

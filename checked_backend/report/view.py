@@ -161,11 +161,7 @@ def _cut(lines: list[str]) -> tuple[str, ...]:
 
 
 def headline(report: Report, *, remedies: bool = True) -> str:
-    """The text after the verdict in the first line: the worst cause, or a sentence if there is none.
-
-    Args:
-        remedies: Whether to name the repro and the workaround.
-    """
+    """The first line after the verdict: the worst cause, with repro and workaround, or a sentence if there is none."""
     said = plain_names(_headline(report, remedies=remedies))
     return of_candidate(said) if CANDIDATE in report.environment else said
 

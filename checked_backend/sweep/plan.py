@@ -105,11 +105,7 @@ class Listed:
 
 
 def spec_of(text: str) -> tuple[str, str]:
-    """A suite's spec with an absolute path, which works from any folder, and the suite's label.
-
-    Raises:
-        SuiteError: There is no such kind of suite, or no such file.
-    """
+    """A suite's spec with an absolute path, which works from any folder, and its label; or a SuiteError."""
     kind, colon, where = text.partition(":")
     if kind in _PLAIN and not colon:
         return kind, kind

@@ -158,14 +158,11 @@ def draw_program(
     wanted: Sequence[Rule] = (),
     turn: Sequence[Sequence[Rule]] = (),
 ) -> FuzzProgram | None:
-    """A program that eager runs, and repeats.
+    """A program that eager runs, and repeats; None where these choices lead to none.
 
     Args:
         rng: The source of all choices; `checked_backend.fuzz.strategies` has Hypothesis's.
         turn: The operators whose turn it is, as of `due`.
-
-    Returns:
-        None where these choices lead to none.
     """
     with random_untouched():
         program = _attempt(rng, choices, rules, wanted, turn)
@@ -247,12 +244,9 @@ def _attempt(
 
 
 def _extend_due(draft: Draft, forms: Sequence[Rule], made: Sequence[Ref], rules: Sequence[Rule]) -> list[Ref]:
-    """Add a call of an operator in any form that fits, now or with other arguments.
+    """Add a call of an operator in any form that fits, now or with other arguments, and mostly one that reads it.
 
-    Mostly it reads what the program computes and another call reads its result: compilers fuse such operators.
-
-    Returns:
-        The results of both.
+    Mostly it reads what the program computes, too: compilers fuse such operators. Returns the results of both.
     """
     added: list[Ref] = []
     for wanted, sources in ((forms, made), (rules, added)):

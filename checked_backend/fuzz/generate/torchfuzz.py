@@ -54,11 +54,7 @@ class LeftOut(CheckedBackendError):
 
 
 def find_torchfuzz(folder: Path) -> Path:
-    """The package in a checkout of PyTorch, or in the folder that holds it, or the folder itself.
-
-    Raises:
-        FuzzError: It is not there.
-    """
+    """The package in a checkout of PyTorch, or in its folder, or that folder; a FuzzError if it is not there."""
     for place in _PLACES:
         found = (folder / place).resolve()
         if found.name == _PACKAGE and all((found / file).is_file() for file in _FILES):
