@@ -12,7 +12,6 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from checked_backend.report.environment import compiler_command, environment, ru
 
 _OLDEST, _NEWEST = (2, 11), (2, 15)
 _OURS = ("debug_interpreter", "graph_dumper", "nop", "numcheck")
-_NEEDS = MappingProxyType({"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"})
+_NEEDS: Mapping[str, str] = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
 _TIMEOUT_S = 60
 _WORKS = "works"
 
@@ -89,7 +88,7 @@ def diagnose() -> Diagnosis:
     backends = tuple(sorted(torch.compiler.list_backends(exclude_tags=())))
     capabilities = (_torch_version(), _registered(backends), _cpp(), _gpu(), *_others())
     candidates = tuple(name for name in backends if name not in _OURS and _is_candidate(name))
-    return Diagnosis(MappingProxyType(environment()), candidates, capabilities)
+    return Diagnosis(environment(), candidates, capabilities)
 
 
 def _is_candidate(backend: str) -> bool:

@@ -10,7 +10,6 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,55 +19,51 @@ from checked_backend.errors import FuzzError
 FUNCTION, METHOD = "call_function", "call_method"
 
 
-INFIX: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "+": ("add", "add"),
-        "-": ("sub", "sub"),
-        "*": ("mul", "mul"),
-        "/": ("truediv", "div"),
-        "//": ("floordiv", "floor_divide"),
-        "%": ("mod", "remainder"),
-        "**": ("pow", "pow"),
-        "@": ("matmul", "matmul"),
-        "&": ("and_", "bitwise_and"),
-        "|": ("or_", "bitwise_or"),
-        "^": ("xor", "bitwise_xor"),
-        "<<": ("lshift", "bitwise_left_shift"),
-        ">>": ("rshift", "bitwise_right_shift"),
-        "<": ("lt", "<"),
-        "<=": ("le", "<="),
-        "==": ("eq", "=="),
-        "!=": ("ne", "!="),
-        ">": ("gt", ">"),
-        ">=": ("ge", ">="),
-    }
-)
+INFIX: Mapping[str, tuple[str, str]] = {
+    "+": ("add", "add"),
+    "-": ("sub", "sub"),
+    "*": ("mul", "mul"),
+    "/": ("truediv", "div"),
+    "//": ("floordiv", "floor_divide"),
+    "%": ("mod", "remainder"),
+    "**": ("pow", "pow"),
+    "@": ("matmul", "matmul"),
+    "&": ("and_", "bitwise_and"),
+    "|": ("or_", "bitwise_or"),
+    "^": ("xor", "bitwise_xor"),
+    "<<": ("lshift", "bitwise_left_shift"),
+    ">>": ("rshift", "bitwise_right_shift"),
+    "<": ("lt", "<"),
+    "<=": ("le", "<="),
+    "==": ("eq", "=="),
+    "!=": ("ne", "!="),
+    ">": ("gt", ">"),
+    ">=": ("ge", ">="),
+}
 """Operators between two operands: the name of their function in `operator`, and that of torch's own."""
 
-OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        **{symbol: getattr(operator, name) for symbol, (name, _) in INFIX.items()},
-        **{f"{symbol}=": getattr(operator, f"i{INFIX[symbol][0].strip('_')}") for symbol in "+-*/&|^"},
-        "getitem": operator.getitem,
-        "setitem": operator.setitem,
-    }
-)
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **{symbol: getattr(operator, name) for symbol, (name, _) in INFIX.items()},
+    **{f"{symbol}=": getattr(operator, f"i{INFIX[symbol][0].strip('_')}") for symbol in "+-*/&|^"},
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+}
 """Python's operators."""
 
-_UNARY: Mapping[Callable[..., Any], str] = MappingProxyType(
-    {operator.neg: "torch.neg", operator.pos: "torch.positive", operator.invert: "torch.bitwise_not"}
-)
+_UNARY: Mapping[Callable[..., Any], str] = {
+    operator.neg: "torch.neg",
+    operator.pos: "torch.positive",
+    operator.invert: "torch.bitwise_not",
+}
 """Operators of one operand, which graphs have, by the function of torch that does the same."""
 
-_ROOMS: Mapping[str, Any] = MappingProxyType(
-    {
-        "torch.": torch,
-        "torch.linalg.": torch.linalg,
-        "torch.special.": torch.special,
-        "torch.fft.": torch.fft,
-        "F.": torch.nn.functional,
-    }
-)
+_ROOMS: Mapping[str, Any] = {
+    "torch.": torch,
+    "torch.linalg.": torch.linalg,
+    "torch.special.": torch.special,
+    "torch.fft.": torch.fft,
+    "F.": torch.nn.functional,
+}
 _ALSO = frozenset(
     {
         *(f"torch.{name}" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "logspace")),

@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -234,29 +233,25 @@ def _hang(_name: str) -> None:
 _COMMON = ("add", "iadd", "mul", "imul", "sub", "where", "clamp", "sum")
 _WIDELY = (*_COMMON, "exp", "tanh", "abs", "sigmoid")
 
-FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {
-        "logic": Fault(_after(_COMMON, _off_by_a_bit), Kind.LOGIC, "an operator's values are 5 % off"),
-        "nonfinite": Fault(_after(_WIDELY, _one_nan), Kind.NONFINITE, "an element is NaN"),
-        "precision": Fault(_after(_WIDELY, _rounded), Kind.PRECISION, "an operator loses half of its bits"),
-        "random": Fault(_run(_drawing), Kind.RNG, "a random number too many is drawn"),
-        "structure": Fault(_results(_wrong_dtype), Kind.STRUCTURE, "a result has another dtype"),
-        "alias": Fault(_results(_copied), Kind.ALIAS, "a returned view is a copy"),
-        "mutation": Fault(_run(_on_copies), Kind.MUTATION, "an input is not changed in place"),
-        "uncounted": Fault(
-            _run(_uncounted), Kind.MUTATION, "a write to an input is not counted", detail="mutation.uncounted"
-        ),
-        "gradient": Fault(_results(_halved), Kind.LOGIC, "gradients are halved", gradients=True),
-        "later": Fault(_run(_only_later), Kind.LOGIC, "the second call is wrong, and no other"),
-        "overwrites": Fault(
-            _run(_one_memory), Kind.ALIAS, "a call overwrites earlier results", detail="alias.overwritten"
-        ),
-        "sizes": Fault(_run(_only_other_sizes), Kind.LOGIC, "other sizes are wrong", dynamic=True),
-        "refuses": Fault(_where_common(_refuse), Kind.CRASH, "the compiler raises"),
-        "dies": Fault(_where_common(_die), Kind.CRASH, "the process is killed"),
-        "hangs": Fault(_where_common(_hang), Kind.CRASH, "the compiler never ends"),
-        SHARED: Fault(_after(("sinh",), _off_by_a_bit), Kind.LOGIC, "one of four in a compile is wrong"),
-        CONTROL: Fault(_run(lambda forward: forward), None, "nothing is wrong"),
-    }
-)
+FAULTS: Mapping[str, Fault] = {
+    "logic": Fault(_after(_COMMON, _off_by_a_bit), Kind.LOGIC, "an operator's values are 5 % off"),
+    "nonfinite": Fault(_after(_WIDELY, _one_nan), Kind.NONFINITE, "an element is NaN"),
+    "precision": Fault(_after(_WIDELY, _rounded), Kind.PRECISION, "an operator loses half of its bits"),
+    "random": Fault(_run(_drawing), Kind.RNG, "a random number too many is drawn"),
+    "structure": Fault(_results(_wrong_dtype), Kind.STRUCTURE, "a result has another dtype"),
+    "alias": Fault(_results(_copied), Kind.ALIAS, "a returned view is a copy"),
+    "mutation": Fault(_run(_on_copies), Kind.MUTATION, "an input is not changed in place"),
+    "uncounted": Fault(
+        _run(_uncounted), Kind.MUTATION, "a write to an input is not counted", detail="mutation.uncounted"
+    ),
+    "gradient": Fault(_results(_halved), Kind.LOGIC, "gradients are halved", gradients=True),
+    "later": Fault(_run(_only_later), Kind.LOGIC, "the second call is wrong, and no other"),
+    "overwrites": Fault(_run(_one_memory), Kind.ALIAS, "a call overwrites earlier results", detail="alias.overwritten"),
+    "sizes": Fault(_run(_only_other_sizes), Kind.LOGIC, "other sizes are wrong", dynamic=True),
+    "refuses": Fault(_where_common(_refuse), Kind.CRASH, "the compiler raises"),
+    "dies": Fault(_where_common(_die), Kind.CRASH, "the process is killed"),
+    "hangs": Fault(_where_common(_hang), Kind.CRASH, "the compiler never ends"),
+    SHARED: Fault(_after(("sinh",), _off_by_a_bit), Kind.LOGIC, "one of four in a compile is wrong"),
+    CONTROL: Fault(_run(lambda forward: forward), None, "nothing is wrong"),
+}
 """The faults by name. `CONTROL` is no fault: nothing may be found."""

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 
 from rich.console import Console
 from rich.live import Live
@@ -27,14 +26,12 @@ from checked_backend.runs.summary import CaseSummary, Summary
 PROGRAMS = "all programs"
 """The case that stands for the programs without a group."""
 
-_MEANING: Mapping[str, str] = MappingProxyType(
-    {
-        "new": "wrong, and not known before",
-        "known": "wrong, and known before",
-        "documented": "a documented difference of compiled programs",
-        "unconfirmed": "did not show again in a fresh process",
-    }
-)
+_MEANING: Mapping[str, str] = {
+    "new": "wrong, and not known before",
+    "known": "wrong, and known before",
+    "documented": "a documented difference of compiled programs",
+    "unconfirmed": "did not show again in a fresh process",
+}
 """How groups may stand."""
 
 _DIFFERS = {"crash": "raises or crashes, eager does not", "structure": "returns other metadata than eager"}

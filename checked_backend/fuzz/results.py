@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict
@@ -134,20 +133,18 @@ def _is_another_layout_of_a_result(found: Finding | ProgramResult) -> bool:
     return bool(actual) and len(expected) == len(actual) and ("0" not in actual or "0" in expected)
 
 
-DOCUMENTED: Mapping[str, Difference] = MappingProxyType(
-    {
-        "alias.identity": Difference(
-            "a compiler may return one tensor object for two views of the same elements",
-            "https://github.com/pytorch/pytorch/issues/191449",
-            _is_one_object_for_two_outputs,
-        ),
-        "structure.stride": Difference(
-            "a compiler may choose other strides for results; the values are eager's",
-            "https://discuss.pytorch.org/t/is-it-normal-for-compiled-model-outputs-to-have-different-tensor-strides/223469",
-            _is_another_layout_of_a_result,
-        ),
-    }
-)
+DOCUMENTED: Mapping[str, Difference] = {
+    "alias.identity": Difference(
+        "a compiler may return one tensor object for two views of the same elements",
+        "https://github.com/pytorch/pytorch/issues/191449",
+        _is_one_object_for_two_outputs,
+    ),
+    "structure.stride": Difference(
+        "a compiler may choose other strides for results; the values are eager's",
+        "https://discuss.pytorch.org/t/is-it-normal-for-compiled-model-outputs-to-have-different-tensor-strides/223469",
+        _is_another_layout_of_a_result,
+    ),
+}
 """The classes, by the finer kind of finding.
 
 Zeros where eager leaves no gradient are none of them: the check takes both for the same, so what it tells of a gradient

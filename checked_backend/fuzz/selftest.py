@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from checked_backend.errors import FuzzError
@@ -26,7 +25,7 @@ _SEED = 20
 _MOST_PROGRAMS = 200
 _CONTROL_PROGRAMS = 25
 SECONDS = 300.0
-_LETHAL = MappingProxyType({"dies": ("crash.signal", 120.0), "hangs": ("crash.hang", 10.0)})
+_LETHAL: Mapping[str, tuple[str, float]] = {"dies": ("crash.signal", 120.0), "hangs": ("crash.hang", 10.0)}
 """Faults that end or stop their process: the finer kind of what is found, and the seconds after which it hangs."""
 
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
@@ -73,18 +72,16 @@ def _plain(*calls: tuple[Any, ...], dtype: str = "float32", **more: Any) -> Fuzz
     return FuzzProgram((given,), tuple(statements), (len(calls),), **more)
 
 
-PLAIN: Mapping[str, FuzzProgram] = MappingProxyType(
-    {
-        "sums": _plain(("torch.exp",), ("torch.add", 1), ("torch.sum", 1)),
-        "views": _plain(("Tensor.t",), ("Tensor.mul_", 2)),
-        "hyperbolic": _plain(("torch.sinh",)),
-        "integers": _plain(("torch.mul", 3), ("torch.clamp", -2, 5), dtype="int64"),
-        "half": _plain(("torch.matmul", Ref(0)), ("torch.relu",), dtype="bfloat16"),
-        "casts": _plain(("Tensor.to", Constant("float64")), ("torch.neg",)),
-        "gradients": _plain(("torch.tanh",), ("torch.mul", Ref(0)), gradients=True),
-        "sizes": _plain(("torch.sin",), ("torch.mean", 0), gradients=False, dynamic=True),
-    }
-)
+PLAIN: Mapping[str, FuzzProgram] = {
+    "sums": _plain(("torch.exp",), ("torch.add", 1), ("torch.sum", 1)),
+    "views": _plain(("Tensor.t",), ("Tensor.mul_", 2)),
+    "hyperbolic": _plain(("torch.sinh",)),
+    "integers": _plain(("torch.mul", 3), ("torch.clamp", -2, 5), dtype="int64"),
+    "half": _plain(("torch.matmul", Ref(0)), ("torch.relu",), dtype="bfloat16"),
+    "casts": _plain(("Tensor.to", Constant("float64")), ("torch.neg",)),
+    "gradients": _plain(("torch.tanh",), ("torch.mul", Ref(0)), gradients=True),
+    "sizes": _plain(("torch.sin",), ("torch.mean", 0), gradients=False, dynamic=True),
+}
 """Programs that each torch and each right compiler get right. What is reported of them is a false alarm."""
 
 _IN_ONE_COMPILE = ("sums", "hyperbolic", "integers", "views")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from checked_backend.autostart import say
@@ -25,7 +24,7 @@ from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
 from checked_backend.report.view import view
 
-EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
+EXIT_CODES: Mapping[Verdict, int] = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
@@ -28,17 +27,15 @@ from checked_backend.sweep.run_case import SweepJob, run_case
 
 _LOCAL = "local"
 _ALWAYS = ("torch", "checked_backend.sweep.examine", "checked_backend.sweep.suites", *LATE_MODULES)
-_OF_SUITE = MappingProxyType(
-    {
-        "huggingface": (
-            "transformers.modeling_utils",
-            "transformers.masking_utils",
-            "transformers.processing_utils",
-            "transformers.generation.utils",
-            "transformers.models.auto.modeling_auto",
-        )
-    }
-)
+_OF_SUITE: Mapping[str, tuple[str, ...]] = {
+    "huggingface": (
+        "transformers.modeling_utils",
+        "transformers.masking_utils",
+        "transformers.processing_utils",
+        "transformers.generation.utils",
+        "transformers.models.auto.modeling_auto",
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -93,12 +92,11 @@ def _named(folder: Path, without: str = "") -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != without and (path / "__init__.py").is_file())
 
 
-_ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType(
-    # it sorts boxes by scores that nearly tie, so its results cannot be compared
-    {("vision_maskrcnn", "train"): {"model_kwargs": {"box_detections_per_img": 4}}}
-)
-
-_INPUTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
-    # the model's own example comes from a data loader
-    {"yolov3": lambda benchmark: (torch.rand(benchmark.batch_size, 3, 384, 512, device=benchmark.device),)}
-)
+# it sorts boxes by scores that nearly tie, so its results cannot be compared
+_ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("vision_maskrcnn", "train"): {"model_kwargs": {"box_detections_per_img": 4}}
+}
+# the model's own example comes from a data loader
+_INPUTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "yolov3": lambda benchmark: (torch.rand(benchmark.batch_size, 3, 384, 512, device=benchmark.device),)
+}
