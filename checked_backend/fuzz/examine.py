@@ -25,8 +25,7 @@ from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
-from checked_backend.fuzz.generate.defined import on_other_values
-from checked_backend.fuzz.generate.undefined import draws
+from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of, merge
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from checked_backend.errors import FuzzError, SuiteError
-from checked_backend.runs.case import decode
+from checked_backend.runs.case import STRICT, decode
 
 DTYPES = (
     *("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
@@ -39,7 +39,6 @@ _VERSION = 1
 _MOST_ELEMENTS = 2**22
 _DEEPEST = 6
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _MANY = Field(max_length=1000)
 _Whole = Annotated[int, Field(ge=0, le=_MOST_ELEMENTS)]
 _Number = Annotated[int | float, Field(ge=-1.8e308, le=1.8e308)]
@@ -83,7 +82,7 @@ class Input:
             ``distinct`` (no two elements are equal, from ``low`` on).
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     dtype: Annotated[str, _one_of(DTYPES)]
     shape: Annotated[tuple[_Whole, ...], _MANY]
@@ -263,7 +262,7 @@ def _encode(raw: Any) -> Any:
 class _Stored:
     """A program as it is stored, with the arguments of its calls as they are encoded."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     version: Literal[1]
     inputs: Annotated[list[Input], _MANY]

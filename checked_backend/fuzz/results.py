@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator
 
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
 from checked_backend.fuzz.source import function_source
+from checked_backend.runs.case import STRICT
 from checked_backend.runs.status import Status
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -36,9 +37,6 @@ _AT_THE_EDGE = (
     ("structure.type", "None", "Tensor"),  # zeros for results whose gradients were not asked for
 )
 """By the finer kind, how what eager has begins, and what the compiled program has."""
-
-
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,7 +75,7 @@ class ProgramResult:
         program: The program that fails, where that is several as one; empty if it is the one that was asked for.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     status: Status
     message: str = ""
@@ -170,7 +168,7 @@ class Group:
         number: Its number in a corpus; 0 if it is in none.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     kind: str
     detail: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.findings.paths import is_in_library
 from checked_backend.report.clean import plural
-from checked_backend.report.words import for_several, said_of
+from checked_backend.report.words import finest_key, for_several, said_of
 from checked_backend.subjects import SubjectKind
 
 if TYPE_CHECKING:
@@ -302,10 +302,7 @@ def _key(finding: Finding) -> str:
         return "other_run"
     if finding.stage == "eager":
         return _DYNAMO
-    key = finding.detail
-    while key and key not in ADVICE:
-        key = key.rpartition(".")[0]
-    return key or finding.kind.value
+    return finest_key(finding, ADVICE)
 
 
 _SHOWN = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -179,10 +179,15 @@ def _of(finding: Finding) -> tuple[str, str]:
     if finding.kind is Kind.NONFINITE and (metrics := finding.metrics) is not None:
         fewer = metrics.nan_candidate + metrics.inf_candidate < metrics.nan_reference + metrics.inf_reference
         return _FEWER if fewer else _WORDS["nonfinite"]
+    return _WORDS[finest_key(finding, _WORDS)]
+
+
+def finest_key(finding: Finding, table: Container[str]) -> str:
+    """The key of a table that is nearest to a finding's detail: that, what it is finer than, or the kind."""
     key = finding.detail
-    while key and key not in _WORDS:
+    while key and key not in table:
         key = key.rpartition(".")[0]
-    return _WORDS[key or finding.kind.value]
+    return key or finding.kind.value
 
 
 def for_several(phrase: str, count: int) -> str:

@@ -12,7 +12,9 @@ from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
 from checked_backend.runs.status import Status
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+"""For what a stranger may have written."""
+
 _Number = Annotated[float, Field(ge=0, lt=1e18)]
 _Count = Annotated[int, Field(ge=0, lt=10**18)]
 _Read = TypeVar("_Read")
@@ -29,7 +31,7 @@ class Case:
         compiler: A Dynamo backend's name, or ``FILE.py:NAME``.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     suite: str
     model: str
@@ -74,7 +76,7 @@ class CaseResult:
         log: The end of what the process printed.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     status: Status
     message: str = ""
@@ -115,7 +117,7 @@ class Attempt:
         finished: When the attempt ended, in UTC.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     case: Case
     state: str

@@ -49,7 +49,7 @@ def refuse_unknown(compiler: str | Callable[..., object]) -> None:
 
 
 def answer_case(question: Mapping[str, Any], answers: AnswerFolder) -> None:
-    """Run a case in a process of its own: the fields of `checked_backend.sweep.run_case.SweepJob` as JSON values."""
+    """Run a case in a process of its own: the fields of `checked_backend.sweep.plan.SweepJob` as JSON values."""
     settings = TypeAdapter(Settings).validate_python(question["settings"])
     case = Case(**question["case"])
     examine(question["spec"], case, settings, answers.note, lambda result: answers.answer(result.to_json()))

@@ -15,7 +15,6 @@ from checked_backend.errors import SuiteError
 from checked_backend.process.job import Job, JobResources, Warm, run
 from checked_backend.runs.case import Case
 from checked_backend.sweep.rules import TAGS, Rules, matches
-from checked_backend.sweep.run_case import SweepJob
 from checked_backend.sweep.settings import DTYPES, MODES, Settings
 
 FIXED = "as dumped"
@@ -102,6 +101,21 @@ class Listed:
     fingerprint: str
     versions: Mapping[str, str]
     devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepJob:
+    """A case to run.
+
+    Attributes:
+        spec: Its suite as the process of the case finds it: ``python:/home/me/models.py``.
+        state: A text that changes when its settings, its suite's source or its compiler's file do.
+    """
+
+    spec: str
+    case: Case
+    settings: Settings
+    state: str = ""
 
 
 def spec_of(text: str) -> tuple[str, str]:

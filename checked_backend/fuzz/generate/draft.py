@@ -11,8 +11,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import dtype_name, make_inputs, same_value, strides_of
-from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, run_defined, run_defined_call
-from checked_backend.fuzz.generate.undefined import draws
+from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, draws, run_defined, run_defined_call
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 
 

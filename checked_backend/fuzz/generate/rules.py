@@ -13,8 +13,8 @@ import torch
 
 from checked_backend._torch.op_database import operator_database
 from checked_backend.fuzz.build import argument_of, dtype_name, eager_value
+from checked_backend.fuzz.generate.defined import UNDEFINED_OPS, is_overlapping
 from checked_backend.fuzz.generate.draft import Draft, NothingFits
-from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS, is_overlapping
 from checked_backend.fuzz.known import is_known
 from checked_backend.fuzz.program import DTYPES, Constant, Ref, Size, Statement
 
