@@ -18,9 +18,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import Group, ProgramResult, callable_program
-from checked_backend.runs.case import decode, encode
+from checked_backend.runs.case import Status, decode, encode
 from checked_backend.runs.folder import StoredRun, case_name
-from checked_backend.runs.status import Status
 
 _DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)

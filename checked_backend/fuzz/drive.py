@@ -22,7 +22,7 @@ from checked_backend.fuzz.report import Progress
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, documented, may_be, signature_of
 from checked_backend.fuzz.worker import CONFIRMING, GENERATING, FuzzOptions
 from checked_backend.process.job import IMPORTING, Job, JobEnd, RunningProcesses, run
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 
 GRACE = 30.0
 """Seconds that processes have to end after the time is over."""

@@ -30,7 +30,7 @@ from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, 
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from checked_backend.sweep.examine import why_undecided
 
 Compiler = str | Callable[..., Any]

@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.corpus import Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
-from checked_backend.fuzz.source import function_source
 from checked_backend.fuzz.text import describe, describe_inputs
 from checked_backend.report.clean import clean
-from checked_backend.runs.case import Case, CaseResult
+from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.runs.progress import duration
 from checked_backend.runs.results import Plan
-from checked_backend.runs.status import Status
 from checked_backend.runs.summary import CaseSummary, Summary
 
 PROGRAMS = "all programs"

@@ -12,11 +12,10 @@ from pydantic import AfterValidator
 
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
+from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
-from checked_backend.fuzz.source import function_source
-from checked_backend.runs.case import STRICT
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import STRICT, Status
 from checked_backend.subjects import Subject, SubjectKind
 
 ANY = "any operator"

@@ -18,7 +18,7 @@ from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Stat
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.worker import begin
 from checked_backend.process.job import AnswerFolder, Job, JobResources, run
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 
 _DYNAMO_ALONE = "eager"
 _SEED = 20

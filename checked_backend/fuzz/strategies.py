@@ -20,6 +20,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from checked_backend.errors import FuzzError
+from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.examine import Compiler, check_program
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import draw_program, due, rules_for
@@ -27,9 +28,8 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.shrink import shrink
-from checked_backend.fuzz.source import function_source
 from checked_backend.fuzz.text import describe_inputs
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from checked_backend.sweep.examine import refuse_unknown
 
 _TURNS = 2000

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checked_backend.fuzz.build import make_inputs, storage_sizes, strides_of
+from checked_backend.fuzz.build import function_source, make_inputs, storage_sizes, strides_of
 from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import FuzzProgram
-from checked_backend.fuzz.source import function_source
 from checked_backend.report.clean import clean
 from checked_backend.scripts.comparisons import CALLS, source_of
 from checked_backend.scripts.values import literal

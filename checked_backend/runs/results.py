@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter
 
 from checked_backend.errors import SuiteError
-from checked_backend.runs.case import Attempt, Case, CaseResult, encode
+from checked_backend.runs.case import Attempt, Case, CaseResult, Status, encode
 from checked_backend.runs.folder import StoredRun, case_name
-from checked_backend.runs.status import Status
 
 
 @dataclass(frozen=True, slots=True)

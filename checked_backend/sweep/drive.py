@@ -17,11 +17,10 @@ from checked_backend._torch.preload import LATE_MODULES
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, Warm, run
 from checked_backend.process.warm import WarmProcesses
-from checked_backend.runs.case import CaseResult
+from checked_backend.runs.case import CaseResult, Status
 from checked_backend.runs.pool import LocalPool, Pool, RayPool
 from checked_backend.runs.progress import Progress
 from checked_backend.runs.results import Results, WantedCase
-from checked_backend.runs.status import Status
 from checked_backend.runs.summary import Summary, summarize
 from checked_backend.sweep.plan import Listed, Request, Selection, SweepJob, list_suite, planned
 from checked_backend.sweep.rules import Rules

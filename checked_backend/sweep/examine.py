@@ -24,8 +24,7 @@ from checked_backend.process.job import AnswerFolder
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.report.session import Session
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.subjects import Subject
 from checked_backend.sweep.rules import matches
 from checked_backend.sweep.settings import Settings

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import build, inputs_for, make_inputs, run_call, run_eager
+from checked_backend.fuzz.build import build, function_source, inputs_for, make_inputs, run_call, run_eager
 from checked_backend.fuzz.control import blocks_of, made_from
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 from checked_backend.fuzz.shrink import straightened
-from checked_backend.fuzz.source import function_source
 
 X = Input("float32", (3, 2), (2, 1), fill="range")
 END, ELSE = Statement("end"), Statement("else")

@@ -18,7 +18,7 @@ from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.report import summarize
 from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.worker import FuzzOptions
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, STRIDES, entry_of, failing, group_of, program_of
 
 WRONG = "torch.neg"

@@ -19,7 +19,7 @@ from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.report import Report
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support import faults
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do

@@ -16,7 +16,7 @@ from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.selftest import PLAIN, Tried, render_text, try_faults
 from checked_backend.process.job import JobEnd, JobResources
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS
 
 OF_CONTROL = len(PLAIN) + 4  # and those in one compile

@@ -16,7 +16,7 @@ from checked_backend.fuzz.program import decode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources, RunningProcesses
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, answer, answering, entry_of, failing, group_of, program_of
 
 ENTRIES = [entry_of(number, program_of("torch.neg")) for number in range(4)]

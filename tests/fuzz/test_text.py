@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.fuzz.build import build, inputs_for, run_eager
+from checked_backend.fuzz.build import build, function_source, inputs_for, run_eager
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.source import function_source
 from checked_backend.fuzz.text import describe_inputs, render_check, render_script
 from tests.support.fuzz_tools import program_of
 from tests.support.warm_process import WarmPython
