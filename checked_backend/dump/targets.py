@@ -218,13 +218,11 @@ _FUNCTIONAL = (
     "multilabel_soft_margin_loss normalize scaled_grouped_mm scaled_mm softmin softsign tanhshrink "
     "triplet_margin_with_distance_loss upsample upsample_bilinear upsample_nearest"
 )
-_PYTHON: Mapping[str, str] = MappingProxyType(
-    {
-        "torch": _TORCH,
-        "torch.functional": "lu pca_lowrank svd_lowrank unique unravel_index",
-        "torch.nn.functional": _FUNCTIONAL,
-    }
-)
+_PYTHON: Mapping[str, str] = {
+    "torch": _TORCH,
+    "torch.functional": "lu pca_lowrank svd_lowrank unique unravel_index",
+    "torch.nn.functional": _FUNCTIONAL,
+}
 _METHODS = (
     "__contains__ __getitem__ __len__ __setitem__ bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order "
     "double element_size float half int is_contiguous long lu ndimension nelement new_tensor numel short size split "
