@@ -38,8 +38,8 @@ class ReadReports:
     broken: tuple[tuple[Path, str], ...]
 
 
-def write_report(report: Report, directory: Path) -> Path:
-    """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``.
+def write_report(report: Report, directory: Path, over: Path | None = None) -> Path:
+    """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``, or over an earlier one.
 
     A reader never sees half a file, and no two writers, in this process or another, get the same name. The title may be
     anything: only ``[a-z0-9._-]`` of it reaches the name. The folder is made if it is not there.
@@ -50,7 +50,7 @@ def write_report(report: Report, directory: Path) -> Path:
     data = report.to_json().encode("ascii")
     directory.mkdir(parents=True, exist_ok=True)
     stem = f"{_slug(report.title)}-{this_moment(datetime.now(timezone.utc))}"
-    return _write(data, directory, stem)
+    return _write(data, directory, stem, over)
 
 
 def write_whole(content: str | bytes, target: Path) -> None:
@@ -194,13 +194,10 @@ class KeptReport:
             log.debug("not written: %s", error)
 
     def _write(self, report: Report) -> None:
-        if self._path is None:
-            self._path = write_report(report, self._folder)
-            files = _files.get()
-            if files is not None:
-                files.append(self._path)
-        else:
-            write_whole(report.to_json(), self._path)
+        before, files = self._path, _files.get()
+        self._path = write_report(report, self._folder, before)
+        if before is None and files is not None:
+            files.append(self._path)
 
     def _unwritten(self, report: Report, error: OSError) -> Report:
         why = error.strerror or str(error)
