@@ -105,7 +105,8 @@ def fuzz(
     if ops and not import_module("checked_backend.fuzz.generate.make").rules_for(ops):
         raise FuzzError("--ops names no operation that is known")
     checkout = _checkout(generator, dtype or ())
-    known = _known(against or ())
+    opened = import_module("checked_backend.fuzz.corpus").Corpus
+    known = {signature for path in against or () for signature in opened(path).signatures()}
     choices = drawn.Choices(tuple(ops or ()), tuple(dtype or ()), training, dynamic, longest)
     options = compiler_options(compiler_option)
     asked = worker.FuzzOptions(
@@ -122,7 +123,7 @@ def fuzz(
         folder=out.with_name(f"{out.name}_repros"),
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    with import_module("checked_backend.fuzz.corpus").Corpus(out, write=True) as corpus:
+    with opened(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with import_module("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
             drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
@@ -134,8 +135,7 @@ def fuzz(
 
 def report_fuzz(path: Path, pages: Pages) -> Verdict:
     """Show the fuzz in a folder."""
-    with import_module("checked_backend.fuzz.corpus").Corpus(path) as corpus:
-        return _shown(corpus, set(), pages)
+    return _shown(import_module("checked_backend.fuzz.corpus").Corpus(path), set(), pages)
 
 
 def selftest(as_json: AsJson = False) -> Verdict:
@@ -166,14 +166,6 @@ def _write_repros(corpus: Corpus, folder: Path) -> None:
             write_whole(group.script, folder / f"repro_{name}.py")
         issue = import_module("checked_backend.fuzz.report").render_issue(group, corpus.settings)
         write_whole(issue, folder / f"issue_{name}.md")
-
-
-def _known(paths: list[Path] | tuple[()]) -> set[str]:
-    found: set[str] = set()
-    for path in paths:
-        with import_module("checked_backend.fuzz.corpus").Corpus(path) as corpus:
-            found |= corpus.signatures()
-    return found
 
 
 def _settings(compiler: str, options: Any) -> dict[str, str]:

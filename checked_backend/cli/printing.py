@@ -136,21 +136,16 @@ def exit_code(produce: Callable[[], Any]) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone, for example `head`. Python must not complain again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _MISUSE
     except CheckedBackendError as error:
         complain(str(error))
-        return _MISUSE
     except OSError as error:
         complain(f"{error.filename or 'a file'}: {error.strerror or error}")
-        return _MISUSE
     except ChildEnded as ended:
         return ended.status
     except (typer.Abort, KeyboardInterrupt):
         complain("stopped")
-        return _MISUSE
     except MemoryError:
         complain("there is not enough memory")
-        return _MISUSE
     except Exception as error:
         show = getattr(error, "show", None)  # click's usage errors; typer has no public name for their base class
         if callable(show):
@@ -158,7 +153,6 @@ def exit_code(produce: Callable[[], Any]) -> int:
         else:
             traceback.print_exc()
             complain("internal error: this is a bug in checked_backend; please report it with the lines above")
-        return _MISUSE
-    if isinstance(result, Verdict):
-        return EXIT_CODES[result]
-    return 0 if result in (None, 0) else _MISUSE
+    else:
+        return EXIT_CODES[result] if isinstance(result, Verdict) else 0 if result in (None, 0) else _MISUSE
+    return _MISUSE

@@ -55,7 +55,7 @@ def replay(
     """Run a dumped graph again, compiled, and check it against eager. It runs in a process of its own."""
 
     def how() -> dict[str, Any]:
-        return {"compiler": _loaded_compiler(compiler), "seed": seed}
+        return {"compiler": import_module("checked_backend.checking.target").load_compiler(compiler), "seed": seed}
 
     return _replay_apart(dump, modules or (), timeout, memory_in_bytes(memory), how, as_json=as_json)
 
@@ -80,7 +80,7 @@ def localize(
     def how() -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         return {
-            "compiler": _loaded_compiler(compiler),
+            "compiler": import_module("checked_backend.checking.target").load_compiler(compiler),
             "seed": seed,
             "investigator": import_module("checked_backend.diagnose.investigate").investigate,
             "report_dir": folder,
@@ -203,10 +203,6 @@ def _loaded(folder: Path, modules: Sequence[str]) -> Any:
         _import(module, folder)
     new = torch.registered_operators() - before
     return import_module("checked_backend.dump").load_dump(folder, imported=modules, registered=new)
-
-
-def _loaded_compiler(text: str) -> Any:
-    return import_module("checked_backend.checking.target").load_compiler(text)
 
 
 def _is_inside(path: str, folder: Path) -> bool:

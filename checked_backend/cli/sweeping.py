@@ -19,7 +19,7 @@ from checked_backend.process.interrupt import terminable
 from checked_backend.process.job import JobResources
 from checked_backend.runs.data import render_json
 from checked_backend.runs.results import Results
-from checked_backend.runs.summary import Summary, compare, summarize
+from checked_backend.runs.summary import compare, summarize
 from checked_backend.runs.text import render_text
 from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
 from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
@@ -146,20 +146,11 @@ def sweep(
 
 
 def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
-    """Show the sweep in a folder, and what changed since an earlier one in another.
-
-    Raises:
-        SuiteError: A folder is not that of a sweep.
-    """
-    summary = _summary_of(path)
-    comparison = None if since is None else compare(_summary_of(since), summary)
+    """Show the sweep in a folder, and what changed since an earlier one in another."""
+    summary = summarize(Results(path))
+    comparison = None if since is None else compare(summarize(Results(since)), summary)
     show_run(summary, comparison, pages)
     return summary.verdict
-
-
-def _summary_of(path: Path) -> Summary:
-    with Results(path) as results:
-        return summarize(results)
 
 
 def _optimizer(text: str | None) -> str | None:

@@ -183,11 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def main_here(words: Sequence[str]) -> NoReturn:
-    """Do what `main` does in this process and its children.
-
-    Raises:
-        SystemExit: Always.
-    """
+    """Do what `main` does in this process and its children."""
     sys.exit(_do_here({"words": words}))
 
 

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -151,8 +151,9 @@ def memory_problem(tensor: torch.Tensor) -> str | None:
 def operator_argument_problem(overload: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """Why an operator would leave its memory; None if it does not, as far as is known."""
     name = overload.name().partition("::")[2].partition(".")[0]
-    if _is_inner(name) and is_writing_out(overload):
-        return "it may not be told where to write"  # public operators resize what they write to, and check it
+    inner = name.startswith("_") or "_backward" in name or name in ("rrelu_with_noise", "nanmedian")
+    if inner and is_writing_out(overload):  # public operators resize what they write to, and check it
+        return "it may not be told where to write"  # nor does a traced graph ever tell it
     family = _FAMILIES.fullmatch(name)
     rules = [rule for rule in (_forward_rule(family[1]) if family else None, _RULES.get(name)) if rule is not None]
     declared = overload._schema.arguments if rules else ()
@@ -190,11 +191,6 @@ def _problem(what: str, value: Any, need: _Need | None) -> str | None:
     if isinstance(need, int):
         return None if value.numel() == need else f"{what} has {value.numel()} elements, not {need}"
     return None if tuple(value.shape) == tuple(need) else f"{what} is of shape {tuple(value.shape)}, not {tuple(need)}"
-
-
-def _is_inner(name: str) -> bool:
-    """Whether only other operators call this one. No traced graph makes it write to an ``out`` argument."""
-    return name.startswith("_") or "_backward" in name or name in ("rrelu_with_noise", "nanmedian")
 
 
 _FAMILIES = re.compile(
@@ -359,40 +355,38 @@ def _recurrent(a: _Arguments) -> Iterator[_Requirement]:
         yield what, getattr(a, what), times * batch * int(a.hidden_size)
 
 
-_GATES = MappingProxyType({0: 1, 1: 1, 2: 4, 3: 3})
+_GATES: Mapping[int, int] = {0: 1, 1: 1, 2: 4, 3: 3}
 """The number of gates of a recurrent cell, by the number of its kind: plain with ReLU or tanh, LSTM, GRU."""
 
-_RULES: Mapping[str, _Rule] = MappingProxyType(
-    {
-        name: rule
-        for names, rule in (
-            ("max_pool2d_with_indices_backward adaptive_max_pool2d_backward fractional_max_pool2d_backward", _pool(2)),
-            ("max_pool3d_with_indices_backward adaptive_max_pool3d_backward fractional_max_pool3d_backward", _pool(3)),
-            ("_adaptive_avg_pool2d_backward", _pool(2)),
-            ("_adaptive_avg_pool3d_backward", _pool(3)),
-            ("embedding_dense_backward", _embedding_backward),
-            (
-                "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward",
-                _bag_backward,
-            ),
-            ("native_layer_norm_backward", _layer_norm_backward),
-            (
-                "native_batch_norm native_batch_norm_backward batch_norm_backward _native_batch_norm_legit "
-                "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
-                "_batch_norm_with_update_functional batch_norm_update_stats",
-                _batch_norm,
-            ),
-            ("_fused_adam _fused_adamw _fused_sgd _fused_adagrad", _optimizer_step),
-            ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", _optimizer_step),
-            ("linalg_lu_solve linalg_ldl_solve", _pivots),
-            ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_backward),
-            ("_fft_r2c _fft_c2r _fft_c2c", _transform),
-            ("_foreach_copy", _foreach_copy),
-            ("_weight_norm_interface _weight_norm_interface_backward", _weight_norm),
-            ("unfold_backward", _unfold_backward),
-            ("_ctc_loss_backward", _ctc_loss_backward),
-            ("mkldnn_rnn_layer mkldnn_rnn_layer_backward", _recurrent),
-        )
-        for name in names.split()
-    }
-)
+_RULES: Mapping[str, _Rule] = {
+    name: rule
+    for names, rule in (
+        ("max_pool2d_with_indices_backward adaptive_max_pool2d_backward fractional_max_pool2d_backward", _pool(2)),
+        ("max_pool3d_with_indices_backward adaptive_max_pool3d_backward fractional_max_pool3d_backward", _pool(3)),
+        ("_adaptive_avg_pool2d_backward", _pool(2)),
+        ("_adaptive_avg_pool3d_backward", _pool(3)),
+        ("embedding_dense_backward", _embedding_backward),
+        (
+            "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward",
+            _bag_backward,
+        ),
+        ("native_layer_norm_backward", _layer_norm_backward),
+        (
+            "native_batch_norm native_batch_norm_backward batch_norm_backward _native_batch_norm_legit "
+            "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
+            "_batch_norm_with_update_functional batch_norm_update_stats",
+            _batch_norm,
+        ),
+        ("_fused_adam _fused_adamw _fused_sgd _fused_adagrad", _optimizer_step),
+        ("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_", _optimizer_step),
+        ("linalg_lu_solve linalg_ldl_solve", _pivots),
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", _attention_backward),
+        ("_fft_r2c _fft_c2r _fft_c2c", _transform),
+        ("_foreach_copy", _foreach_copy),
+        ("_weight_norm_interface _weight_norm_interface_backward", _weight_norm),
+        ("unfold_backward", _unfold_backward),
+        ("_ctc_loss_backward", _ctc_loss_backward),
+        ("mkldnn_rnn_layer mkldnn_rnn_layer_backward", _recurrent),
+    )
+    for name in names.split()
+}

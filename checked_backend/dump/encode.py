@@ -140,11 +140,7 @@ def _refusal(node: fx.Node, target: str) -> str | None:
 
 
 def encode_value(value: Any) -> Any:
-    """An argument of a node as JSON values.
-
-    Raises:
-        TypeError: The argument has a type that a dump cannot hold. The message is that type.
-    """
+    """An argument of a node as JSON values; a TypeError whose message is the type that a dump cannot hold."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:
@@ -216,14 +212,13 @@ def _facts(gm: fx.GraphModule, found: EncodedGraph) -> None:
         }
 
 
-def traced_inputs(gm: fx.GraphModule) -> list[Any]:
-    """The value that tracing recorded for each placeholder."""
-    return [recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")]
+GraphInput = tuple[str, str | None, Any]
+"""A placeholder's name, the name that the user or AOT autograd has for it, and the value that tracing recorded."""
 
 
-def input_names(gm: fx.GraphModule) -> list[tuple[str, str | None]]:
-    """For each placeholder its name, and the name that the user or AOT autograd has for it."""
-    return [(node.name, _source(node)) for node in gm.graph.find_nodes(op="placeholder")]
+def graph_inputs(gm: fx.GraphModule) -> list[GraphInput]:
+    """The inputs of a graph, with shapes as expressions."""
+    return [(node.name, _source(node), recorded_value(node)) for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _source(node: fx.Node) -> str | None:
@@ -235,23 +230,19 @@ def _source(node: fx.Node) -> str | None:
     return None if description is None else str(description.expr())
 
 
-def describe_inputs(
-    names: Sequence[tuple[str, str | None]], traced: Sequence[Any], actual: Sequence[Any] | None
-) -> tuple[dict[str, Any], TensorTable]:
+def describe_inputs(inputs: Sequence[GraphInput], actual: Sequence[Any] | None) -> tuple[dict[str, Any], TensorTable]:
     """The JSON values of inputs, and their storages, which the caller may save.
 
     Args:
-        names: The result of `input_names`.
-        traced: The result of `traced_inputs`, with shapes as expressions.
         actual: The arguments of the graph's call, before it runs; None if it was not called yet.
     """
     table = TensorTable()
     entries: list[dict[str, Any]] = []
     grad = torch.is_grad_enabled()
     with torch.no_grad():
-        for position, (name, source) in enumerate(names):
-            value = traced[position] if actual is None or position >= len(actual) else actual[position]
-            entries.append({"name": name, "source": source, **_describe(value, traced[position], table)})
+        for position, (name, source, traced) in enumerate(inputs):
+            value = traced if actual is None or position >= len(actual) else actual[position]
+            entries.append({"name": name, "source": source, **_describe(value, traced, table)})
         document: dict[str, Any] = {
             "inputs": entries,
             "storages": table.storages(),

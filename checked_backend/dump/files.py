@@ -91,9 +91,6 @@ def check_memory(path: Path, needed: int) -> None:
     """Refuse a file whose tensors need more than this machine's memory, before any memory is requested.
 
     An operating system that overcommits memory would kill the process later.
-
-    Raises:
-        DumpError: The tensors need more memory than this machine has.
     """
     there = whole_memory()
     if there is not None and needed > there:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +23,15 @@ from checked_backend.report.clean import clean
 _GRAPH, _INPUTS, _CONSTANTS = "graph.json", "inputs.json", "constants.safetensors"
 
 
+@dataclass(eq=False, repr=False)
 class Dump:
-    """A graph that was dumped.
+    """A graph that was dumped, in the folder ``path``."""
 
-    Attributes:
-        path: The dump's folder.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        graph: GraphFile,
-        inputs: InputsFile,
-        constants: dict[str, torch.Tensor],
-        trusted: Trusted,
-    ) -> None:
-        self.path = path
-        self._graph = graph
-        self._inputs = inputs
-        self._constants = constants
-        self._trusted = trusted
-        self._module: fx.GraphModule | None = None
+    path: Path
+    _graph: GraphFile
+    _inputs: InputsFile
+    _constants: dict[str, torch.Tensor]
+    _trusted: Trusted
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -63,23 +53,17 @@ class Dump:
         """Whether the dump has the real input values."""
         return self._inputs.values is not None
 
-    @property
+    @cached_property
     def module(self) -> fx.GraphModule:
         """The graph, ready to be called with `inputs`. Its operators must be registered here.
 
         Raises:
             DumpError: It holds something that a dump cannot hold, or an operator that is not registered here.
         """
-        if self._module is None:
-            self._module = self.build()
-        return self._module
+        return self.build()
 
     def build(self) -> fx.GraphModule:
-        """The graph anew, with constants of its own.
-
-        Raises:
-            DumpError: See `module`.
-        """
+        """The graph anew, with constants of its own; it raises as `module` does."""
         if self._graph.unsupported:
             why = clean("; ".join(self._graph.unsupported))
             raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")

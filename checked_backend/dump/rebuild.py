@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -298,26 +297,22 @@ def _is_a(kind: type) -> Callable[[Any], bool]:
     return lambda name: isinstance(name, str) and named_constant(name, kind) is not None
 
 
-_COMPOUNDS: Mapping[str, tuple[int | None, Callable[[list[Any]], Any]]] = MappingProxyType(
-    {
-        "tuple": (None, tuple),
-        "size": (None, torch.Size),
-        "slice": (3, lambda parts: slice(*parts)),
-        "complex": (2, lambda parts: complex(*parts)),
-    }
-)
+_COMPOUNDS: Mapping[str, tuple[int | None, Callable[[list[Any]], Any]]] = {
+    "tuple": (None, tuple),
+    "size": (None, torch.Size),
+    "slice": (3, lambda parts: slice(*parts)),
+    "complex": (2, lambda parts: complex(*parts)),
+}
 """How many items a kind has, and how it is made of them."""
 
-_LEAVES: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = MappingProxyType(
-    {
-        "float": (lambda text: text in _NONFINITE, float),
-        "ellipsis": (lambda mark: mark is True, lambda _: ...),
-        "device": (lambda name: isinstance(name, str) and re.fullmatch(DEVICE, name) is not None, torch.device),
-        "target": (_is_operator, str),
-        **{
-            kind.__name__: (_is_a(kind), lambda name: vars(torch)[name])
-            for kind in (torch.dtype, torch.layout, torch.memory_format)
-        },
-    }
-)
+_LEAVES: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
+    "float": (lambda text: text in _NONFINITE, float),
+    "ellipsis": (lambda mark: mark is True, lambda _: ...),
+    "device": (lambda name: isinstance(name, str) and re.fullmatch(DEVICE, name) is not None, torch.device),
+    "target": (_is_operator, str),
+    **{
+        kind.__name__: (_is_a(kind), lambda name: vars(torch)[name])
+        for kind in (torch.dtype, torch.layout, torch.memory_format)
+    },
+}
 """Whether a value fits a kind, and what it is decoded to."""

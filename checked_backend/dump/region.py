@@ -30,11 +30,11 @@ from checked_backend._torch.dynamo import dynamo_restarts
 from checked_backend._torch.modes import disable_current_modes
 from checked_backend.dump.encode import (
     EncodedGraph,
+    GraphInput,
     describe_inputs,
     encode_graph,
-    input_names,
+    graph_inputs,
     tensor_bytes,
-    traced_inputs,
 )
 from checked_backend.dump.files import sha256, with_checksum
 from checked_backend.dump.module import module_source, repro_source
@@ -109,7 +109,10 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
     claims = folder / _CLAIMS
     try:
         claims.mkdir(parents=True, exist_ok=True)
-        index = _first_free(folder, safe)
+        taken = re.compile(re.escape(safe) + r"_[a-z]+_(\d+)")
+        index = 1 + max(
+            (int(found[1]) for path in folder.iterdir() if (found := taken.fullmatch(path.name))), default=-1
+        )
         while True:
             with suppress(FileExistsError):
                 # exclusive creation makes the claim; it lasts, because forward and backward come at different times
@@ -122,12 +125,6 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
         ) from error
 
 
-def _first_free(folder: Path, name: str) -> int:
-    pattern = re.compile(re.escape(name) + r"_[a-z]+_(\d+)")
-    used = [int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
-    return max(used, default=-1) + 1
-
-
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A graph whose inputs are not known yet.
@@ -137,8 +134,7 @@ class _Pending:
     """
 
     folder: Path
-    names: list[tuple[str, str | None]]
-    traced: list[Any]
+    inputs: list[GraphInput]
     facts: dict[str, Any]
 
 
@@ -196,16 +192,13 @@ class RegionDump:
         self._written[kind] = text
         try:
             with _real_tensors():
-                self._pending[kind] = self._write(kind, gm)
+                encoded = encode_graph(gm)
+                facts = {"symbols": encoded.symbols, "relations": encoded.relations}
+                pending = _Pending(self._slot.path(kind), graph_inputs(gm), facts)
+                self._slot.write(kind, lambda target: self._fill(target, kind, gm, encoded, pending))
+                self._pending[kind] = pending
         except Exception as error:  # see the module's docstring
             _warn(error)
-
-    def _write(self, kind: str, gm: fx.GraphModule) -> _Pending:
-        encoded = encode_graph(gm)
-        facts = {"symbols": encoded.symbols, "relations": encoded.relations}
-        pending = _Pending(self._slot.path(kind), input_names(gm), traced_inputs(gm), facts)
-        self._slot.write(kind, lambda target: self._fill(target, kind, gm, encoded, pending))
-        return pending
 
     def watched(self, kind: str, function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """A boxed callable that records its inputs at its first call."""
@@ -230,21 +223,20 @@ class RegionDump:
             with _real_tensors():
                 self._complete(pending, args)
                 if joint is not None:  # its tangents are not known before the backward
-                    known = {name: value for (name, _), value in zip(pending.names, args, strict=False)}
-                    pairs = zip(joint.names, joint.traced, strict=True)
-                    self._complete(joint, [known.get(name, value) for (name, _), value in pairs])
+                    known = {name: value for (name, *_), value in zip(pending.inputs, args, strict=False)}
+                    self._complete(joint, [known.get(name, traced) for name, _, traced in joint.inputs])
         except Exception as error:  # see the module's docstring
             _warn(error, f"the inputs of {pending.folder} were not recorded")
 
     def _complete(self, pending: _Pending, args: Sequence[Any]) -> None:
-        document, table = describe_inputs(pending.names, pending.traced, args)
+        document, table = describe_inputs(pending.inputs, args)
         values = "inputs.safetensors" if self._values else None
         if values is not None:
             with _replacing(pending.folder / values) as temporary:
                 document["storages"] = table.save(temporary)
         # this file says whether the other one is valid, so replacing it completes the dump
         with _replacing(pending.folder / "inputs.json") as temporary:
-            temporary.write_bytes(_json({**document, **pending.facts, "values": values}))
+            temporary.write_bytes(_json(with_checksum({**document, **pending.facts, "values": values})))
 
     def _fill(self, target: Path, kind: str, gm: fx.GraphModule, encoded: EncodedGraph, pending: _Pending) -> None:
         title = pending.folder.name
@@ -276,9 +268,9 @@ class RegionDump:
             }
         )
         pending.facts["graph"] = graph["checksum"]
-        document, _ = describe_inputs(pending.names, pending.traced, None)
-        (target / "inputs.json").write_bytes(_json({**document, **pending.facts, "values": None}))
-        (target / "graph.json").write_bytes(_text(graph))  # last: without it a folder is no dump
+        document, _ = describe_inputs(pending.inputs, None)
+        (target / "inputs.json").write_bytes(_json(with_checksum({**document, **pending.facts, "values": None})))
+        (target / "graph.json").write_bytes(_json(graph))  # last: without it a folder is no dump
 
     def _identity(self, kind: str) -> dict[str, Any]:
         rank, world = _rank()
@@ -345,10 +337,6 @@ def _real_tensors() -> Iterator[None]:
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
-    return _text(with_checksum(document))
-
-
-def _text(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, allow_nan=False).encode("ascii")
 
 

@@ -6,6 +6,7 @@ import base64
 import math
 import re
 import struct
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -34,33 +35,20 @@ def _line(text: str) -> str:
     return _BREAK.sub("?", text)
 
 
-def _dtype(name: str) -> str:
-    if named_constant(name, torch.dtype) is None:
-        raise ValueError(f"this torch has no dtype {name!r}")
-    return name
+def _must(holds: Callable[[str], bool], why: str) -> AfterValidator:
+    """Refuses a text for which something does not hold."""
 
+    def checked(text: str) -> str:
+        if not holds(text):
+            raise ValueError(why.format(text))
+        return text
 
-def _floating(name: str) -> str:
-    if not getattr(torch, name).is_floating_point:
-        raise ValueError(f"there is no autocast to dtype {name!r}")
-    return name
-
-
-def _identifier(name: str) -> str:
-    if not name.isascii() or not name.isidentifier():
-        raise ValueError("not an identifier")
-    return name
+    return AfterValidator(checked)
 
 
 def is_path(name: str) -> bool:
     """Whether a dump may hold a subgraph or a constant of this name."""
     return all(part.isascii() and part.isidentifier() and not part.startswith("__") for part in name.split("."))
-
-
-def _path(name: str) -> str:
-    if not is_path(name):
-        raise ValueError("not a path of identifiers")
-    return name
 
 
 def _random_state(text: str) -> str:
@@ -83,9 +71,15 @@ _TWISTER = struct.Struct(f"<8xiiQ{8 * _TABLE + 8 * 4 + 8}x")
 Size = Annotated[int, Field(ge=0, lt=2**48)]
 Sizes = Annotated[list[Size], Field(max_length=1000)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")]
-Dtype = Annotated[str, AfterValidator(_dtype)]
-Identifier = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_identifier)]
-Path = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_path)]
+Dtype = Annotated[
+    str, _must(lambda name: named_constant(name, torch.dtype) is not None, "this torch has no dtype {!r}")
+]
+Identifier = Annotated[
+    str,
+    StringConstraints(max_length=1000),
+    _must(lambda name: name.isascii() and name.isidentifier(), "not an identifier"),
+]
+Path = Annotated[str, StringConstraints(max_length=2000), _must(is_path, "not a path of identifiers")]
 Device = Annotated[str, StringConstraints(pattern=DEVICE)]
 Line = Annotated[str, StringConstraints(max_length=100_000), AfterValidator(_line)]
 RandomState = Annotated[
@@ -295,12 +289,15 @@ class Input(_Model):
         return self
 
 
+_FLOATING = _must(lambda name: getattr(torch, name).is_floating_point, "there is no autocast to dtype {!r}")
+
+
 class Ambient(_Model):
     """Modes under which the graph was called."""
 
     grad: bool
     inference: bool
-    autocast: dict[Device, Annotated[Dtype, AfterValidator(_floating)]]
+    autocast: dict[Device, Annotated[Dtype, _FLOATING]]
 
 
 class InputsFile(_Model):

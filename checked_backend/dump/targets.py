@@ -41,12 +41,6 @@ from checked_backend._torch.operators import (
     registration_file,
 )
 
-__all__ = [
-    *("Trusted", "Unresolved", "checked_target", "encode_target", "functions", "is_allowed_method", "is_attribute"),
-    *("is_importable", "known_function", "leaves_uninitialized", "needed_import", "operator_problem"),
-    *("provides_nothing", "refusal_by_name", "resolve_target"),
-]
-
 _TENSORS = ("aten", "prims")
 _NAMED = frozenset({"inductor.accumulate_grad_", "inductor._mm_plus_mm", "rngprims.philox_rand"})
 _FAMILIES = ("quantized_decomposed",)
@@ -224,13 +218,11 @@ _FUNCTIONAL = (
     "multilabel_soft_margin_loss normalize scaled_grouped_mm scaled_mm softmin softsign tanhshrink "
     "triplet_margin_with_distance_loss upsample upsample_bilinear upsample_nearest"
 )
-_PYTHON: Mapping[str, str] = MappingProxyType(
-    {
-        "torch": _TORCH,
-        "torch.functional": "lu pca_lowrank svd_lowrank unique unravel_index",
-        "torch.nn.functional": _FUNCTIONAL,
-    }
-)
+_PYTHON: Mapping[str, str] = {
+    "torch": _TORCH,
+    "torch.functional": "lu pca_lowrank svd_lowrank unique unravel_index",
+    "torch.nn.functional": _FUNCTIONAL,
+}
 _METHODS = (
     "__contains__ __getitem__ __len__ __setitem__ bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order "
     "double element_size float half int is_contiguous long lu ndimension nelement new_tensor numel short size split "
@@ -379,11 +371,7 @@ def leaves_uninitialized(text: str) -> bool:
 
 
 def checked_target(text: str) -> re.Match[str]:
-    """The parts of a target that a dump may call, whether or not it is registered here.
-
-    Raises:
-        Unresolved: The text is no target, or a forbidden one.
-    """
+    """The parts of a target, whether or not it is registered here; `Unresolved` where a dump may not call it."""
     match = _TARGET.fullmatch(text)
     if match is None:
         why: str | None = "it names no operator, function or method"
@@ -472,7 +460,8 @@ def _registers(name: str, imported: Collection[str], new: Collection[str]) -> bo
         return any(_top(home) == _top(module) for module in imported)
     file = registration_file(name)
     if file.endswith(".py") and not _is_in_package(file, "torch"):
-        return any(_is_in_package(file, _top(module)) or _is_file_of(file, module) for module in imported)
+        own = {getattr(sys.modules.get(module), "__file__", None) for module in imported}
+        return file in own or any(_is_in_package(file, _top(module)) for module in imported)
     # registered in C++, or by torch for another module: its owner is unknown, but not when it was registered
     return name in new or any(_plain(name.partition("::")[0]) == _plain(_top(module)) for module in imported)
 
@@ -487,11 +476,6 @@ def _plain(name: str) -> str:
 
 def _is_in_package(file: str, package: str) -> bool:
     return any(Path(file).is_relative_to(path) for path in getattr(sys.modules.get(package), "__path__", ()))
-
-
-def _is_file_of(file: str, module: str) -> bool:
-    own = getattr(sys.modules.get(module), "__file__", None)
-    return own is not None and Path(own) == Path(file)
 
 
 def _hint(text: str) -> str:

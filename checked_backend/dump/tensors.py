@@ -138,7 +138,8 @@ def value_range(tensor: torch.Tensor) -> list[float] | None:
     """Least and greatest value of a real tensor; None if one of them is not finite, or the dtype has no order."""
     if tensor.numel() == 0 or not _has_memory(tensor) or tensor.dtype.is_complex:
         return None
-    compact = tensor.detach().as_strided(*_without_repeats(tensor))
+    once = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    compact = tensor.detach().as_strided(once, tensor.stride(), tensor.storage_offset())  # of what is expanded
     if tensor.is_neg():
         compact = negative_view(compact)
     try:
@@ -155,12 +156,6 @@ def value_range(tensor: torch.Tensor) -> list[float] | None:
     if isinstance(low, bool):
         return [int(low), int(high)]
     return [low, high] if math.isfinite(low) and math.isfinite(high) else None
-
-
-def _without_repeats(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
-    """Sizes, strides and offset that visit each element of an expanded tensor once."""
-    sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    return sizes, list(tensor.stride()), int(tensor.storage_offset())
 
 
 def fingerprint(data: torch.Tensor) -> str:

@@ -1,4 +1,7 @@
-"""Make programs runnable: their inputs, and a Python function that calls what they name and nothing else."""
+"""Make programs runnable: their inputs, and a Python function that calls what they name and nothing else.
+
+The function's text is built from the program's data: texts in it are constants, and names those of known operations.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,25 @@ import ast
 import builtins
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from checked_backend.fuzz.control import run_in_order
-from checked_backend.fuzz.known import METHOD, operation
-from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Statement, map_leaves, value_of
-from checked_backend.fuzz.source import NAME, function_of
+from checked_backend.fuzz.control import Block, blocks_of, items_of, run_in_order
+from checked_backend.fuzz.known import INFIX, METHOD, OPERATORS, operation
+from checked_backend.fuzz.program import (
+    CONSTANTS,
+    Constant,
+    FuzzProgram,
+    Input,
+    Ref,
+    Size,
+    Statement,
+    map_leaves,
+    value_of,
+)
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
@@ -92,6 +105,15 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def argument_of(raw: Any) -> Any:
+    """A value of torch's or Python's without parts, as programs have it; a TypeError if they cannot have it."""
+    if isinstance(raw, torch.dtype | torch.memory_format) and (name := str(raw).removeprefix("torch.")) in CONSTANTS:
+        return Constant(name)
+    if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):
+        return raw
+    raise TypeError(type(raw).__name__)
+
+
 def same_value(one: Any, other: Any) -> bool:
     """Whether two values are equal: tensors of one dtype and shape with equal elements, or anything of one type."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
@@ -105,11 +127,11 @@ def build(programs: Sequence[FuzzProgram]) -> Callable[..., Any]:
 
     The lines of its code are found where tracebacks look for source.
     """
-    text = ast.unparse(function_of(programs))
+    text = function_source(*programs)
     file = f"<fuzz {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "__builtins__": builtins}
-    exec(compile(text, file, "exec", dont_inherit=True), names)  # noqa: S102  made of data, as function_of says
+    exec(compile(text, file, "exec", dont_inherit=True), names)  # noqa: S102  made of data, as function_source says
     function: Callable[..., Any] = names[NAME]
     return function
 
@@ -150,3 +172,122 @@ def run_eager(program: FuzzProgram, run: Callable[[Statement, Sequence[Any]], An
 
     run_in_order(program, known, do)
     return known
+
+
+NAME = "program"
+"""The name of the function."""
+
+_LETTERS = {"for": "i", "flag": "flag"}
+
+
+def function_source(*programs: FuzzProgram) -> str:
+    """One function for several programs. It takes the inputs of all, and returns a tuple of results for each.
+
+    The result of one program is its tuple of results.
+    """
+    several = len(programs) > 1
+    writers = [_Writer(one, f"p{number}_" if several else "") for number, one in enumerate(programs)]
+    flags = [flag for writer in writers for flag in writer.flags]
+    given = [name for writer in writers for name in writer.inputs] + (["*", *flags] if flags else [])
+    results = [writer.results for writer in writers]
+    lines = [line for writer in writers for line in writer.lines]
+    text = [f"def {NAME}({', '.join(given)}):", *lines, f" return {_tuple(results) if several else results[0]}"]
+    return ast.unparse(ast.parse("\n".join(text)))  # which leaves out what brackets are not needed
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({' '.join(f'{part},' for part in parts)})"
+
+
+class _Writer:
+    """Writes one program.
+
+    Attributes:
+        flags: Its flags, with their values.
+        lines: The function's lines.
+        results: What it returns.
+    """
+
+    def __init__(self, program: FuzzProgram, prefix: str) -> None:
+        self._blocks = blocks_of(program)
+        self._program = program
+        self.inputs = [f"{prefix}x{place}" for place in range(len(program.inputs))]
+        calls = [f"{prefix}{_LETTERS.get(call.op, 'v')}{place}" for place, call in enumerate(program.calls)]
+        self._names = [*self.inputs, *calls]
+        self.flags = [
+            f"{name}={call.args[0]}" for name, call in zip(calls, program.calls, strict=True) if call.op == "flag"
+        ]
+        self.lines = [*self._statements(range(len(program.calls)), " ")]
+        self.results = _tuple([self._names[place] for place in program.returns]) if program.returns else "None"
+
+    def _statements(self, places: range, indent: str) -> Iterator[str]:
+        for item in items_of(self._blocks, places):
+            if not isinstance(item, Block):
+                yield from (f"{indent}{line}" for line in self._statement(item))
+                continue
+            call, name = self._program.calls[item.head], self._names[len(self.inputs) + item.head]
+            if call.op == "if":
+                yield f"{indent}if {' '.join(map(self._operand, call.args))}:"
+            else:
+                yield f"{indent}for {name} in range({self._expression(call.args[0])}):"
+            yield from list(self._statements(item.body, f"{indent} ")) or [f"{indent} pass"]
+            if otherwise := list(self._statements(item.otherwise, f"{indent} ")):
+                yield from (f"{indent}else:", *otherwise)
+
+    def _operand(self, raw: Any) -> str:
+        """A part of a condition, among which is its operator."""
+        return raw if isinstance(raw, str) else self._expression(raw)
+
+    def _statement(self, place: int) -> Sequence[str]:
+        call, target = self._program.calls[place], self._names[len(self.inputs) + place]
+        if call.op == "flag":
+            return []
+        args = [self._expression(argument) for argument in call.args]
+        if call.op == "let":
+            return [f"{args[0]} = {args[1]}"]
+        if call.op == "setitem":
+            return [f"{args[0]}[{self._index(call.args[1])}] = {args[2]}"]
+        if call.op in OPERATORS and call.op not in INFIX and call.op != "getitem":  # it is one like +=
+            first, second = args
+            return [f"{target} = {first}", f"{target} {call.op} {second}"]
+        return [f"{target} = {self._called(call, args)}"]
+
+    def _called(self, call: Statement, args: Sequence[str]) -> str:
+        how, function = operation(call.op)
+        if call.op == "getitem":
+            return f"{args[0]}[{self._index(call.args[1])}]"
+        if call.op in OPERATORS:
+            left, right = args
+            return f"({left}) {call.op} ({right})"
+        words = [f"{key}={self._expression(value)}" for key, value in call.kwargs.items()]
+        if how == METHOD:
+            return f"({args[0]}).{function}({', '.join([*args[1:], *words])})"
+        return f"{call.op}({', '.join([*args, *words])})"
+
+    def _index(self, raw: Any) -> str:
+        if isinstance(raw, tuple) and raw:
+            return " ".join(f"{self._index(item)}," for item in raw)
+        if isinstance(raw, slice):
+            parts = ["" if part is None else self._expression(part) for part in (raw.start, raw.stop, raw.step)]
+            return ":".join(parts if parts[2] else parts[:2])
+        return self._expression(raw)
+
+    def _expression(self, raw: Any) -> str:
+        match raw:
+            case Ref(value):
+                return self._names[value]
+            case Size(value, dim):
+                return f"{self._names[value]}.size({dim})"
+            case Constant(name):
+                return f"torch.{name}"
+            case tuple():
+                return _tuple([self._expression(item) for item in raw])
+            case list():
+                return f"[{', '.join(map(self._expression, raw))}]"
+            case dict():
+                return f"{{{', '.join(f'{key!r}: {self._expression(item)}' for key, item in raw.items())}}}"
+            case slice():
+                return f"slice({', '.join(map(self._expression, (raw.start, raw.stop, raw.step)))})"
+            case float() if not math.isfinite(raw):
+                return f"float({str(raw)!r})"
+        return "..." if raw is ... else repr(raw)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def _ran(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any]) -
     return "ran"
 
 
-_COMPILER_OF_STAGE: Mapping[str, str] = MappingProxyType({"eager": "eager", "aot": "aot_eager"})
+_COMPILER_OF_STAGE: Mapping[str, str] = {"eager": "eager", "aot": "aot_eager"}
 """The compilers that go no further than a stage: Dynamo alone, or Dynamo and AOT autograd."""
 
 _SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"

@@ -7,7 +7,7 @@ writes in place, and the values that ``let`` gives to an earlier name. So a prog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +29,22 @@ class Block:
     """A loop or a branch, by the positions of its statements.
 
     Attributes:
-        middle: Its ``else``; None without one.
-        otherwise: What it holds after that.
+        middle: Its ``else``; its end, where it has none.
     """
 
     head: int
-    body: tuple[Item, ...]
+    middle: int
     end: int
-    middle: int | None = None
-    otherwise: tuple[Item, ...] = ()
 
     @property
-    def marks(self) -> set[int]:
-        """The positions of the statements that make it a block."""
-        return {self.head, self.end} | ({self.middle} if self.middle is not None else set())
+    def body(self) -> range:
+        """The positions of what runs in each turn, or if the condition holds."""
+        return range(self.head + 1, self.middle)
+
+    @property
+    def otherwise(self) -> range:
+        """The positions of what runs if it does not."""
+        return range(self.middle + 1, self.end)
 
     @property
     def places(self) -> range:
@@ -50,111 +52,99 @@ class Block:
         return range(self.head, self.end + 1)
 
 
-Item = int | Block
-
-
-def parse(program: FuzzProgram) -> tuple[Item, ...]:
-    """The statements of a program as a tree.
+def blocks_of(program: FuzzProgram) -> dict[int, Block]:
+    """The loops and branches of a program by the positions where they begin, the outer before the inner.
 
     Raises:
         FuzzError: A block has no end, a loop is too long, a condition depends on data, or a value is not known where it
             is used.
     """
-    parser = _Parser(program.calls, len(program.inputs))
-    items, stop, known = parser.items(0, frozenset(range(len(program.inputs))), 0, 1)
-    if stop != len(program.calls):
-        raise FuzzError(f"a program: calls[{stop}]: {program.calls[stop].op} without a beginning")
+    calls, first = program.calls, len(program.inputs)
+    known, turns = frozenset(range(first)), 1
+    begun: list[tuple[int, int, frozenset[int], int]] = []  # its head, its else, and what was known and so on before
+    found: dict[int, Block] = {}
+    for place, call in enumerate(calls):
+        where = f"a program: calls[{place}]"
+        if call.op in ("else", "end"):
+            if not begun:
+                raise FuzzError(f"{where}: {call.op} without a beginning")
+            head, middle, outer, turns_before = begun.pop()
+            if call.op == "end":
+                found[head] = Block(head, middle or place, place)
+                turns = turns_before
+            elif middle or calls[head].op == "for":
+                raise _endless(calls, head)
+            else:
+                begun.append((head, place, outer, turns_before))
+            known = outer
+            continue
+        _refuse(program, place, known)
+        if call.op in ("for", "if"):
+            if len(begun) == _DEEPEST:
+                raise FuzzError(f"{where}: blocks are nested too deep")
+            begun.append((place, 0, known, turns))
+            turns *= call.args[0] if call.op == "for" and isinstance(call.args[0], int) else 1
+            if turns > _MOST_TURNS:
+                raise FuzzError(f"{where}: more than {_MOST_TURNS} turns")
+        if call.op not in ("if", "let"):
+            known |= {first + place}
+    if begun:
+        raise _endless(calls, begun[-1][0])
     if not known.issuperset(program.returns):
         raise FuzzError("a program: it returns a value that is known in a block alone")
-    return items
+    return dict(sorted(found.items()))
 
 
-class _Parser:
-    def __init__(self, calls: Sequence[Statement], inputs: int) -> None:
-        self._calls, self._first = calls, inputs
+def _endless(calls: Sequence[Statement], head: int) -> FuzzError:
+    return FuzzError(f"a program: calls[{head}]: {calls[head].op} without an end")
 
-    def items(
-        self, start: int, known: frozenset[int], depth: int, turns: int
-    ) -> tuple[tuple[Item, ...], int, frozenset[int]]:
-        """The statements from one position to the end of their block, where that is, and the values known there."""
-        found: list[Item] = []
-        place = start
-        while place < len(self._calls) and self._calls[place].op not in ("else", "end"):
-            call = self._calls[place]
-            self._refuse(place, known)
-            if call.op in ("for", "if"):
-                block = self._block(place, known, depth + 1, turns)
-                found.append(block)
-                place = block.end
-            else:
-                found.append(place)
-                if call.op != "let":
-                    known |= {self._first + place}
-            place += 1
-        return tuple(found), place, known
 
-    def _block(self, head: int, known: frozenset[int], depth: int, turns: int) -> Block:
-        call = self._calls[head]
-        if depth > _DEEPEST:
-            raise FuzzError(f"a program: calls[{head}]: blocks are nested too deep")
-        if call.op == "for":
-            known |= {self._first + head}
-            if isinstance(call.args[0], int):
-                turns *= call.args[0]
-            if turns > _MOST_TURNS:
-                raise FuzzError(f"a program: calls[{head}]: more than {_MOST_TURNS} turns")
-        body, stop, _ = self.items(head + 1, known, depth, turns)
-        middle: int | None = None
-        otherwise: tuple[Item, ...] = ()
-        if call.op == "if" and self._op(stop) == "else":
-            middle = stop
-            otherwise, stop, _ = self.items(stop + 1, known, depth, turns)
-        if self._op(stop) != "end":
-            raise FuzzError(f"a program: calls[{head}]: {call.op} without an end")
-        return Block(head, body, stop, middle, otherwise)
+def _refuse(program: FuzzProgram, place: int, known: frozenset[int]) -> None:
+    call = program.calls[place]
+    for ref in refs_of(call):
+        if ref.value not in known:
+            raise FuzzError(f"a program: calls[{place}]: {call.op:.80} uses a value that is not known there")
+    if call.op in CONTROL and not _is_well_formed(program, call):
+        raise FuzzError(f"a program: calls[{place}]: {call.op} got {call.args!r:.80}, which it cannot take")
 
-    def _op(self, place: int) -> str:
-        return self._calls[place].op if 0 <= place < len(self._calls) else ""
 
-    def _refuse(self, place: int, known: frozenset[int]) -> None:
-        call = self._calls[place]
-        for ref in refs_of(call):
-            if ref.value not in known:
-                raise FuzzError(f"a program: calls[{place}]: {call.op:.80} uses a value that is not known there")
-        if call.op in CONTROL and not self._is_well_formed(call):
-            raise FuzzError(f"a program: calls[{place}]: {call.op} got {call.args!r:.80}, which it cannot take")
+def _is_well_formed(program: FuzzProgram, call: Statement) -> bool:
+    first = len(program.inputs)
 
-    def _is_well_formed(self, call: Statement) -> bool:
-        if call.kwargs:
-            return False
-        match call.op, call.args:
-            case "flag", (bool(),):
-                return True
-            case "for", (Size(),):
-                return True
-            case "for", (int(turns),):
-                return not isinstance(turns, bool) and turns >= 0
-            case "if", (Ref(value),):
-                return self._op(value - self._first) == "flag"
-            case "if", (left, str(relation), right):
-                return relation in RELATIONS and self._is_number(left) and self._is_number(right)
-            case "let", (Ref(target), Ref(source)):
-                computed = target >= self._first  # the caller's tensors keep their names
-                return computed and not {self._op(one - self._first) for one in (target, source)} & CONTROL
-        return False
+    def op(value: int) -> str:
+        return program.calls[value - first].op if value >= first else ""
 
-    def _is_number(self, raw: Any) -> bool:
+    def is_number(raw: Any) -> bool:
         if isinstance(raw, Ref):
-            return raw.value >= self._first and self._op(raw.value - self._first) == "for"
+            return op(raw.value) == "for"
         return isinstance(raw, Size) or (isinstance(raw, int) and not isinstance(raw, bool))
 
+    if call.kwargs:
+        return False
+    match call.op, call.args:
+        case "flag", (bool(),):
+            return True
+        case "for", (Size(),):
+            return True
+        case "for", (int(turns),):
+            return not isinstance(turns, bool) and turns >= 0
+        case "if", (Ref(value),):
+            return op(value) == "flag"
+        case "if", (left, str(relation), right):
+            return relation in RELATIONS and is_number(left) and is_number(right)
+        case "let", (Ref(target), Ref(source)):
+            computed = target >= first  # the caller's tensors keep their names
+            return computed and not {op(one) for one in (target, source)} & CONTROL
+    return False
 
-def blocks_of(items: Sequence[Item]) -> Iterator[Block]:
-    """All blocks of a tree, the outer before the inner."""
-    for item in items:
-        if isinstance(item, Block):
-            yield item
-            yield from blocks_of((*item.body, *item.otherwise))
+
+def items_of(blocks: Mapping[int, Block], places: range) -> Iterator[int | Block]:
+    """The statements at these positions in order; those of a block as that block."""
+    place = places.start
+    while place < places.stop:
+        block = blocks.get(place)
+        yield place if block is None else block
+        place = place + 1 if block is None else block.end + 1
 
 
 def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Statement], None]) -> None:
@@ -168,15 +158,15 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
     Raises:
         FuzzError: It is no program, or it takes too many steps.
     """
-    first, steps = len(known), 0
+    blocks, first, steps = blocks_of(program), len(known), 0
 
     def holds(condition: Sequence[Any]) -> bool:
         left, *others = (value_of(leaf, known) for leaf in condition)
         return bool(OPERATORS[others[0]](left, others[1]) if others else left)
 
-    def run(items: Sequence[Item]) -> None:
+    def run(places: range) -> None:
         nonlocal steps
-        for item in items:
+        for item in items_of(blocks, places):
             place = item.head if isinstance(item, Block) else item
             call = program.calls[place]
             if not isinstance(item, Block):
@@ -197,9 +187,8 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
                     known[first + place] = turn
                     run(item.body)
 
-    items = parse(program)
     known.extend([None] * len(program.calls))
-    run(items)
+    run(range(len(program.calls)))
 
 
 def writes(call: Statement) -> bool:
@@ -214,8 +203,7 @@ def made_from(program: FuzzProgram, wanted: Sequence[int]) -> set[int]:
     A block that holds one of them is needed, with its condition.
     """
     first = len(program.inputs)
-    blocks = list(blocks_of(parse(program)))
-    marks = {mark: block for block in blocks for mark in block.marks}
+    marks = {mark: b for b in blocks_of(program).values() for mark in (b.head, b.middle, b.end)}
     needed, found = set(wanted), set[int]()
     before = -1
     while before != len(found):

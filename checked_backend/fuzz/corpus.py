@@ -18,9 +18,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import Group, ProgramResult, callable_program
-from checked_backend.runs.case import decode, encode
+from checked_backend.runs.case import Status, decode, encode
 from checked_backend.runs.folder import StoredRun, case_name
-from checked_backend.runs.status import Status
 
 _DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
@@ -124,16 +123,10 @@ def left_out_words(left_out: Counter[str]) -> str:
 
 
 class Corpus(StoredRun[dict[str, str], Record]):
-    """A folder of fuzzing.
+    """A fuzz in its folder, opened as `checked_backend.runs.folder.RunFolder` is.
 
     Attributes:
         settings: The facts that the results depend on.
-
-    Args:
-        write: Make the folder if it is missing, and lock it against others that write.
-
-    Raises:
-        CheckedBackendError: The folder has something else in it, or another process has locked it.
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
@@ -160,11 +153,7 @@ class Corpus(StoredRun[dict[str, str], Record]):
             self._group_of[record.of] = record.signature
 
     def settle(self, settings: Mapping[str, str]) -> None:
-        """Write what the results depend on, or see that it is what the folder was begun with.
-
-        Raises:
-            FuzzError: The folder was begun with others.
-        """
+        """Write what the results depend on; raise a FuzzError if the folder was begun with something else."""
         if not self.settings:
             self.settings = {name: value for name, value in settings.items() if value}
             self._folder.write_plan(_SETTINGS.dump_json(dict(self.settings)).decode())

@@ -25,13 +25,13 @@ from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, inputs_for
-from checked_backend.fuzz.generate.defined import on_other_values
-from checked_backend.fuzz.generate.undefined import draws
+from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of, merge
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
+from checked_backend.sweep.examine import why_undecided
 
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
@@ -180,7 +180,8 @@ def _blamed(
     if together.status is Status.PASS:
         return blamed, known
     for finding in report.findings if report is not None else ():
-        places, is_known = _places_of_finding(finding), documented(finding) is not None and finding.fails
+        of_both = f"{finding.expected} {finding.actual}" if finding.kind is Kind.ALIAS else ""
+        places, is_known = places_of(f"{finding.subject} {of_both}"), documented(finding) is not None and finding.fails
         if is_known and places:
             known = {**dict.fromkeys(places, finding), **known}
         elif finding.severity is Severity.ERROR:
@@ -192,13 +193,6 @@ def _blamed(
     if not blamed and not known:
         blamed = dict.fromkeys(range(count))
     return blamed, {place: finding for place, finding in known.items() if place not in blamed}
-
-
-def _places_of_finding(finding: Finding) -> set[int]:
-    places = places_of(finding.subject)
-    if finding.kind is Kind.ALIAS:
-        places |= places_of(str(finding.expected)) | places_of(str(finding.actual))
-    return places
 
 
 def places_of(text: str) -> set[int]:
@@ -293,10 +287,7 @@ def _examined(report: Report, seconds: float) -> ProgramResult:
         return ProgramResult(status, seconds=seconds, compiled=compiled)
     finding = worst_finding(report)
     if finding is None:
-        skips = [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
-        reasons = [*(f"{one.subject}: {one.message}" for one in report.findings), *skips]
-        why = reasons[0] if reasons else "nothing of it was checked"
-        return ProgramResult(status, why[:_LONGEST], seconds, compiled, report=report.to_json())
+        return ProgramResult(status, why_undecided(report)[:_LONGEST], seconds, compiled, report=report.to_json())
     made = ProgramResult(status, "", seconds, compiled, report=report.to_json())
     return replace(made, **_words(finding))
 

@@ -6,13 +6,10 @@ Python's operators. None of them reads or writes files.
 
 from __future__ import annotations
 
-import ast
 import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,69 +19,51 @@ from checked_backend.errors import FuzzError
 FUNCTION, METHOD = "call_function", "call_method"
 
 
-@dataclass(frozen=True, slots=True)
-class Infix:
-    """An operator between two operands.
+INFIX: Mapping[str, tuple[str, str]] = {
+    "+": ("add", "add"),
+    "-": ("sub", "sub"),
+    "*": ("mul", "mul"),
+    "/": ("truediv", "div"),
+    "//": ("floordiv", "floor_divide"),
+    "%": ("mod", "remainder"),
+    "**": ("pow", "pow"),
+    "@": ("matmul", "matmul"),
+    "&": ("and_", "bitwise_and"),
+    "|": ("or_", "bitwise_or"),
+    "^": ("xor", "bitwise_xor"),
+    "<<": ("lshift", "bitwise_left_shift"),
+    ">>": ("rshift", "bitwise_right_shift"),
+    "<": ("lt", "<"),
+    "<=": ("le", "<="),
+    "==": ("eq", "=="),
+    "!=": ("ne", "!="),
+    ">": ("gt", ">"),
+    ">=": ("ge", ">="),
+}
+"""Operators between two operands: the name of their function in `operator`, and that of torch's own."""
 
-    Attributes:
-        function: The name of its function in `operator`.
-        torch: The name of torch's own.
-        node: Its class in a syntax tree.
-    """
-
-    function: str
-    torch: str
-    node: type[ast.operator] | type[ast.cmpop]
-
-
-INFIX: Mapping[str, Infix] = MappingProxyType(
-    {
-        "+": Infix("add", "add", ast.Add),
-        "-": Infix("sub", "sub", ast.Sub),
-        "*": Infix("mul", "mul", ast.Mult),
-        "/": Infix("truediv", "div", ast.Div),
-        "//": Infix("floordiv", "floor_divide", ast.FloorDiv),
-        "%": Infix("mod", "remainder", ast.Mod),
-        "**": Infix("pow", "pow", ast.Pow),
-        "@": Infix("matmul", "matmul", ast.MatMult),
-        "&": Infix("and_", "bitwise_and", ast.BitAnd),
-        "|": Infix("or_", "bitwise_or", ast.BitOr),
-        "^": Infix("xor", "bitwise_xor", ast.BitXor),
-        "<<": Infix("lshift", "bitwise_left_shift", ast.LShift),
-        ">>": Infix("rshift", "bitwise_right_shift", ast.RShift),
-        "<": Infix("lt", "<", ast.Lt),
-        "<=": Infix("le", "<=", ast.LtE),
-        "==": Infix("eq", "==", ast.Eq),
-        "!=": Infix("ne", "!=", ast.NotEq),
-        ">": Infix("gt", ">", ast.Gt),
-        ">=": Infix("ge", ">=", ast.GtE),
-    }
-)
-
-OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        **{symbol: getattr(operator, one.function) for symbol, one in INFIX.items()},
-        **{f"{symbol}=": getattr(operator, f"i{INFIX[symbol].function.strip('_')}") for symbol in "+-*/&|^"},
-        "getitem": operator.getitem,
-        "setitem": operator.setitem,
-    }
-)
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **{symbol: getattr(operator, name) for symbol, (name, _) in INFIX.items()},
+    **{f"{symbol}=": getattr(operator, f"i{INFIX[symbol][0].strip('_')}") for symbol in "+-*/&|^"},
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+}
 """Python's operators."""
 
-_UNARY: Mapping[Callable[..., Any], str] = MappingProxyType(
-    {operator.neg: "torch.neg", operator.pos: "torch.positive", operator.invert: "torch.bitwise_not"}
-)
+_UNARY: Mapping[Callable[..., Any], str] = {
+    operator.neg: "torch.neg",
+    operator.pos: "torch.positive",
+    operator.invert: "torch.bitwise_not",
+}
 """Operators of one operand, which graphs have, by the function of torch that does the same."""
 
-_ROOMS: Mapping[str, Any] = MappingProxyType(
-    {
-        "torch.": torch,
-        "torch.linalg.": torch.linalg,
-        "torch.special.": torch.special,
-        "torch.fft.": torch.fft,
-        "F.": torch.nn.functional,
-    }
-)
+_ROOMS: Mapping[str, Any] = {
+    "torch.": torch,
+    "torch.linalg.": torch.linalg,
+    "torch.special.": torch.special,
+    "torch.fft.": torch.fft,
+    "F.": torch.nn.functional,
+}
 _ALSO = frozenset(
     {
         *(f"torch.{name}" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "logspace")),
@@ -112,11 +91,7 @@ def _overridable() -> Mapping[str, frozenset[int]]:
 
 @functools.cache
 def operation(name: str) -> tuple[str, Any]:
-    """How to call an operation: `FUNCTION` and the function, or `METHOD` and the name of a tensor's method.
-
-    Args:
-        name: ``torch.add``, ``F.relu``, ``Tensor.add_``, ``+=``, ``getitem``.
-    """
+    """How to call ``torch.add``, ``+=`` and so on: `FUNCTION` and the function, or `METHOD` and the method's name."""
     if name in OPERATORS:
         return FUNCTION, OPERATORS[name]
     prefix, _, own = name.rpartition(".")
@@ -176,4 +151,4 @@ def plain(op: str) -> str:
         own = spelled(op).rpartition(".")[2]
         return "div" if own == "true_divide" else own.rstrip("_")
     infix = INFIX.get(op) or INFIX.get(op[:-1])
-    return op.rstrip("_") if infix is None else infix.torch
+    return op.rstrip("_") if infix is None else infix[1]

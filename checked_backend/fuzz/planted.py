@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ SHARED = "shared"
 
 _Run = Callable[..., Any]
 _Backend = Callable[[fx.GraphModule, Sequence[Any]], _Run]
-_Edit = Callable[[Any, tuple[Any, ...]], Any]
+_Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,14 @@ class Fault:
     """A planted fault.
 
     Attributes:
-        kinds: The kinds of findings that say what it is; a crash is also the end of its process.
+        kind: The kind of finding that says what it is; a crash is also the end of its process. None for no fault.
         gradients: Whether it shows in a backward pass alone.
         dynamic: Whether it shows with other sizes alone.
         detail: The finer kind, where another one would be another fault.
     """
 
     compiler: _Backend
-    kinds: frozenset[Kind]
+    kind: Kind | None
     words: str
     gradients: bool = False
     dynamic: bool = False
@@ -51,9 +50,9 @@ class Fault:
 
     def is_told_by(self, kind: str, detail: str) -> bool:
         """Whether a finding of this kind says what it is; of the right compiler, any."""
-        if not self.kinds:
+        if self.kind is None:
             return bool(kind)
-        return kind in {one.value for one in self.kinds} and self.detail in ("", detail)
+        return kind == self.kind.value and self.detail in ("", detail)
 
 
 def _named(node: fx.Node) -> str:
@@ -62,28 +61,16 @@ def _named(node: fx.Node) -> str:
     return name.strip("_")
 
 
-def _after(names: Sequence[str], edit: _Edit) -> _Backend:
-    """A compiler that changes the result of some operators."""
+def _after(names: Sequence[str], change: _Change) -> _Backend:
+    """A compiler that changes the tensors that some operators compute."""
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        class _Runner(fx.Interpreter):
-            def run_node(self, n: fx.Node) -> Any:
-                value = super().run_node(n)
-                if n.op in ("call_function", "call_method") and (not names or _named(n) in names):
-                    args, _ = self.fetch_args_kwargs_from_env(n)
-                    return edit(value, args)
-                return value
+    class _Runner(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = super().run_node(n)
+            is_one = n.op in ("call_function", "call_method") and _named(n) in names
+            return change(value) if is_one and isinstance(value, torch.Tensor) and value.numel() else value
 
-        return _Runner(gm).run
-
-    return compiler
-
-
-def _on_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> _Edit:
-    def edit(value: Any, _args: tuple[Any, ...]) -> Any:
-        return change(value) if isinstance(value, torch.Tensor) and value.numel() else value
-
-    return edit
+    return lambda gm, _example_inputs: _Runner(gm).run
 
 
 def _off_by_a_bit(value: torch.Tensor) -> torch.Tensor:
@@ -110,9 +97,13 @@ def _run(wrap: Callable[[_Run], _Run]) -> _Backend:
     return lambda gm, _example_inputs: wrap(gm.forward)
 
 
-def _results(edit: Callable[[list[Any], tuple[Any, ...]], Any]) -> _Backend:
-    """A compiler that changes what a region returns."""
-    return _run(lambda forward: lambda *args: edit(list(forward(*args)), args))
+def _results(change: _Change) -> _Backend:
+    """A compiler that changes the tensors that a region returns."""
+
+    def wrap(forward: _Run) -> _Run:
+        return lambda *args: [change(r) if isinstance(r, torch.Tensor) else r for r in forward(*args)]
+
+    return _run(wrap)
 
 
 def _only_later(forward: _Run) -> _Run:
@@ -169,12 +160,12 @@ def _has_own_memory(result: Any, args: Sequence[Any]) -> bool:
     return all(one.untyped_storage().data_ptr() != where for one in args if isinstance(one, torch.Tensor))
 
 
-def _wrong_dtype(results: list[Any], _args: tuple[Any, ...]) -> Any:
-    return [r.double() if isinstance(r, torch.Tensor) and r.dtype is torch.float32 else r for r in results]
+def _wrong_dtype(result: torch.Tensor) -> torch.Tensor:
+    return result.double() if result.dtype is torch.float32 else result
 
 
-def _copied(results: list[Any], _args: tuple[Any, ...]) -> Any:
-    return [r.clone() if isinstance(r, torch.Tensor) and r._is_view() else r for r in results]
+def _copied(result: torch.Tensor) -> torch.Tensor:
+    return result.clone() if result._is_view() else result
 
 
 def _on_copies(forward: _Run) -> _Run:
@@ -209,9 +200,10 @@ class _Halved(torch.autograd.Function):
         return gradient / 2
 
 
-def _halved(results: list[Any], _args: tuple[Any, ...]) -> Any:
+def _halved(result: torch.Tensor) -> torch.Tensor:
     apply: Any = _Halved.apply
-    return [apply(r) if isinstance(r, torch.Tensor) and r.requires_grad else r for r in results]
+    halved: torch.Tensor = apply(result) if result.requires_grad else result
+    return halved
 
 
 def _where_common(act: Callable[[str], None]) -> _Backend:
@@ -239,45 +231,27 @@ def _hang(_name: str) -> None:
 
 
 _COMMON = ("add", "iadd", "mul", "imul", "sub", "where", "clamp", "sum")
+_WIDELY = (*_COMMON, "exp", "tanh", "abs", "sigmoid")
 
-FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {
-        "logic": Fault(
-            _after(_COMMON, _on_tensor(_off_by_a_bit)), frozenset({Kind.LOGIC}), "an operator's values are 5 % off"
-        ),
-        "nonfinite": Fault(
-            _after((*_COMMON, "exp", "tanh", "abs", "sigmoid"), _on_tensor(_one_nan)),
-            frozenset({Kind.NONFINITE}),
-            "an element is NaN",
-        ),
-        "precision": Fault(
-            _after((*_COMMON, "exp", "tanh", "abs", "sigmoid"), _on_tensor(_rounded)),
-            frozenset({Kind.PRECISION}),
-            "an operator loses half of its bits",
-        ),
-        "random": Fault(_run(_drawing), frozenset({Kind.RNG}), "a random number too many is drawn"),
-        "structure": Fault(_results(_wrong_dtype), frozenset({Kind.STRUCTURE}), "a result has another dtype"),
-        "alias": Fault(_results(_copied), frozenset({Kind.ALIAS}), "a returned view is a copy"),
-        "mutation": Fault(_run(_on_copies), frozenset({Kind.MUTATION}), "an input is not changed in place"),
-        "uncounted": Fault(
-            _run(_uncounted),
-            frozenset({Kind.MUTATION}),
-            "a write to an input is not counted",
-            detail="mutation.uncounted",
-        ),
-        "gradient": Fault(_results(_halved), frozenset({Kind.LOGIC}), "gradients are halved", gradients=True),
-        "later": Fault(_run(_only_later), frozenset({Kind.LOGIC}), "the second call is wrong, and no other"),
-        "overwrites": Fault(
-            _run(_one_memory), frozenset({Kind.ALIAS}), "a call overwrites earlier results", detail="alias.overwritten"
-        ),
-        "sizes": Fault(_run(_only_other_sizes), frozenset({Kind.LOGIC}), "other sizes are wrong", dynamic=True),
-        "refuses": Fault(_where_common(_refuse), frozenset({Kind.CRASH}), "the compiler raises"),
-        "dies": Fault(_where_common(_die), frozenset({Kind.CRASH}), "the process is killed"),
-        "hangs": Fault(_where_common(_hang), frozenset({Kind.CRASH}), "the compiler never ends"),
-        SHARED: Fault(
-            _after(("sinh",), _on_tensor(_off_by_a_bit)), frozenset({Kind.LOGIC}), "one of four in a compile is wrong"
-        ),
-        CONTROL: Fault(_run(lambda forward: forward), frozenset(), "nothing is wrong"),
-    }
-)
+FAULTS: Mapping[str, Fault] = {
+    "logic": Fault(_after(_COMMON, _off_by_a_bit), Kind.LOGIC, "an operator's values are 5 % off"),
+    "nonfinite": Fault(_after(_WIDELY, _one_nan), Kind.NONFINITE, "an element is NaN"),
+    "precision": Fault(_after(_WIDELY, _rounded), Kind.PRECISION, "an operator loses half of its bits"),
+    "random": Fault(_run(_drawing), Kind.RNG, "a random number too many is drawn"),
+    "structure": Fault(_results(_wrong_dtype), Kind.STRUCTURE, "a result has another dtype"),
+    "alias": Fault(_results(_copied), Kind.ALIAS, "a returned view is a copy"),
+    "mutation": Fault(_run(_on_copies), Kind.MUTATION, "an input is not changed in place"),
+    "uncounted": Fault(
+        _run(_uncounted), Kind.MUTATION, "a write to an input is not counted", detail="mutation.uncounted"
+    ),
+    "gradient": Fault(_results(_halved), Kind.LOGIC, "gradients are halved", gradients=True),
+    "later": Fault(_run(_only_later), Kind.LOGIC, "the second call is wrong, and no other"),
+    "overwrites": Fault(_run(_one_memory), Kind.ALIAS, "a call overwrites earlier results", detail="alias.overwritten"),
+    "sizes": Fault(_run(_only_other_sizes), Kind.LOGIC, "other sizes are wrong", dynamic=True),
+    "refuses": Fault(_where_common(_refuse), Kind.CRASH, "the compiler raises"),
+    "dies": Fault(_where_common(_die), Kind.CRASH, "the process is killed"),
+    "hangs": Fault(_where_common(_hang), Kind.CRASH, "the compiler never ends"),
+    SHARED: Fault(_after(("sinh",), _off_by_a_bit), Kind.LOGIC, "one of four in a compile is wrong"),
+    CONTROL: Fault(_run(lambda forward: forward), None, "nothing is wrong"),
+}
 """The faults by name. `CONTROL` is no fault: nothing may be found."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from checked_backend.errors import FuzzError, SuiteError
-from checked_backend.runs.case import decode
+from checked_backend.runs.case import STRICT, decode
 
 DTYPES = (
     *("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
@@ -39,7 +39,6 @@ _VERSION = 1
 _MOST_ELEMENTS = 2**22
 _DEEPEST = 6
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _MANY = Field(max_length=1000)
 _Whole = Annotated[int, Field(ge=0, le=_MOST_ELEMENTS)]
 _Number = Annotated[int | float, Field(ge=-1.8e308, le=1.8e308)]
@@ -83,7 +82,7 @@ class Input:
             ``distinct`` (no two elements are equal, from ``low`` on).
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     dtype: Annotated[str, _one_of(DTYPES)]
     shape: Annotated[tuple[_Whole, ...], _MANY]
@@ -161,12 +160,13 @@ class FuzzProgram:
             return where[number] if number < len(self.inputs) else number - shift
 
         inputs = [self.inputs[place] for place in kept]
-        return replace(
-            self,
-            inputs=tuple(i if i.shares is None else replace(i, shares=where[i.shares]) for i in inputs),
-            calls=tuple(map_refs(call, moved) for call in self.calls),
-            returns=tuple(moved(number) for number in self.returns),
-        )
+        shared = (given if given.shares is None else replace(given, shares=where[given.shares]) for given in inputs)
+        return replace(self.renumbered(moved), inputs=tuple(shared))
+
+    def renumbered(self, moved: Callable[[int], int]) -> FuzzProgram:
+        """The same with other numbers for the values that its calls use and that it returns."""
+        calls = tuple(map_refs(call, moved) for call in self.calls)
+        return replace(self, calls=calls, returns=tuple(map(moved, self.returns)))
 
 
 def value_of(leaf: Any, known: Sequence[Any]) -> Any:
@@ -216,21 +216,19 @@ def leaves_of(call: Statement) -> list[Any]:
 
 def encode_program(program: FuzzProgram) -> str:
     """A program as JSON."""
+    usual = {entry.name: entry.default for entry in fields(Input)}
     raw = {
         "version": _VERSION,
-        "inputs": [_encode_input(given) for given in program.inputs],
+        "inputs": [
+            {name: value for name, default in usual.items() if (value := getattr(given, name)) != default}
+            for given in program.inputs
+        ],
         "calls": [[call.op, _encode(list(call.args)), _encode(dict(call.kwargs))] for call in program.calls],
         "returns": list(program.returns),
         "gradients": program.gradients,
         "dynamic": program.dynamic,
     }
     return json.dumps(raw, separators=(",", ":"), allow_nan=False)
-
-
-def _encode_input(given: Input) -> dict[str, Any]:
-    raw = {entry.name: getattr(given, entry.name) for entry in fields(given)}
-    usual = {entry.name: entry.default for entry in fields(given)}
-    return {name: value for name, value in raw.items() if value != usual[name]}
 
 
 def _encode(raw: Any) -> Any:
@@ -264,7 +262,7 @@ def _encode(raw: Any) -> Any:
 class _Stored:
     """A program as it is stored, with the arguments of its calls as they are encoded."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     version: Literal[1]
     inputs: Annotated[list[Input], _MANY]
@@ -309,13 +307,11 @@ def _refuse(given: Input, before: Sequence[Input]) -> None:
 
 def _decode_call(name: str, raw_args: Any, raw_kwargs: Any, there: int) -> Statement:
     args, kwargs = _decode(raw_args, there), _decode(raw_kwargs, there)
-    if not all(map(_is_name, kwargs)):  # it would be code in the graph that calls it
+    if not all(
+        key.isidentifier() and not keyword.iskeyword(key) for key in kwargs
+    ):  # it would be code in the graph that calls it
         raise FuzzError(f"a program: calls: {name:.80}: expected names of arguments, got {list(kwargs)!r:.80}")
     return Statement(name, tuple(args), kwargs)
-
-
-def _is_name(key: str) -> bool:
-    return key.isidentifier() and not keyword.iskeyword(key)
 
 
 def _decode(raw: Any, there: int, depth: int = 0) -> Any:

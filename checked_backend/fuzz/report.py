@@ -6,34 +6,31 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.corpus import Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
-from checked_backend.fuzz.text import describe, describe_inputs, render_function
+from checked_backend.fuzz.text import describe, describe_inputs
 from checked_backend.report.clean import clean
-from checked_backend.runs.case import Case, CaseResult
+from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.runs.progress import duration
 from checked_backend.runs.results import Plan
-from checked_backend.runs.status import Status
 from checked_backend.runs.summary import CaseSummary, Summary
 
 PROGRAMS = "all programs"
 """The case that stands for the programs without a group."""
 
-_MEANING: Mapping[str, str] = MappingProxyType(
-    {
-        "new": "wrong, and not known before",
-        "known": "wrong, and known before",
-        "documented": "a documented difference of compiled programs",
-        "unconfirmed": "did not show again in a fresh process",
-    }
-)
+_MEANING: Mapping[str, str] = {
+    "new": "wrong, and not known before",
+    "known": "wrong, and known before",
+    "documented": "a documented difference of compiled programs",
+    "unconfirmed": "did not show again in a fresh process",
+}
 """How groups may stand."""
 
 _DIFFERS = {"crash": "raises or crashes, eager does not", "structure": "returns other metadata than eager"}
@@ -133,7 +130,7 @@ def _case_of(group: Group, stands: str, settings: Mapping[str, str]) -> CaseSumm
         data={
             "standing": stands,
             **{name: getattr(group, name) for name in _DATA},
-            "source": render_function(program),
+            "source": function_source(program),
             "inputs": describe_inputs(program),
             "program": json.loads(group.text),
         },

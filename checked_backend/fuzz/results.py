@@ -6,17 +6,16 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator
 
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
+from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
-from checked_backend.fuzz.source import function_of
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import STRICT, Status
 from checked_backend.subjects import Subject, SubjectKind
 
 ANY = "any operator"
@@ -39,9 +38,6 @@ _AT_THE_EDGE = (
 """By the finer kind, how what eager has begins, and what the compiled program has."""
 
 
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-
-
 @functools.lru_cache(maxsize=1024)
 def callable_program(text: str) -> FuzzProgram:
     """A program that has a source.
@@ -51,8 +47,8 @@ def callable_program(text: str) -> FuzzProgram:
     """
     program = decode_program(text)
     try:
-        function_of([program])
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        function_source(program)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError) as error:
         raise FuzzError(f"a program: {type(error).__name__}: {error}") from None
     return program
 
@@ -78,7 +74,7 @@ class ProgramResult:
         program: The program that fails, where that is several as one; empty if it is the one that was asked for.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     status: Status
     message: str = ""
@@ -134,20 +130,18 @@ def _is_another_layout_of_a_result(found: Finding | ProgramResult) -> bool:
     return bool(actual) and len(expected) == len(actual) and ("0" not in actual or "0" in expected)
 
 
-DOCUMENTED: Mapping[str, Difference] = MappingProxyType(
-    {
-        "alias.identity": Difference(
-            "a compiler may return one tensor object for two views of the same elements",
-            "https://github.com/pytorch/pytorch/issues/191449",
-            _is_one_object_for_two_outputs,
-        ),
-        "structure.stride": Difference(
-            "a compiler may choose other strides for results; the values are eager's",
-            "https://discuss.pytorch.org/t/is-it-normal-for-compiled-model-outputs-to-have-different-tensor-strides/223469",
-            _is_another_layout_of_a_result,
-        ),
-    }
-)
+DOCUMENTED: Mapping[str, Difference] = {
+    "alias.identity": Difference(
+        "a compiler may return one tensor object for two views of the same elements",
+        "https://github.com/pytorch/pytorch/issues/191449",
+        _is_one_object_for_two_outputs,
+    ),
+    "structure.stride": Difference(
+        "a compiler may choose other strides for results; the values are eager's",
+        "https://discuss.pytorch.org/t/is-it-normal-for-compiled-model-outputs-to-have-different-tensor-strides/223469",
+        _is_another_layout_of_a_result,
+    ),
+}
 """The classes, by the finer kind of finding.
 
 Zeros where eager leaves no gradient are none of them: the check takes both for the same, so what it tells of a gradient
@@ -173,7 +167,7 @@ class Group:
         number: Its number in a corpus; 0 if it is in none.
     """
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
 
     kind: str
     detail: str

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from checked_backend.errors import FuzzError
@@ -19,14 +18,14 @@ from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Stat
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.worker import begin
 from checked_backend.process.job import AnswerFolder, Job, JobResources, run
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 
 _DYNAMO_ALONE = "eager"
 _SEED = 20
 _MOST_PROGRAMS = 200
 _CONTROL_PROGRAMS = 25
 SECONDS = 300.0
-_LETHAL = MappingProxyType({"dies": ("crash.signal", 120.0), "hangs": ("crash.hang", 10.0)})
+_LETHAL: Mapping[str, tuple[str, float]] = {"dies": ("crash.signal", 120.0), "hangs": ("crash.hang", 10.0)}
 """Faults that end or stop their process: the finer kind of what is found, and the seconds after which it hangs."""
 
 _SMALLEST = FuzzProgram((Input("float32", (2, 3), (3, 1)),), (Statement("torch.add", (Ref(0), 1)),), (1,))
@@ -73,18 +72,16 @@ def _plain(*calls: tuple[Any, ...], dtype: str = "float32", **more: Any) -> Fuzz
     return FuzzProgram((given,), tuple(statements), (len(calls),), **more)
 
 
-PLAIN: Mapping[str, FuzzProgram] = MappingProxyType(
-    {
-        "sums": _plain(("torch.exp",), ("torch.add", 1), ("torch.sum", 1)),
-        "views": _plain(("Tensor.t",), ("Tensor.mul_", 2)),
-        "hyperbolic": _plain(("torch.sinh",)),
-        "integers": _plain(("torch.mul", 3), ("torch.clamp", -2, 5), dtype="int64"),
-        "half": _plain(("torch.matmul", Ref(0)), ("torch.relu",), dtype="bfloat16"),
-        "casts": _plain(("Tensor.to", Constant("float64")), ("torch.neg",)),
-        "gradients": _plain(("torch.tanh",), ("torch.mul", Ref(0)), gradients=True),
-        "sizes": _plain(("torch.sin",), ("torch.mean", 0), gradients=False, dynamic=True),
-    }
-)
+PLAIN: Mapping[str, FuzzProgram] = {
+    "sums": _plain(("torch.exp",), ("torch.add", 1), ("torch.sum", 1)),
+    "views": _plain(("Tensor.t",), ("Tensor.mul_", 2)),
+    "hyperbolic": _plain(("torch.sinh",)),
+    "integers": _plain(("torch.mul", 3), ("torch.clamp", -2, 5), dtype="int64"),
+    "half": _plain(("torch.matmul", Ref(0)), ("torch.relu",), dtype="bfloat16"),
+    "casts": _plain(("Tensor.to", Constant("float64")), ("torch.neg",)),
+    "gradients": _plain(("torch.tanh",), ("torch.mul", Ref(0)), gradients=True),
+    "sizes": _plain(("torch.sin",), ("torch.mean", 0), gradients=False, dynamic=True),
+}
 """Programs that each torch and each right compiler get right. What is reported of them is a false alarm."""
 
 _IN_ONE_COMPILE = ("sums", "hyperbolic", "integers", "views")
@@ -110,13 +107,15 @@ def try_faults(
                 yield PLAIN["sizes"]  # one of them takes as long as ten of fixed sizes
                 return
             wanted = Choices(training=fault.gradients, dynamic=False)
-            for number in range(most if fault.kinds else control):
+            for number in range(most if fault.kind else control):
                 yield make_program(seed, number, wanted, rules)
 
         if name == SHARED:
             tried = _in_one_compile(fault)
         elif name in _LETHAL:
-            tried = _lethal(name, fault)
+            detail, seconds = _LETHAL[name]
+            caught = death_of(_SMALLEST, fault.compiler, {}, seconds) == detail
+            tried = Tried(name, fault.words, caught, 1, finding=detail if caught else "")
         elif name == CONTROL:
             tried = _accused(fault, programs())
         else:
@@ -161,24 +160,13 @@ def _in_one_compile(fault: Fault) -> Tried:
     return Tried(SHARED, fault.words, caught, len(programs), finding=told)
 
 
-def _lethal(name: str, fault: Fault) -> Tried:
-    """Whether a fault that ends or stops its process is found by the process's end."""
-    detail, seconds = _LETHAL[name]
-    caught = death_of(_SMALLEST, fault.compiler, {}, seconds) == detail
-    return Tried(name, fault.words, caught, 1, finding=detail if caught else "")
-
-
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:
     undecided = tried.undecided + (result.status is Status.INCONCLUSIVE)
     return replace(tried, programs=tried.programs + 1, undecided=undecided)
 
 
 def run_selftest(place: JobResources) -> list[Tried]:
-    """Try each fault of `checked_backend.fuzz.planted`, in a process of its own.
-
-    Raises:
-        FuzzError: The process did not answer.
-    """
+    """Try each fault of `checked_backend.fuzz.planted`, in a process of its own, which must answer."""
     question = {"names": list(FAULTS), "seed": _SEED, "most": _MOST_PROGRAMS, "control": _CONTROL_PROGRAMS}
     end = run(Job(f"{__name__}:answer", question, SECONDS), place)
     if not end.answer:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from checked_backend.fuzz.build import make_inputs, run_call, run_eager, strides_of
-from checked_backend.fuzz.control import Block, Item, blocks_of, made_from, parse, run_in_order
+from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, run_eager, strides_of
+from checked_backend.fuzz.control import blocks_of, made_from, run_in_order
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import (
     CONTROL,
+    DTYPES,
     FuzzProgram,
     Input,
     Ref,
@@ -98,7 +99,7 @@ def _oddity(given: Input) -> int:
 
 def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
     """Leave out loops and branches: the calls as they run in order; or one block is left out, or runs once or twice."""
-    blocks = list(blocks_of(parse(program)))
+    blocks = list(blocks_of(program).values())
     if blocks:
         with contextlib.suppress(Exception):  # whatever torch raises: what does not run in eager is no program
             yield straightened(program)
@@ -106,9 +107,10 @@ def _straighter(program: FuzzProgram) -> Iterator[FuzzProgram]:
         yield _without(program, set(block.places))
         halves = (block.body, block.otherwise) if program.calls[block.head].op == "if" else ()
         for half in halves:
-            yield _without(program, set(block.places) - _places(half))
+            yield _without(program, set(block.places) - set(half))
         for turns in (1, 2, 3) if not halves else ():
-            yield _with_call(program, block.head, Statement("for", (turns,)))
+            head, calls = Statement("for", (turns,)), program.calls
+            yield replace(program, calls=(*calls[: block.head], head, *calls[block.head + 1 :]))
 
 
 def straightened(program: FuzzProgram) -> FuzzProgram:
@@ -136,14 +138,6 @@ def straightened(program: FuzzProgram) -> FuzzProgram:
     run_in_order(program, known, do)
     returns = tuple(now[number] for number in program.returns)
     return replace(program, calls=tuple(made), returns=returns).unused_dropped()
-
-
-def _places(items: Sequence[Item]) -> set[int]:
-    return {place for item in items for place in (item.places if isinstance(item, Block) else (item,))}
-
-
-def _with_call(program: FuzzProgram, place: int, call: Statement) -> FuzzProgram:
-    return replace(program, calls=(*program.calls[:place], call, *program.calls[place + 1 :]))
 
 
 def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
@@ -227,12 +221,7 @@ def _plainer_inputs(program: FuzzProgram) -> Iterator[FuzzProgram]:
 
 def _instead(program: FuzzProgram, old: int, new: int) -> FuzzProgram:
     """The same program with one value in the place of another."""
-
-    def moved(number: int) -> int:
-        return new if number == old else number
-
-    calls = tuple(map_refs(call, moved) for call in program.calls)
-    return replace(program, calls=calls, returns=tuple(map(moved, program.returns)))
+    return program.renumbered(lambda number: new if number == old else number)
 
 
 def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
@@ -251,13 +240,7 @@ def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
 def _with_input(program: FuzzProgram, place: int, given: Input) -> FuzzProgram:
     """The same with a new input in the place of a call's result."""
     first = len(program.inputs)
-
-    def moved(number: int) -> int:
-        return number if number < first else number + 1
-
-    calls = tuple(map_refs(call, moved) for call in program.calls)
-    returns = tuple(map(moved, program.returns))
-    shifted = replace(program, inputs=(*program.inputs, given), calls=calls, returns=returns)
+    shifted = replace(program.renumbered(lambda number: number + (number >= first)), inputs=(*program.inputs, given))
     return _without(_instead(shifted, first + 1 + place, first), {place})
 
 
@@ -268,10 +251,7 @@ def _recorded(program: FuzzProgram, number: int) -> Input | None:
             value = run_eager(program)[number]
     except Exception:  # it ran before; if it does not now, there is nothing to take its place
         return None
-    name = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    if not isinstance(value, torch.Tensor) or name == "complex32" or name.startswith(("uint16", "uint32", "uint64")):
-        return None
-    if any(step < 0 for step in value.stride()):
+    if not isinstance(value, torch.Tensor) or dtype_name(value) not in DTYPES:
         return None
     low, high = -3.0, 3.0
     if value.numel() and not value.is_complex():
@@ -279,4 +259,6 @@ def _recorded(program: FuzzProgram, number: int) -> Input | None:
         if finite.numel():
             low, high = float(finite.min()), float(finite.max())
     grad = program.gradients and (value.is_floating_point() or value.is_complex())
-    return Input(name, tuple(value.shape), value.stride(), fill="range", low=low, high=high, requires_grad=grad)
+    return Input(
+        dtype_name(value), tuple(value.shape), value.stride(), fill="range", low=low, high=high, requires_grad=grad
+    )

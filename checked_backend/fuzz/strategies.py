@@ -20,6 +20,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from checked_backend.errors import FuzzError
+from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.examine import Compiler, check_program
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import draw_program, due, rules_for
@@ -27,8 +28,8 @@ from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.shrink import shrink
-from checked_backend.fuzz.text import describe_inputs, render_function
-from checked_backend.runs.status import Status
+from checked_backend.fuzz.text import describe_inputs
+from checked_backend.runs.case import Status
 from checked_backend.sweep.examine import refuse_unknown
 
 _TURNS = 2000
@@ -111,7 +112,7 @@ def assert_passes(
         return True
 
     smallest = shrink(program, goes_wrong, time.monotonic() + seconds)
-    raise AssertionError("\n".join([last.message, *describe_inputs(smallest), render_function(smallest)]))
+    raise AssertionError("\n".join([last.message, *describe_inputs(smallest), function_source(smallest)]))
 
 
 def _is_wrong(result: ProgramResult) -> bool:

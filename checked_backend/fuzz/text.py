@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checked_backend.fuzz.build import make_inputs, storage_sizes, strides_of
-from checked_backend.fuzz.generate.defined import on_other_values
-from checked_backend.fuzz.generate.undefined import draws
+from checked_backend.fuzz.build import function_source, make_inputs, storage_sizes, strides_of
+from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import FuzzProgram
-from checked_backend.fuzz.source import function_of
 from checked_backend.report.clean import clean
 from checked_backend.scripts.comparisons import CALLS, source_of
 from checked_backend.scripts.values import literal
@@ -23,11 +20,6 @@ PLANTED = "planted"
 """The word in front of the name of a planted fault, with a colon between them."""
 
 _FEW_VALUES = 64
-
-
-def render_function(program: FuzzProgram) -> str:
-    """A program as the source of a function of torch calls."""
-    return ast.unparse(function_of([program]))
 
 
 def describe_inputs(program: FuzzProgram) -> list[str]:
@@ -47,7 +39,7 @@ def describe_inputs(program: FuzzProgram) -> list[str]:
 
 def describe(program: FuzzProgram) -> str:
     """A program for people: its inputs as comments, and its function."""
-    return "\n".join([*(f"# {line}" for line in describe_inputs(program)), render_function(program)])
+    return "\n".join([*(f"# {line}" for line in describe_inputs(program)), function_source(program)])
 
 
 def render_script(
@@ -126,7 +118,7 @@ def _script(
 ) -> str:
     text = "\n".join(_in_docstring(line) for line in about)
     lines = [f'"""{text}"""\n', "import torch", "import torch.nn.functional as F", *imports, "\n"]
-    lines += [render_function(program), "\n", *_inputs(program, "inputs", exact=exact)]
+    lines += [function_source(program), "\n", *_inputs(program, "inputs", exact=exact)]
     if again:
         lines += _inputs(on_other_values(program), "other_inputs", exact=exact, seed=1)
     return "\n".join([*lines, *comparison])

@@ -26,8 +26,7 @@ from checked_backend.fuzz.generate.torchfuzz import TorchFuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.process.job import AnswerFolder, JobResources
-from checked_backend.runs.case import encode
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status, encode
 
 CONFIRMING = "confirming"
 """The stage of a worker that checks a program once more. No stage after it has no answer."""

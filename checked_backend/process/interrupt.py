@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -28,37 +28,31 @@ class Interruption:
         Args:
             seconds: When the time is up, which acts like Ctrl-C. In other threads only `check` raises then.
         """
-        listening = _can_listen(signal.SIGINT)
 
         def pressed(_number: int, _frame: FrameType | None) -> None:
             self._pressed = True
             if not self._over:
                 raise KeyboardInterrupt
 
-        def time_is_up() -> None:
-            self.why, self._pressed = f"at its deadline, after {seconds:g} s", True
-            if listening:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        with _handled(signal.SIGINT, pressed) as listening:
 
-        before = signal.signal(signal.SIGINT, pressed) if listening else None
-        timer = threading.Timer(seconds, time_is_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            self._over = True
-            timer.cancel()
-            timer.join()
-            if listening:
-                signal.signal(signal.SIGINT, before)
+            def time_is_up() -> None:
+                self.why, self._pressed = f"at its deadline, after {seconds:g} s", True
+                if listening:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            timer = threading.Timer(seconds, time_is_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield
+            finally:
+                self._over = True
+                timer.cancel()
+                timer.join()
 
     def check(self) -> None:
-        """Raise the exception that was lost.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, and nobody has reacted.
-        """
+        """Raise KeyboardInterrupt, if Ctrl-C was pressed and nobody has reacted: the exception was lost."""
         if self._pressed:
             raise KeyboardInterrupt
 
@@ -67,20 +61,22 @@ class Interruption:
         self._pressed = False
 
 
-def _can_listen(number: signal.Signals) -> bool:
-    """Whether a handler can be set: only in the main thread, and only in place of Python's, which can be put back."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(number) is not None
+def terminable() -> contextlib.AbstractContextManager[bool]:
+    """Let SIGTERM act like Ctrl-C inside a block, in the main thread."""
+    return _handled(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM act like Ctrl-C inside a block, in the main thread."""
-    if not _can_listen(signal.SIGTERM):
-        yield
+def _handled(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> Iterator[bool]:
+    """Handle a signal inside a block, and tell whether that can be.
+
+    A handler can only be set in the main thread, and only in place of Python's, which can be put back.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is None:
+        yield False
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(number, handler)
     try:
-        yield
+        yield True
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)

@@ -419,11 +419,7 @@ def _kill(process: _Process) -> None:
 
 
 def work_in(folder: str, asked: Mapping[str, Any]) -> NoReturn:
-    """Do the work of a fresh process, and end it.
-
-    Args:
-        asked: What its parent has written into the folder.
-    """
+    """Do the work of a fresh process, of which its parent has written into the folder, and end it."""
     job, resources = Job(**asked["job"]), JobResources(**asked["resources"])
     _work(job, resources, Path(folder), asked["parent"])
 

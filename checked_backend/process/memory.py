@@ -35,11 +35,7 @@ def process_limited() -> bool:
 
 @contextmanager
 def memory_limit_lifted() -> Iterator[bool]:
-    """Let this process, and those that it starts, have all the memory that it may give itself, for a block.
-
-    Yields:
-        Whether that is more than before.
-    """
+    """Let this process and its children have all the memory that they may have; gives whether that is more."""
     if sys.platform == "win32":
         yield False
         return

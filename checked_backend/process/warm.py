@@ -18,13 +18,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checked_backend.process.job import Job, JobEnd, JobResources, environment_of, run
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class WarmProcesses:
@@ -44,12 +40,10 @@ class WarmProcesses:
         for _ in range(count):
             self._idle.append(self._started())
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> WarmProcesses:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._idle:
             self._idle.pop().close()
 

@@ -44,10 +44,7 @@ class Mark:
         """Write the report. It replaces the one that was written before."""
         spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
         report = replace(found.report, environment={**found.report.environment, **spent})
-        if self._path is None:
-            self._path = write_report(report, self._folder)
-        else:
-            write_whole(report.to_json(), self._path)
+        self._path = write_report(report, self._folder, self._path)
 
     def ended(self) -> None:
         """Note that the report is complete."""

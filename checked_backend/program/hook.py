@@ -5,20 +5,17 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.report.write import write_whole
 
-FILES: Mapping[str, str] = MappingProxyType(
-    {
-        "checked_backend.pth": (
-            'import os; os.environ.get("CHECKED_BACKEND", "0") not in ("", "0") and '
-            '__import__("checked_backend.autostart").autostart.start()\n'
-        ),
-        "checked_backend.start": "checked_backend.autostart:start\n",
-    }
-)
+FILES: Mapping[str, str] = {
+    "checked_backend.pth": (
+        'import os; os.environ.get("CHECKED_BACKEND", "0") not in ("", "0") and '
+        '__import__("checked_backend.autostart").autostart.start()\n'
+    ),
+    "checked_backend.start": "checked_backend.autostart:start\n",
+}
 """The text of each file. From Python 3.15 on the second counts, and 3.18 ignores imports in the first (PEP 829)."""
 
 
@@ -45,12 +42,7 @@ def install_hook() -> None:
 
 
 def remove_hook() -> None:
-    """Remove the files.
-
-    Raises:
-        CheckedBackendError: Somebody else's file has the name of one.
-        OSError: One cannot be removed.
-    """
+    """Remove the files; it raises as `install_hook` does."""
     _refuse_others()
     for name in FILES:
         (site_packages() / name).unlink(missing_ok=True)

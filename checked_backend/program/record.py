@@ -58,11 +58,7 @@ _NAMES = (
 
 
 class RecordWatch(CompileWatch):
-    """Records a process, from its first ``torch.compile`` to its end.
-
-    Raises:
-        OptionError: The environment has an unknown or bad option.
-    """
+    """Records a process, from its first ``torch.compile`` to its end; an OptionError for a bad option."""
 
     def __init__(self, began_with: Mapping[str, str]) -> None:
         super().__init__(began_with=began_with)

@@ -93,11 +93,7 @@ _TENSOR: TypeAdapter[TensorRecord] = TypeAdapter(TensorRecord)
 
 
 class RecordFile:
-    """A file of records that no other process has: those of one rank are numbered as they come.
-
-    Args:
-        header: Facts about this process.
-    """
+    """A file of records that no other process has, with facts about it: those of one rank are numbered as they come."""
 
     def __init__(self, folder: Path, rank: str, header: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -27,7 +28,7 @@ from checked_backend._torch.autograd import StopRecomputationError, autograd_seq
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.dynamo import OptimizedModule, uses_numpy
 from checked_backend.checking.backward import not_differentiated
-from checked_backend.checking.code_search import PatchedGlobals, Remembered, SideEffects
+from checked_backend.checking.code_search import SideEffects
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
@@ -55,47 +56,27 @@ _NEED_DYNAMO = frozenset({"associative_scan", "cond", "flex_attention", "scan", 
 """The names of torch's functions that need Dynamo, also in eager, to trace their bodies."""
 
 
-@dataclass(slots=True)
 class OwnCall:
-    """One call of a program's own.
+    """One call of a program's own; what it begins with is copied.
 
     Attributes:
         program: The call as it was before it ran, to be run in eager or compiled on copies.
         changed: What other runs changed beside the program's own call, and was left so.
         expected: Eager's outcome, as far as it is compared.
         ledger: Receives the coverage of the comparison.
+
+    Raises:
+        CheckedBackendError: Something cannot be copied.
     """
 
-    program: Program
-    changed: list[str] = field(default_factory=list)
-    expected: Outcome = field(default_factory=Outcome)
-    ledger: Ledger = field(default_factory=Ledger)
-    _function: Callable[..., Any] = field(kw_only=True)
-    _arguments: tuple[Sequence[Any], Mapping[str, Any]] = field(kw_only=True)
-    _captured: Mapping[str, Any] = field(kw_only=True)
-    _globals: PatchedGlobals = field(kw_only=True)
-    _remembered: Remembered = field(kw_only=True)
-    _settings: ProcessState = field(kw_only=True)
-    _ambient: TorchState = field(kw_only=True)
-    _tensors: Sequence[tuple[torch.Tensor, torch.Tensor, int]] = field(kw_only=True)
-    _wanted: tuple[str, ...] = field(default=(), kw_only=True)
-    _edges: Mapping[Edge, int] = field(default_factory=dict, kw_only=True)
-    _since: int = field(default=0, kw_only=True)
-
-    @classmethod
-    def before(cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OwnCall:
-        """Copy what a call begins with.
-
-        Raises:
-            CheckedBackendError: Something cannot be copied.
-        """
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         copier = Copier(own_code=True, keep_grad=True, hooks=False)
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         reached = SideEffects(function)
-        program = Program(
+        self.program = Program(
             copied,
             copied_args,
             copied_kwargs,
@@ -105,23 +86,26 @@ class OwnCall:
             keep_grad=True,
             untraced=_NEED_DYNAMO.isdisjoint(reached.names),
             calls=[ProgramCall(copied_args, copied_kwargs, entering={})],
+            undone=self._as_before,
         )
-        patched = copier.patched_globals([copied, *copied_args, *copied_kwargs.values()])
-        call = cls(
-            program,
-            _function=function,
-            _arguments=(args, kwargs),
-            _captured=copier.originals(),
-            _globals=patched,
-            _remembered=reached.now(),
-            _settings=ProcessState.capture(),
-            _ambient=TorchState.capture(("cpu", "cuda") if cuda else ("cpu",)),
-            _tensors=[(own, copy, own._version) for own, copy in copier.tensors() if not own.is_inference()],
-        )
-        program.undone = call._as_before
+        self.changed: list[str] = []
+        self.expected = Outcome()
+        self.ledger = Ledger()
+        self._globals = copier.patched_globals([copied, *copied_args, *copied_kwargs.values()])
+        self._function, self._arguments, self._captured = function, (args, kwargs), copier.originals()
+        self._remembered = reached.now()
+        self._settings = ProcessState.capture()
+        self._ambient = TorchState.capture(("cpu", "cuda") if cuda else ("cpu",))
+        self._tensors = [(own, copy, own._version) for own, copy in copier.tensors() if not own.is_inference()]
+        self._wanted: Sequence[str] = ()
+        self._edges: Mapping[Edge, int] = {}
         if gradients:
-            call._expect_gradients()
-        return call
+            state = self._state()
+            tensors = {name: leaf for name, leaf in state.inputs.items() if isinstance(leaf, torch.Tensor)}
+            wanted = {name: leaf for name, leaf in tensors.items() if leaf.requires_grad} | state.differentiable
+            self._wanted = tuple(wanted)
+            self._edges = input_edges(list(wanted.values()), frozenset(range(len(wanted))))
+        self._since = autograd_sequence_number() if gradients else 0
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
@@ -148,17 +132,9 @@ class OwnCall:
         named = argument_leaves(self._function, *self._arguments)
         return State.of(self._function, self._captured, named, {})
 
-    def _expect_gradients(self) -> None:
-        state = self._state()
-        tensors = {name: leaf for name, leaf in state.inputs.items() if isinstance(leaf, torch.Tensor)}
-        wanted = {name: leaf for name, leaf in tensors.items() if leaf.requires_grad} | state.differentiable
-        self._wanted = tuple(wanted)
-        self._edges = input_edges(list(wanted.values()), frozenset(range(len(wanted))))
-        self._since = autograd_sequence_number()
-
     def returned(self, result: Any) -> Outcome:
         """The outcome of the call, whose result the program is about to get. It holds the program's own tensors."""
-        outcome = self._ended()
+        outcome = self.ended()
         outcome.outputs = dict(output_leaves(result))
         outcome.containers = dict(containers(result, "output"))
         state = self._state()
@@ -168,16 +144,10 @@ class OwnCall:
         outcome.note_values(copies=False)
         return outcome
 
-    def raised(self, error: Exception) -> Outcome:
-        """The outcome of the call, which has raised."""
-        outcome = self._ended()
-        outcome.error = error
-        return outcome
-
-    def _ended(self) -> Outcome:
-        return Outcome(
-            rng=RngState.capture(tuple(self.program.rng.cuda)), settings=(self._settings, ProcessState.capture())
-        )
+    def ended(self, error: Exception | None = None) -> Outcome:
+        """The outcome of the call as far as it is known without its result, or if it has raised."""
+        settings = self._settings, ProcessState.capture()
+        return Outcome(rng=RngState.capture(tuple(self.program.rng.cuda)), settings=settings, error=error)
 
     def watch(self, outcome: Outcome, then: Callable[[OwnCall, Outcome], None], fails: Callable[[str], None]) -> None:
         """Have the call's first backward pass compared, whenever it comes.
@@ -203,9 +173,11 @@ class OwnCall:
             entered = {names[place]: gradient for place, gradient in one.cotangents.outputs.items()}
             sent = {f"grad[{self._wanted[place]}]": gradient for place, gradient in one.gradients.items()}
             if entered and sent:
+                backward = copy(self)
                 call = replace(self.program.calls[0], entering=entered)
-                program = replace(self.program, keep_grad=False, calls=[call])
-                then(replace(self, program=program, ledger=Ledger()), _of_gradients(sent))
+                backward.program = replace(self.program, keep_grad=False, calls=[call])
+                backward.ledger = Ledger()
+                then(backward, _of_gradients(sent))
 
         BackwardWatch(list(made.values()), {}, self._edges, self._since, BackwardObserver(passed))
 
@@ -387,7 +359,7 @@ class _Shadow(Reporter):
                 raise
             except Exception as error:
                 if call is not None and not isinstance(error, CheckedBackendError):
-                    self._compare(call, call.raised(error), number, raises=False)
+                    self._compare(call, call.ended(error), number, raises=False)
                 raise
             if call is None:
                 return returned
@@ -447,7 +419,7 @@ class _Shadow(Reporter):
         """Run a call in eager, before it runs compiled."""
         if distributed_is_on():
             raise CheckedBackendError("running a program twice that exchanges tensors with other ranks would stop them")
-        call = OwnCall.before(self._original, args, kwargs)
+        call = OwnCall(self._original, args, kwargs)
         reference = ProgramCopy(call.program)
         call.expected = reference.step(0, call.program.calls[0])
         call.refuse_harm()

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from checked_backend.autostart import say
@@ -25,7 +24,7 @@ from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
 from checked_backend.report.view import view
 
-EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2})
+EXIT_CODES: Mapping[Verdict, int] = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,8 @@ class RunResult:
     @property
     def used(self) -> list[ProcessReport]:
         """The processes in which Dynamo ran. A process that only imports a compiled function checks nothing."""
-        return [one for one in self.processes if _did_anything(one)]
+        done = ((one, one.report.coverage) for one in self.processes)
+        return [one for one, covered in done if covered.regions or covered.skipped or one.report.findings]
 
     @property
     def verdict(self) -> Verdict:
@@ -180,11 +180,6 @@ def github_annotations(findings: Sequence[Finding]) -> Iterator[str]:
     Print them at the start of a line, which the program's own output may have left open: GitHub reads them only there.
     """
     return map(annotation, causes_of(findings))
-
-
-def _did_anything(one: ProcessReport) -> bool:
-    coverage = one.report.coverage
-    return bool(coverage.regions or coverage.skipped or one.report.findings)
 
 
 def _row(label: str, text: str) -> str:

@@ -20,8 +20,7 @@ from checked_backend.pytest_plugin.summary import FOLDER, REPORT, Summary, kept_
 from checked_backend.random_state import random_untouched
 
 if TYPE_CHECKING:
-    from checked_backend.pytest_plugin.fixture import Numcheck
-    from checked_backend.pytest_plugin.watch import TestCheck, Watch
+    from checked_backend.pytest_plugin.watch import Numcheck, TestCheck, Watch
 
 _COMPILER = "inductor"
 
@@ -82,8 +81,7 @@ def _watch(config: pytest.Config) -> Watch:
     """The watch that replaces ``torch.compile``. It is made, and torch is imported, when it is first needed."""
     watch = config.stash.get(_WATCH, None)
     if watch is None:
-        module: Any = _later("watch")
-        watch = config.stash[_WATCH] = module.Watch()
+        watch = config.stash[_WATCH] = _later().Watch()
         config.add_cleanup(watch.close)
     return watch
 
@@ -163,7 +161,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         _put_cause_first(report)
     if check is not None and report.failed:
         check.told = True  # here, or by the section below
-        report.sections = [(name, kept) for name, text in report.sections if (kept := _without_trace(text))]
+        # torch's own records of compiling, hundreds of lines, say nothing to a person
+        plain = [
+            (name, [one for one in text.splitlines(True) if not _TRACE.match(one)]) for name, text in report.sections
+        ]
+        report.sections = [(name, kept) for name, lines in plain if (kept := "".join(lines).rstrip("\n"))]
     if check is not None and check.text and (report.failed or last) and not _shown(report, check.text):
         report.sections.append((REPORT, check.text))
     return report
@@ -187,11 +189,6 @@ def _put_cause_first(report: pytest.TestReport) -> None:
         crash.message = re.sub(r"^[\w.]*DivergenceError: FAIL: ", "numcheck: ", crash.message)
 
 
-def _without_trace(text: str) -> str:
-    """Captured text without torch's own records of compiling, hundreds of lines that say nothing to a person."""
-    return "".join(line for line in text.splitlines(keepends=True) if not _TRACE.match(line)).rstrip("\n")
-
-
 def _shown(report: pytest.TestReport, text: str) -> bool:
     """Whether the failure itself says all of this: pytest indents what an exception says, whose title is another."""
     said = str(report.longrepr or "")
@@ -209,12 +206,11 @@ def numcheck(request: pytest.FixtureRequest) -> Numcheck:
     and fails nothing: ``session.report`` is for the test to examine. ``numcheck.report`` has the findings of this
     test so far. Options of the marker ``numcheck`` are defaults here.
     """
-    module: Any = _later("fixture")
-    made: Numcheck = module.Numcheck(_watch(request.config), request.node.stash[_CHECK])
+    made: Numcheck = _later().Numcheck(_watch(request.config), request.node.stash[_CHECK])
     return made
 
 
-def _later(name: str) -> Any:
-    """Import a module of the plugin, without a trace in the random numbers that a test draws."""
+def _later() -> Any:
+    """Import what needs torch, without a trace in the random numbers that a test draws."""
     with random_untouched():
-        return importlib.import_module(f"checked_backend.pytest_plugin.{name}")
+        return importlib.import_module("checked_backend.pytest_plugin.watch")

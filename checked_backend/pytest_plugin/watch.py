@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from checked_backend import checking
 from checked_backend.errors import OptionError
 from checked_backend.findings import Skip, Verdict
 from checked_backend.options import CheckOptions, parse_options
@@ -14,7 +15,7 @@ from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
-from checked_backend.report.session import Session, active_sessions
+from checked_backend.report.session import Session, active_sessions, collect
 
 _REFUSED = ("on_divergence",)
 
@@ -131,11 +132,7 @@ class Watch(CompileWatch):
                 session.close()
 
     def derived(self, settings: Settings, options: Mapping[str, Any]) -> Settings:
-        """Settings with other options.
-
-        Raises:
-            OptionError: An unknown option or a bad value.
-        """
+        """Settings with other options; an OptionError is raised for unknown ones and bad values."""
         changed = dict(options)
         for name in _REFUSED:
             if name in changed:
@@ -165,3 +162,63 @@ class Watch(CompileWatch):
         for check in self._checks[-1:]:
             check.unchecked = True
             check.session.ledger.skip(skip)
+
+
+class Numcheck:
+    """What the fixture gives to a test: checks a function in one call, or gathers the findings of a block."""
+
+    def __init__(self, watch: Watch, test: TestCheck) -> None:
+        self._watch = watch
+        self._test = test
+
+    def __call__(
+        self,
+        fn_or_module: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Report:
+        """Compare a function or a module in eager with itself compiled; the test fails if the compiled one is wrong.
+
+        Args:
+            fn_or_module: The function or module to check; it is not changed.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            options: Options of `checked_backend.check`: ``compiler``, ``gradients``, ``dynamic``, ... The default
+                compiler is the marker's, else that of ``--numcheck``.
+
+        Returns:
+            The report: a pass, or inconclusive, which fails no test but is told in the summary.
+
+        Raises:
+            DivergenceError: The compiled function is wrong.
+            OptionError: An unknown option.
+        """
+        options.setdefault("compiler", self._test.settings.compiler)
+        with self._test.session.paused():  # the exception shows the report as it is
+            report = checking.check(fn_or_module, args, kwargs, **options)
+        self._test.reports.append(report)
+        report.raise_for_verdict()
+        return report
+
+    @contextmanager
+    def collect(self, **options: Any) -> Iterator[Session]:
+        """Check every ``torch.compile`` inside of a block, and gather the findings. They do not fail the test.
+
+        Args:
+            options: ``compiler`` (where the code names no backend) and options of the backend ``numcheck``.
+
+        Yields:
+            The session; its ``report`` may be read during the block and after it.
+
+        Raises:
+            OptionError: An unknown option or a bad value.
+        """
+        settings = self._watch.derived(self._test.settings, options)
+        with self._watch.using(settings), self._test.session.paused(), collect(closing=False) as session:
+            yield session
+
+    @property
+    def report(self) -> Report:
+        """The findings about compiled regions in this test so far."""
+        return self._test.session.report

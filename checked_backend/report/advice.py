@@ -3,128 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.findings.paths import is_in_library
 from checked_backend.report.clean import plural
-from checked_backend.report.words import for_several, said_of
+from checked_backend.report.words import finest_key, for_several, said_of
 from checked_backend.subjects import SubjectKind
+
+if TYPE_CHECKING:
+    from checked_backend.report.report import Report
 
 _DYNAMO = "traced wrong by Dynamo"
 _STATE = "mutation of a setting"  # its details are the settings' names
 
-ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "structure": "structure: this is a bug in the compiler, not in your model; report it with the repro.",
-        "structure.stride": (
-            "stride: code that calls .view() on the result, or hands its pointer to a kernel that assumes strides, "
-            "breaks. Return x.contiguous() from 'your line' to pin the layout: that is cheap. If nothing of yours "
-            'depends on it, numcheck takes options={"layout": "ignore"}.'
-        ),
-        "node.layout": (
-            "traced layout: a node's real strides or storage offset are not the traced ones, and nothing in the graph "
-            "depends on them. A compiler that trusts them, and runs the operator as it is, may still read at the wrong "
-            "places: mend the operator's fake kernel, or report it if it is torch's. If nothing of yours depends on "
-            'it, debug_interpreter takes options={"layout": "ignore"}.'
-        ),
-        "node": (
-            "traced metadata: for a custom operator make its register_fake and its schema say what its kernel does; "
-            "for an operator of torch report it."
-        ),
-        _DYNAMO: (
-            "Dynamo: what it traced is wrong already, before any kernel is compiled. Look at what the code depends on "
-            "besides its arguments: hooks, globals, closures, attributes of modules. Do what 'because' says, or keep "
-            "the code out of the compiler with torch.compiler.disable, and report it."
-        ),
-        "other_run": (
-            "another run: what differs between the two (the notes list versions and machines) matters from this place "
-            "on. All that follows from it is not listed. To see whether a compiler is to blame, run both with "
-            "checked-backend run."
-        ),
-        "structure.requires_grad": (
-            "requires_grad: a gradient is lost or made up. Look for detach() or no_grad() in the compiled function; "
-            "if there is none, report it."
-        ),
-        "alias": (
-            "alias: return x.clone() where you return a view. If you never write to them in place: "
-            'options={"ignore": ("alias",)}.'
-        ),
-        "alias.overwritten": (
-            "overwritten: until that is mended, keep y.clone() of results that you hold across calls, and report it."
-        ),
-        "alias.identity": (
-            "identity: eager returns the very tensor object that it was given, the compiled program a new object over "
-            "the same memory (or the reverse). It matters only to code that asks `out is x` or sets attributes on the "
-            'result. If yours does not: options={"ignore": ("alias.identity",)}.'
-        ),
-        "logic.sign_of_zero": (
-            "sign of zero: code that divides by such zeros, or asks for their sign (atan2, copysign, signbit), goes "
-            "another way. Return x + 0.0 from 'your line' to have positive zeros alone. If nothing of yours depends "
-            'on it, numcheck takes options={"layout": "ignore"}.'
-        ),
-        "mutation": (
-            "mutation: replace the in-place operation by its out-of-place form, or move it out of the compiled "
-            "function, and check again."
-        ),
-        "mutation.uncounted": (
-            "uncounted: a kernel that writes to a tensor through raw memory must count that for autograd: call "
-            "torch.autograd.graph.increment_version on the input after the write. Until then, write out of place "
-            "inside the compiled function, and report it."
-        ),
-        _STATE: "state: set it again after the compiled function, and report it.",
-        "logic": "logic: report it, with the repro if there is one.",
-        "logic.this_compilation": (
-            "logic: the code is right when it is compiled once more, with empty caches. Inductor's caches do not tell "
-            "apart all settings that its code depends on: ATEN_CPU_CAPABILITY is one that they miss. Run it with "
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. If it is right then, delete the cache (TORCHINDUCTOR_CACHE_DIR)."
-        ),
-        "precision": "precision: report it, if your model needs what is lost.",
-        "precision.traced": (
-            "precision: when it is compiled, this code takes another way, which rounds more: torch's own optimizers "
-            "compute with Python's numbers in eager, and with float32 tensors when compiled. If that is too little "
-            "for you, keep it out of the compiler with torch.compiler.disable."
-        ),
-        "precision.batch": (
-            "batch: a library or a compiler may take another kernel for another size, and so may eager (ask with "
-            "compiler='eager'). Where you need the same bits, pad each batch to one size, or keep the operator out of "
-            "the compiler and call a kernel of which you know that it adds up in one order."
-        ),
-        "precision.runs": (
-            "runs: look for sums by atomics and for memory that nothing has written to; "
-            "torch.use_deterministic_algorithms(True) refuses or replaces the kernels of torch that do not repeat."
-        ),
-        "precision.choices": (
-            "choices: the compiler takes the kernel that is fastest where and when it measures. Where you need the "
-            "same bits, compile without max_autotune, or keep what was measured (TORCHINDUCTOR_CACHE_DIR) for all runs."
-        ),
-        "nonfinite": (
-            "nonfinite: look at divisions, log, exp, sqrt and masked softmax: a rewrite that is equal on paper can "
-            "overflow."
-        ),
-        "rng": (
-            "rng: Inductor draws its own unless told otherwise: set "
-            'options={"compiler_options": {"fallback_random": True}} to compare the same numbers. If the finding '
-            "stays, the random state is advanced differently."
-        ),
-        "exception": "exception: code that relies on it is not safe to compile; fix what eager complains about first.",
-        "crash": "crash: run the repro in a process of its own to get the whole message, and report it.",
-        "crash.differentiating": (
-            "crash.differentiating: torch.compile has no gradient there, eager has. Take the gradient inside of the "
-            "compiled function and return it, or keep this part out of the compiler with torch.compiler.disable."
-        ),
-        "crash.fake": (
-            "register_fake: a program is traced with tensors that have no data, for which an operator's register_fake "
-            "says what its kernel returns; without one nothing is compiled. Write it with torch.library.register_fake, "
-            "from shapes, strides and dtypes of the arguments alone. A size that depends on data is "
-            "torch.library.get_ctx().new_dynamic_size(), and the result is the same whatever it is."
-        ),
-        "nondeterministic": (
-            "nondeterministic: call torch.use_deterministic_algorithms(True), fix the seeds, and check again."
-        ),
-        "unsupported": "unsupported: compare it by other means, or leave it out of the compiled function.",
-    }
-)
+ADVICE: Mapping[str, str] = {
+    "structure": "structure: this is a bug in the compiler, not in your model; report it with the repro.",
+    "structure.stride": (
+        "stride: code that calls .view() on the result, or hands its pointer to a kernel that assumes strides, "
+        "breaks. Return x.contiguous() from 'your line' to pin the layout: that is cheap. If nothing of yours "
+        'depends on it, numcheck takes options={"layout": "ignore"}.'
+    ),
+    "node.layout": (
+        "traced layout: a node's real strides or storage offset are not the traced ones, and nothing in the graph "
+        "depends on them. A compiler that trusts them, and runs the operator as it is, may still read at the wrong "
+        "places: mend the operator's fake kernel, or report it if it is torch's. If nothing of yours depends on "
+        'it, debug_interpreter takes options={"layout": "ignore"}.'
+    ),
+    "node": (
+        "traced metadata: for a custom operator make its register_fake and its schema say what its kernel does; "
+        "for an operator of torch report it."
+    ),
+    _DYNAMO: (
+        "Dynamo: what it traced is wrong already, before any kernel is compiled. Look at what the code depends on "
+        "besides its arguments: hooks, globals, closures, attributes of modules. Do what 'because' says, or keep "
+        "the code out of the compiler with torch.compiler.disable, and report it."
+    ),
+    "other_run": (
+        "another run: what differs between the two (the notes list versions and machines) matters from this place "
+        "on. All that follows from it is not listed. To see whether a compiler is to blame, run both with "
+        "checked-backend run."
+    ),
+    "structure.requires_grad": (
+        "requires_grad: a gradient is lost or made up. Look for detach() or no_grad() in the compiled function; "
+        "if there is none, report it."
+    ),
+    "alias": (
+        "alias: return x.clone() where you return a view. If you never write to them in place: "
+        'options={"ignore": ("alias",)}.'
+    ),
+    "alias.overwritten": (
+        "overwritten: until that is mended, keep y.clone() of results that you hold across calls, and report it."
+    ),
+    "alias.identity": (
+        "identity: eager returns the very tensor object that it was given, the compiled program a new object over "
+        "the same memory (or the reverse). It matters only to code that asks `out is x` or sets attributes on the "
+        'result. If yours does not: options={"ignore": ("alias.identity",)}.'
+    ),
+    "logic.sign_of_zero": (
+        "sign of zero: code that divides by such zeros, or asks for their sign (atan2, copysign, signbit), goes "
+        "another way. Return x + 0.0 from 'your line' to have positive zeros alone. If nothing of yours depends "
+        'on it, numcheck takes options={"layout": "ignore"}.'
+    ),
+    "mutation": (
+        "mutation: replace the in-place operation by its out-of-place form, or move it out of the compiled "
+        "function, and check again."
+    ),
+    "mutation.uncounted": (
+        "uncounted: a kernel that writes to a tensor through raw memory must count that for autograd: call "
+        "torch.autograd.graph.increment_version on the input after the write. Until then, write out of place "
+        "inside the compiled function, and report it."
+    ),
+    _STATE: "state: set it again after the compiled function, and report it.",
+    "logic": "logic: report it, with the repro if there is one.",
+    "logic.this_compilation": (
+        "logic: the code is right when it is compiled once more, with empty caches. Inductor's caches do not tell "
+        "apart all settings that its code depends on: ATEN_CPU_CAPABILITY is one that they miss. Run it with "
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1. If it is right then, delete the cache (TORCHINDUCTOR_CACHE_DIR)."
+    ),
+    "precision": "precision: report it, if your model needs what is lost.",
+    "precision.traced": (
+        "precision: when it is compiled, this code takes another way, which rounds more: torch's own optimizers "
+        "compute with Python's numbers in eager, and with float32 tensors when compiled. If that is too little "
+        "for you, keep it out of the compiler with torch.compiler.disable."
+    ),
+    "precision.batch": (
+        "batch: a library or a compiler may take another kernel for another size, and so may eager (ask with "
+        "compiler='eager'). Where you need the same bits, pad each batch to one size, or keep the operator out of "
+        "the compiler and call a kernel of which you know that it adds up in one order."
+    ),
+    "precision.runs": (
+        "runs: look for sums by atomics and for memory that nothing has written to; "
+        "torch.use_deterministic_algorithms(True) refuses or replaces the kernels of torch that do not repeat."
+    ),
+    "precision.choices": (
+        "choices: the compiler takes the kernel that is fastest where and when it measures. Where you need the "
+        "same bits, compile without max_autotune, or keep what was measured (TORCHINDUCTOR_CACHE_DIR) for all runs."
+    ),
+    "nonfinite": (
+        "nonfinite: look at divisions, log, exp, sqrt and masked softmax: a rewrite that is equal on paper can "
+        "overflow."
+    ),
+    "rng": (
+        "rng: Inductor draws its own unless told otherwise: set "
+        'options={"compiler_options": {"fallback_random": True}} to compare the same numbers. If the finding '
+        "stays, the random state is advanced differently."
+    ),
+    "exception": "exception: code that relies on it is not safe to compile; fix what eager complains about first.",
+    "crash": "crash: run the repro in a process of its own to get the whole message, and report it.",
+    "crash.differentiating": (
+        "crash.differentiating: torch.compile has no gradient there, eager has. Take the gradient inside of the "
+        "compiled function and return it, or keep this part out of the compiler with torch.compiler.disable."
+    ),
+    "crash.fake": (
+        "register_fake: a program is traced with tensors that have no data, for which an operator's register_fake "
+        "says what its kernel returns; without one nothing is compiled. Write it with torch.library.register_fake, "
+        "from shapes, strides and dtypes of the arguments alone. A size that depends on data is "
+        "torch.library.get_ctx().new_dynamic_size(), and the result is the same whatever it is."
+    ),
+    "nondeterministic": (
+        "nondeterministic: call torch.use_deterministic_algorithms(True), fix the seeds, and check again."
+    ),
+    "unsupported": "unsupported: compare it by other means, or leave it out of the compiled function.",
+}
 
 OF_ITSELF = frozenset({"precision.batch", "precision.runs", "precision.choices"})
 """The details of findings of a program that is compared with itself."""
@@ -148,26 +149,24 @@ NOTHING_COMPILED = (
     "program: remove that reason (a torch.compiler.disable, a graph break, a switch or a stance), or check a function "
     "inside of it that does compute with tensors."
 )
-_CANDIDATES: Mapping[Kind, str] = MappingProxyType(
-    {
-        Kind.STRUCTURE: "Return as many results as the reference, of its types, shapes, dtypes and devices.",
-        Kind.ALIAS: "Return memory of the candidate's own where the reference does, and an argument where that does.",
-        Kind.MUTATION: "Write to the arguments that the reference writes to, and to no others.",
-        Kind.EXCEPTION: "Raise what the reference raises for these arguments, or leave them out of the check.",
-        Kind.LOGIC: (
-            "Look at what the candidate does in the call that is named: masks and the last tile, where sums begin, "
-            "indices, what it keeps of an earlier call."
-        ),
-        Kind.PRECISION: (
-            "The candidate rounds more than the reference has to. Add up in float32, and round once, at the end."
-        ),
-        Kind.NONFINITE: (
-            "Look for memory that is read before anything is written to it (the end of a tile, torch.empty), for exp "
-            "that overflows, and for a division by zero."
-        ),
-        Kind.CRASH: "If the candidate need not take this call, leave its size out with sizes=...",
-    }
-)
+_CANDIDATES: Mapping[Kind, str] = {
+    Kind.STRUCTURE: "Return as many results as the reference, of its types, shapes, dtypes and devices.",
+    Kind.ALIAS: "Return memory of the candidate's own where the reference does, and an argument where that does.",
+    Kind.MUTATION: "Write to the arguments that the reference writes to, and to no others.",
+    Kind.EXCEPTION: "Raise what the reference raises for these arguments, or leave them out of the check.",
+    Kind.LOGIC: (
+        "Look at what the candidate does in the call that is named: masks and the last tile, where sums begin, "
+        "indices, what it keeps of an earlier call."
+    ),
+    Kind.PRECISION: (
+        "The candidate rounds more than the reference has to. Add up in float32, and round once, at the end."
+    ),
+    Kind.NONFINITE: (
+        "Look for memory that is read before anything is written to it (the end of a tile, torch.empty), for exp "
+        "that overflows, and for a division by zero."
+    ),
+    Kind.CRASH: "If the candidate need not take this call, leave its size out with sizes=...",
+}
 """What to do about a handwritten candidate. There is no compiler to report it to."""
 
 _LOCALIZE = (
@@ -180,42 +179,52 @@ _SKIPPED = (
 )
 
 
-def advise_on_candidate(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """What to do next about a handwritten candidate, each piece of advice once."""
+def nothing_done(report: Report) -> tuple[bool, bool]:
+    """Whether nothing was checked, and whether nothing was compiled that should have been."""
+    coverage = report.coverage
+    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
+    nothing_compiled = nothing_compiled and CANDIDATE not in report.environment
+    return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
+
+
+def _on_candidate(findings: Sequence[Finding]) -> Iterator[str]:
+    """What to do next about a handwritten candidate."""
     failing = [one for one in findings if one.fails]
-    itself = [ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF]
-    others = [_CANDIDATES[one.kind] for one in failing if one.detail not in OF_ITSELF and one.kind in _CANDIDATES]
-    return tuple(dict.fromkeys([*others, *itself]))
+    yield from (_CANDIDATES[one.kind] for one in failing if one.detail not in OF_ITSELF and one.kind in _CANDIDATES)
+    yield from (ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF)
 
 
-def advise(
-    findings: tuple[Finding, ...],
-    *,
-    verdict: Verdict,
-    nothing_checked: bool,
-    nothing_compiled: bool,
-    skipped: bool,
-    localized: bool,
-) -> tuple[str, ...]:
+def advise(report: Report, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return what to do next, each piece of advice once, in the order of the findings.
 
-    Returns:
-        Paragraphs; empty if there is nothing to do.
+    Args:
+        findings: The main finding of each cause.
     """
+    if CANDIDATE in report.environment:
+        return tuple(dict.fromkeys([*_on_candidate(findings), *_for_coverage(report, ())]))
     lines = list(dict.fromkeys(_for_findings(findings)))
+    # the stage of a whole program alone is known without a search for the operator
+    localized = any(one.op is not None or one.searched for one in report.findings)
+    localized = localized or any("localized" in note for note in report.coverage.notes)
     if not localized and any(one.region and one.fails and _key(one) not in ("other_run", _DYNAMO) for one in findings):
         lines.insert(0, _LOCALIZE)
-    unsupported = any(finding.kind is Kind.UNSUPPORTED for finding in findings)  # they say why nothing was checked
-    if verdict is Verdict.INCONCLUSIVE and nothing_checked and not unsupported:
-        lines.append(NOTHING_CHECKED)
-    if verdict is Verdict.INCONCLUSIVE and nothing_compiled:
-        lines.append(NOTHING_COMPILED)
-    elif verdict is Verdict.INCONCLUSIVE and skipped:
-        lines.append(_SKIPPED)
-    return tuple(lines)
+    return (*lines, *_for_coverage(report, findings))
 
 
-def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
+def _for_coverage(report: Report, findings: Sequence[Finding]) -> Iterator[str]:
+    """What to do where there is no verdict."""
+    if report.verdict is not Verdict.INCONCLUSIVE:
+        return
+    nothing_checked, nothing_compiled = nothing_done(report)
+    if nothing_checked and not any(one.kind is Kind.UNSUPPORTED for one in findings):  # they say why
+        yield NOTHING_CHECKED
+    if nothing_compiled:
+        yield NOTHING_COMPILED
+    elif any(skip.matters for skip in report.coverage.skipped):
+        yield _SKIPPED
+
+
+def _for_findings(findings: Sequence[Finding]) -> Iterator[str]:
     tried = [finding.workaround_confirmed for finding in findings if finding.workaround]
     if any(tried):
         yield "Today: paste the workaround shown with the finding; it was seen to make the finding vanish."
@@ -237,23 +246,19 @@ def _for_findings(findings: tuple[Finding, ...]) -> Iterator[str]:
 
 _LOW = ("bfloat16", "float16", "float8")
 
-_IN_LOW: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "precision": (
-            'Try options={"compiler_options": {"emulate_precision_casts": True}} with Inductor; if the finding goes, '
-            "it was fusion in low precision. Else compute in float32 what needs more digits.",
-        ),
-        "nonfinite": ("Float32 reaches further.",),
-    }
-)
-_IN_WIDE: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "precision": (
-            'See that nothing computes in a lower precision: torch.set_float32_matmul_precision("highest"), and no '
-            "autocast around it.",
-        )
-    }
-)
+_IN_LOW: Mapping[str, Sequence[str]] = {
+    "precision": (
+        'Try options={"compiler_options": {"emulate_precision_casts": True}} with Inductor; if the finding goes, '
+        "it was fusion in low precision. Else compute in float32 what needs more digits.",
+    ),
+    "nonfinite": ("Float32 reaches further.",),
+}
+_IN_WIDE: Mapping[str, Sequence[str]] = {
+    "precision": (
+        'See that nothing computes in a lower precision: torch.set_float32_matmul_precision("highest"), and no '
+        "autocast around it.",
+    )
+}
 """Further advice by the precision of the values: "use float32" does not help a float32 program."""
 
 _BLAMED = frozenset({"logic", "precision", "nonfinite", "crash", _STATE})
@@ -297,21 +302,16 @@ def _key(finding: Finding) -> str:
         return "other_run"
     if finding.stage == "eager":
         return _DYNAMO
-    key = finding.detail
-    while key and key not in ADVICE:
-        key = key.rpartition(".")[0]
-    return key or finding.kind.value
+    return finest_key(finding, ADVICE)
 
 
 _SHOWN = 3
 
 _OF_RESULTS = ("structure.stride", "structure.requires_grad", "logic.sign_of_zero")
-_OF_NODES: Mapping[str, str] = MappingProxyType(
-    {
-        "structure.stride": "has other strides than were traced",
-        "structure.offset": "begins elsewhere in memory than was traced",
-    }
-)
+_OF_NODES: Mapping[str, str] = {
+    "structure.stride": "has other strides than were traced",
+    "structure.offset": "begins elsewhere in memory than was traced",
+}
 
 
 def layout_sentence(findings: Sequence[Finding]) -> str:
@@ -344,11 +344,7 @@ def _told(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def layout_warning(findings: Sequence[Finding]) -> str:
-    """The text of a warning, the same for each time that a program is compiled.
-
-    Args:
-        findings: At least one, all about layout alone.
-    """
+    """The text of a warning of findings about layout alone, the same for each time that a program is compiled."""
     lines = [f"{layout_sentence(findings)}."]
     for finding in findings[:_SHOWN]:
         operator = f" ({finding.op})" if finding.of_node else ""

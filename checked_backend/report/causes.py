@@ -28,7 +28,7 @@ class Cause:
     def main(self) -> Finding:
         """The finding that the others are told with: one that fails, and for which most is known."""
         known = [finding for finding in self.findings if finding.fails] or list(self.findings)
-        return max(known, key=_knowledge)
+        return max(known, key=lambda one: [p is not None for p in (one.op, one.repro, one.workaround, one.metrics)])
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -111,11 +111,6 @@ def _error(finding: Finding) -> float:
         return math.inf
     share = metrics.rmse / metrics.reference_rms if metrics.reference_rms > 0 else metrics.rmse
     return share if share == share else -1.0
-
-
-def _knowledge(finding: Finding) -> tuple[bool, ...]:
-    parts = (finding.op, finding.repro, finding.workaround, finding.metrics)
-    return tuple(part is not None for part in parts)
 
 
 def _rank(cause: Cause) -> int:

@@ -110,11 +110,7 @@ _LONGEST = 41
 
 
 def error_chart(findings: Sequence[Finding]) -> Markup | None:
-    """Draw each result's error beside its rounding noise on a logarithmic axis.
-
-    Returns:
-        The picture, which reads as text too; None where no finding has numbers.
-    """
+    """Draw each result's error beside its rounding noise on a logarithmic axis; None without any numbers."""
     where = several_regions(findings)
     bars = [bar for finding in findings if (bar := _bar(finding, where)) is not None][:_MOST]
     if not bars:
@@ -220,11 +216,7 @@ def _runs(levels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def histogram(distribution: Distribution) -> Markup | None:
-    """Draw how many elements differ by how many units in the last place, the counts on a logarithmic scale.
-
-    Returns:
-        The picture, which reads as text too; None where the dtype has no such units.
-    """
+    """Draw how many elements differ by how many ulps, on a logarithmic scale; None where the dtype has no ulps."""
     every = distribution.ulps[:_MOST_BARS]
     if not any(every):
         return None

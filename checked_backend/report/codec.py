@@ -103,11 +103,7 @@ def read_file(text: str) -> ReportFile:
 
 
 def validated(adapter: TypeAdapter[_T], raw: object, name: str) -> _T:
-    """Make an object of JSON values; where it is refused, it is called by its name.
-
-    Raises:
-        CheckedBackendError: With the place, what was expected there, and what was found.
-    """
+    """Make an object of JSON values, called by its name where it is refused; it raises as `read_file` does."""
     try:
         return adapter.validate_python(raw)
     except ValidationError as errors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics, NoiseScale, Number, Severity
 from checked_backend.findings.paths import shown_path
@@ -70,13 +69,11 @@ def how_wrong(finding: Finding, *, briefly: bool = False) -> str:
     return ", ".join(parts)
 
 
-_SIDES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "precision.batch": ("in the batch", "alone"),
-        "precision.runs": ("in the first run", "in another"),
-        "precision.choices": ("with the first kernels", "with others"),
-    }
-)
+_SIDES: Mapping[str, tuple[str, str]] = {
+    "precision.batch": ("in the batch", "alone"),
+    "precision.runs": ("in the first run", "in another"),
+    "precision.choices": ("with the first kernels", "with others"),
+}
 """The two sides of a program that is compared with itself."""
 
 

@@ -7,7 +7,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -46,11 +46,7 @@ def environment() -> dict[str, str]:
 
 
 def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
-    """Return host, device and time, for a finding that the hardware may have caused.
-
-    Args:
-        devices: Where the tensors were: ``cpu``, ``cuda:0``.
-    """
+    """Return host, device and time, for a finding that the hardware of these devices may have caused."""
     used = sorted(set(devices)) or ["cpu"]
     return {
         EvidenceKey.HOST: socket.gethostname(),
@@ -62,6 +58,24 @@ def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
 def compiler_command() -> str:
     """Return the C++ compiler that Inductor starts by default: ``$CXX``, else the platform's."""
     return os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+
+
+def run_command(command: Sequence[str], seconds: float, folder: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever its exit status, and keep what it prints.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: It cannot be run, or takes longer.
+    """
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def _version(package: str) -> str:
@@ -88,15 +102,7 @@ def _cpu() -> str:
 def _compiler() -> str:
     command = compiler_command()
     try:
-        answer = subprocess.run(
-            [command, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        answer = run_command([command, "--version"], _TIMEOUT_S)
     except (OSError, ValueError, subprocess.SubprocessError):
         return f"{command}: not found"
     return next((line for line in answer.stdout.splitlines() if line.strip()), command)

@@ -38,11 +38,7 @@ def diverges(node: NodeError) -> bool:
 
 
 def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None:
-    """Draw a graph from top to bottom with each operator's error on a logarithmic axis.
-
-    Returns:
-        The picture, which reads as text too; None where there is nothing to draw.
-    """
+    """Draw a graph from top to bottom with each operator's error on a logarithmic axis; None without any."""
     if not any(map(diverges, flow)):
         return None
     nodes = _drawn(flow, at_fault)

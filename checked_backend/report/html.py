@@ -30,14 +30,10 @@ _BREAKS = re.compile(r"(?<=[\w\]][./_])(?=[A-Za-z])")
 
 
 def render_html(reports: Sequence[Report], broken: Sequence[tuple[Path, str]] = ()) -> str:
-    """Return reports as one self-contained HTML page: no scripts, nothing loaded from elsewhere.
+    """Return reports as one self-contained HTML page: no scripts, nothing loaded from elsewhere, every text escaped.
 
     Args:
-        reports: The reports, in the order in which to show them.
         broken: Files that could not be read, and why; listed on the page.
-
-    Returns:
-        The page. Every text of the reports is escaped.
     """
     parts = [_part(report) for report in reports]
     heading = f"{len(reports)} reports"
@@ -54,16 +50,16 @@ def render_fragment(report: Report) -> str:
 
 
 def _render(template: str, **values: Any) -> str:
+    return page_environment("checked_backend.report").get_template(template).render(sections=sections, **values)
+
+
+def page_environment(package: str) -> Environment:
+    """The templates of a package, in which every text is escaped."""
     environment = Environment(
-        loader=PackageLoader("checked_backend.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["breakable"] = _breakable
-    environment.filters["printable"] = clean
-    return environment.get_template(template).render(sections=sections, **values)
+    environment.filters.update(breakable=_breakable, clean=clean)
+    return environment
 
 
 def _breakable(text: str) -> Markup:

@@ -235,18 +235,12 @@ class Ledger:
             return Coverage(
                 regions=tuple(known for name in list(self._regions) if (known := self._known(name)) is not None),
                 checked=dict(self._checked),
-                skipped=tuple(self._all_skips()),
+                skipped=(*self._skips, *self._not_over(), *self._uncompared(), *self._passed_by()),
                 ignored=tuple(self._ignored.values()),
                 notes=tuple(self._notes),
                 detection_limit=dict(self._limits),
                 own_precision_limit=dict(self._own_precision_limits),
             )
-
-    def _all_skips(self) -> Iterator[Skip]:
-        yield from self._skips
-        yield from self._not_over()
-        yield from self._uncompared()
-        yield from self._passed_by()
 
     def compiled_by(self, candidate: str) -> None:
         """Note a candidate that was checked."""

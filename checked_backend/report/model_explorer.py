@@ -20,11 +20,7 @@ _GRADIENT = [{"stop": 0.0, "bgColor": "#fff5f5"}, {"stop": 1.0, "bgColor": _AT_F
 
 
 def encode_graphs(reports: Sequence[Report]) -> dict[str, Any]:
-    """Return the graphs as JSON values; the operator at fault, and those that inherit its error, are coloured.
-
-    Args:
-        reports: The reports. A finding without an error flow has no graph.
-    """
+    """Return the graphs as JSON values; the operator at fault, and those that inherit its error, are coloured."""
     graphs = [{"id": name, "nodes": _nodes(finding)} for name, finding in _flows(reports)]
     return {"label": "checked_backend", "graphs": graphs}
 

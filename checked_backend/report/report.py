@@ -72,11 +72,7 @@ class Report:
         return f"{self.verdict.value.upper()}: {headline(self)}"
 
     def to_text(self, *, verbose: bool = False) -> str:
-        """Return the report as plain text.
-
-        Args:
-            verbose: Tell all that is known of each finding, the coverage in full, and the environment.
-        """
+        """Return the report as plain text; ``verbose`` tells all of findings, coverage and environment."""
         return render_text(self, verbose=verbose)
 
     def to_json(self) -> str:
@@ -96,12 +92,6 @@ class Report:
         """Read a report that `to_json` wrote.
 
         The text may come from a stranger: it is data only, and every field is checked.
-
-        Args:
-            text: JSON of one report.
-
-        Returns:
-            The report, with ``path`` None.
 
         Raises:
             CheckedBackendError: The text is not a report; the message names the field, and what was expected there.

@@ -78,11 +78,7 @@ class Reporter:
             ledger.skip(replace(skip, region=self._region.name))
 
     def skip_until(self, skip: Skip) -> Callable[[], None]:
-        """Note something that is not checked as long as it is not over.
-
-        Returns:
-            To be called when it is over.
-        """
+        """Note something that is not checked until the result is called: it is over then."""
         ledgers, about = self._ledgers(), object()
         for ledger in ledgers:
             ledger.begun(about, replace(skip, region=self._region.name))
@@ -99,11 +95,7 @@ class Reporter:
             ledger.note(note)
 
     def _graded(self, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """Grade findings: what is about layout alone fails nothing, unless the user asked for that.
-
-        Returns:
-            Those to report, and those that the user asked to ignore.
-        """
+        """Graded findings to report, and those to ignore: layout alone fails only if the user asks for that."""
         graded = [
             replace(finding, severity=Severity.WARNING) if finding.is_layout and self._layout != "raise" else finding
             for finding in findings
@@ -111,11 +103,7 @@ class Reporter:
         return split_ignored(graded, self._ignore, self._layout)
 
     def _add(self, reported: Sequence[Finding], ignored: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Add findings to all ledgers.
-
-        Returns:
-            Those that no earlier call of the region had.
-        """
+        """Add findings to all ledgers. Returns those that no earlier call of the region had."""
         for ledger in self._around():
             ledger.add_findings(reported, ignored)
         return self._own.add_findings(reported, ignored)

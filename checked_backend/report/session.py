@@ -91,11 +91,7 @@ class Session:
         return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
 
     def part(self, kind: type[_PartT]) -> _PartT:
-        """The memory of one room of the package. It is made when it is first asked for.
-
-        Args:
-            kind: Its class, which takes no arguments.
-        """
+        """The memory of one room of the package: of this class, made without arguments when it is first asked for."""
         known = self._parts.get(kind) or self._parts.setdefault(kind, kind())  # no lock: forked processes ask too
         return cast("_PartT", known)
 

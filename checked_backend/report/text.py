@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
@@ -21,9 +20,11 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _LABEL = 12  # the longest label and two spaces
 
-_COLOURS: Mapping[Verdict, str] = MappingProxyType(
-    {Verdict.PASS: "bold green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "bold yellow"}
-)
+_COLOURS: Mapping[Verdict, str] = {
+    Verdict.PASS: "bold green",
+    Verdict.FAIL: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+}
 
 
 class _Line(NamedTuple):

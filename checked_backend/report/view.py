@@ -7,16 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from checked_backend.findings import Coverage, EvidenceKey, Finding, Severity, Verdict
+from checked_backend.findings import EvidenceKey, Finding, Severity, Verdict
 from checked_backend.findings.paths import shown_path
-from checked_backend.report.advice import (
-    CANDIDATE,
-    PROGRAM_RUNS,
-    TENSORS_OF_BOTH_RUNS,
-    advise,
-    advise_on_candidate,
-    layout_sentence,
-)
+from checked_backend.report.advice import CANDIDATE, TENSORS_OF_BOTH_RUNS, advise, layout_sentence, nothing_done
 from checked_backend.report.causes import Cause, causes_of, place_of, short_region, worst_first
 from checked_backend.report.clean import clean, first_line, listed, plural
 from checked_backend.report.coverage_view import (
@@ -108,22 +101,7 @@ class ReportView:
 def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
-    nothing_checked, nothing_compiled = _nothing(report)
     causes = causes_of(report.findings)
-    main = tuple(cause.main for cause in causes)
-    own = CANDIDATE in report.environment
-    advice = advise(
-        () if own else main,
-        verdict=report.verdict,
-        nothing_checked=nothing_checked,
-        nothing_compiled=nothing_compiled,
-        skipped=any(skip.matters for skip in coverage.skipped),
-        # the stage of a whole program alone is known without a search for the operator
-        localized=any(finding.op is not None or finding.searched for finding in report.findings)
-        or any("localized" in note for note in coverage.notes),
-    )
-    if own:
-        advice = (*advise_on_candidate(main), *advice)
     parts = ReportView(
         verdict=report.verdict,
         sentence=headline(report),
@@ -132,7 +110,7 @@ def view(report: Report) -> ReportView:
         path="" if report.path is None else clean(shown_path(str(report.path))),
         causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
         more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
-        advice=advice,
+        advice=advise(report, [cause.main for cause in causes]),
         coverage=coverage_line(coverage),
         checked=_cut([*counts(coverage), *map(region_line, coverage.regions)]),
         bluntest=tuple(limits(coverage)),
@@ -179,23 +157,11 @@ def _cut(lines: list[str]) -> tuple[str, ...]:
     return tuple(lines) if rest <= 0 else (*lines[:_SHOWN_LINES], f"and {rest} more; the JSON report lists them all")
 
 
-def _nothing(report: Report) -> tuple[bool, bool]:
-    """Whether nothing was checked, and whether nothing was compiled that should have been."""
-    coverage = report.coverage
-    nothing_compiled = bool(coverage.checked.get(PROGRAM_RUNS)) and not coverage.regions
-    nothing_compiled = nothing_compiled and CANDIDATE not in report.environment
-    return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
-
-
 # -- the first two lines ---------------------------------------------------------------------------------------------
 
 
 def headline(report: Report, *, remedies: bool = True) -> str:
-    """The text after the verdict in the first line: the worst cause, or a sentence if there is none.
-
-    Args:
-        remedies: Whether to name the repro and the workaround.
-    """
+    """The first line after the verdict: the worst cause, with repro and workaround, or a sentence if there is none."""
     said = plain_names(_headline(report, remedies=remedies))
     return of_candidate(said) if CANDIDATE in report.environment else said
 
@@ -205,7 +171,11 @@ def _headline(report: Report, *, remedies: bool) -> str:
     warnings = [finding for finding in report.findings if finding.severity is Severity.WARNING]
     if verdict is Verdict.PASS:
         of_layout = [finding for finding in warnings if finding.is_layout]
-        said = layout_sentence(of_layout) if of_layout else _agreement(report.coverage)
+        said = "the compiled program agrees with eager"
+        if of_layout:
+            said = layout_sentence(of_layout)
+        elif TENSORS_OF_BOTH_RUNS in report.coverage.checked:
+            said = "the second run stays within the noise of the first"
         if len(of_layout) < len(warnings):
             said += "; it refuses arguments in another layout"
         said += but_for_ignored(report.coverage)
@@ -221,7 +191,7 @@ def _headline(report: Report, *, remedies: bool) -> str:
     reasons = []
     if len(report.findings) > len(warnings):
         reasons.append(f"{plural(len(report.findings) - len(warnings), 'finding')} could not be decided")
-    nothing_checked, nothing_compiled = _nothing(report)
+    nothing_checked, nothing_compiled = nothing_done(report)
     parts = missed(report.coverage) - nothing_compiled  # that is one of them
     if parts:
         reasons.append(f"{plural(parts, 'part')} that could hide an error {'was' if parts == 1 else 'were'} skipped")
@@ -232,12 +202,6 @@ def _headline(report: Report, *, remedies: bool) -> str:
     if nothing_compiled:
         reasons.insert(0, "nothing was compiled")
     return " and ".join(reasons)
-
-
-def _agreement(coverage: Coverage) -> str:
-    if TENSORS_OF_BOTH_RUNS in coverage.checked:
-        return "the second run stays within the noise of the first"
-    return "the compiled program agrees with eager"
 
 
 def _title(report: Report, causes: Sequence[Cause]) -> str:
@@ -283,7 +247,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
         sentence=plain_sentence(main),
         message=clean(main.message),
         results=shown,
-        rows=(*_assumed(cause), *_rows(main, quoted=line is not None)),
+        rows=tuple(_rows(cause, quoted=line is not None)),
         findings=details,
         is_warning=cause.is_warning,
     )
@@ -318,13 +282,11 @@ def _cause_title(cause: Cause) -> str:
     return clean(f"{graded}{said}{f' in {where}' if where else ''}")
 
 
-def _assumed(cause: Cause) -> Iterator[Row]:
+def _rows(cause: Cause, *, quoted: bool) -> Iterator[Row]:
+    main = cause.main
     if cause.assumed:
         told = f"{plural(cause.assumed, 'finding')} of the same code, whose own operator is not known"
         yield Row("assumed", f"that it explains {told}; check again when it is mended")
-
-
-def _rows(main: Finding, *, quoted: bool) -> Iterator[Row]:
     rows = [
         row("greatest", values_at(main)),
         row("expected", main.expected),

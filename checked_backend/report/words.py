@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from checked_backend.findings import Finding, Kind
@@ -13,102 +12,100 @@ from checked_backend.report.clean import first_line
 from checked_backend.subjects import SubjectKind
 
 # Each entry has words for one result, and a sentence. The finest key that fits is taken.
-_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "structure": (
-            "has another type, dtype, shape or device than in eager",
-            "The compiled program returns something of another type, dtype, shape or device than your model does.",
-        ),
-        "structure.dtype": (
-            "has another dtype than in eager",
-            "The compiled program returns numbers of another dtype than your model does.",
-        ),
-        "structure.shape": (
-            "has another shape than in eager",
-            "The compiled program returns a tensor of another shape than your model does.",
-        ),
-        "structure.device": (
-            "is on another device than in eager",
-            "The compiled program returns a tensor on another device than your model does.",
-        ),
-        "structure.stride": (
-            "has other strides than in eager",
-            "The numbers are right, but they lie in memory in another order.",
-        ),
-        "structure.requires_grad": (
-            "differs from eager in requires_grad",
-            "The numbers are right, but the result takes part in autograd on one side only.",
-        ),
-        "alias": (
-            "shares memory differently than in eager",
-            "Writing to this tensor in place changes another one in eager and not when compiled, or the reverse.",
-        ),
-        "alias.overwritten": (
-            "is overwritten by a later call",
-            "The compiled program writes to a result that it gave you in an earlier call.",
-        ),
-        "mutation": (
-            "is changed differently than in eager",
-            "Something that the program changes in place has other values afterwards than in eager.",
-        ),
-        "mutation.uncounted": (
-            "is changed behind autograd's back",
-            "The values are right, but autograd is not told that they changed, and may use them in place of old ones.",
-        ),
-        "logic": (
-            "is wrong",
-            "The compiled program computes something else than your model.",
-        ),
-        "logic.sign_of_zero": (
-            "has zeros of another sign than in eager",
-            "The numbers are right, but some zeros are negative on one side only.",
-        ),
-        "logic.this_call": (
-            "was wrong in one call only",
-            "The result was wrong once, and not again from the same inputs: the hardware may be at fault.",
-        ),
-        "precision": (
-            "is less precise than in eager",
-            "The compiled program computes the same thing, with more rounding error than your model has to have.",
-        ),
-        "precision.batch": (
-            "has other bits alone than in a batch",
-            "The compiled program gives a row other bits when other rows are in the batch. Both may be accurate.",
-        ),
-        "precision.runs": (
-            "has other bits in another run",
-            "The compiled program gives other bits when it is run again on the same inputs. Both may be accurate.",
-        ),
-        "precision.choices": (
-            "has other bits with other kernels",
-            "The compiled program gives other bits where the compiler takes other kernels. Both may be accurate.",
-        ),
-        "nonfinite": (
-            "has NaN or infinity where eager has none",
-            "The compiled program makes NaN or infinity of inputs of which eager makes numbers.",
-        ),
-        "rng": (
-            "is drawn differently than in eager",
-            "The compiled program draws other random numbers.",
-        ),
-        "exception": (
-            "does not raise as in eager",
-            "Your model raises an error in eager, and the compiled program does not, or another one.",
-        ),
-        "crash": (
-            "fails where eager runs",
-            "Your model runs in eager, and compiling or running the compiled program fails.",
-        ),
-        "nondeterministic": (
-            "does not repeat in eager",
-            "Eager gives another result each time, so there is nothing to compare with.",
-        ),
-        "unsupported": (
-            "could not be checked",
-            "This could not be checked; it is no pass.",
-        ),
-    }
-)
+_WORDS: Mapping[str, tuple[str, str]] = {
+    "structure": (
+        "has another type, dtype, shape or device than in eager",
+        "The compiled program returns something of another type, dtype, shape or device than your model does.",
+    ),
+    "structure.dtype": (
+        "has another dtype than in eager",
+        "The compiled program returns numbers of another dtype than your model does.",
+    ),
+    "structure.shape": (
+        "has another shape than in eager",
+        "The compiled program returns a tensor of another shape than your model does.",
+    ),
+    "structure.device": (
+        "is on another device than in eager",
+        "The compiled program returns a tensor on another device than your model does.",
+    ),
+    "structure.stride": (
+        "has other strides than in eager",
+        "The numbers are right, but they lie in memory in another order.",
+    ),
+    "structure.requires_grad": (
+        "differs from eager in requires_grad",
+        "The numbers are right, but the result takes part in autograd on one side only.",
+    ),
+    "alias": (
+        "shares memory differently than in eager",
+        "Writing to this tensor in place changes another one in eager and not when compiled, or the reverse.",
+    ),
+    "alias.overwritten": (
+        "is overwritten by a later call",
+        "The compiled program writes to a result that it gave you in an earlier call.",
+    ),
+    "mutation": (
+        "is changed differently than in eager",
+        "Something that the program changes in place has other values afterwards than in eager.",
+    ),
+    "mutation.uncounted": (
+        "is changed behind autograd's back",
+        "The values are right, but autograd is not told that they changed, and may use them in place of old ones.",
+    ),
+    "logic": (
+        "is wrong",
+        "The compiled program computes something else than your model.",
+    ),
+    "logic.sign_of_zero": (
+        "has zeros of another sign than in eager",
+        "The numbers are right, but some zeros are negative on one side only.",
+    ),
+    "logic.this_call": (
+        "was wrong in one call only",
+        "The result was wrong once, and not again from the same inputs: the hardware may be at fault.",
+    ),
+    "precision": (
+        "is less precise than in eager",
+        "The compiled program computes the same thing, with more rounding error than your model has to have.",
+    ),
+    "precision.batch": (
+        "has other bits alone than in a batch",
+        "The compiled program gives a row other bits when other rows are in the batch. Both may be accurate.",
+    ),
+    "precision.runs": (
+        "has other bits in another run",
+        "The compiled program gives other bits when it is run again on the same inputs. Both may be accurate.",
+    ),
+    "precision.choices": (
+        "has other bits with other kernels",
+        "The compiled program gives other bits where the compiler takes other kernels. Both may be accurate.",
+    ),
+    "nonfinite": (
+        "has NaN or infinity where eager has none",
+        "The compiled program makes NaN or infinity of inputs of which eager makes numbers.",
+    ),
+    "rng": (
+        "is drawn differently than in eager",
+        "The compiled program draws other random numbers.",
+    ),
+    "exception": (
+        "does not raise as in eager",
+        "Your model raises an error in eager, and the compiled program does not, or another one.",
+    ),
+    "crash": (
+        "fails where eager runs",
+        "Your model runs in eager, and compiling or running the compiled program fails.",
+    ),
+    "nondeterministic": (
+        "does not repeat in eager",
+        "Eager gives another result each time, so there is nothing to compare with.",
+    ),
+    "unsupported": (
+        "could not be checked",
+        "This could not be checked; it is no pass.",
+    ),
+}
 _OF_OTHER_RUN = (
     "leaves the noise of the first run",
     "The second run has other values here than the first one, by more than the first one's own noise.",
@@ -126,23 +123,23 @@ _OF_STATE = (
     "A setting of the process is not what eager leaves it at.",
 )
 
-_PLURAL: Mapping[str, str] = MappingProxyType(
-    {
-        "is": "are",
-        "was": "were",
-        "has": "have",
-        "does": "do",
-        "begins": "begin",
-        "differs": "differ",
-        "fails": "fail",
-        "leaves": "leave",
-        "shares": "share",
-    }
-)
+_PLURAL: Mapping[str, str] = {
+    "is": "are",
+    "was": "were",
+    "has": "have",
+    "does": "do",
+    "begins": "begin",
+    "differs": "differ",
+    "fails": "fail",
+    "leaves": "leave",
+    "shares": "share",
+}
 
-_NAMED: Mapping[str, str] = MappingProxyType(
-    {"candidate": "the compiled program", "rng state": "the random state", "results": "what it returns"}
-)
+_NAMED: Mapping[str, str] = {
+    "candidate": "the compiled program",
+    "rng state": "the random state",
+    "results": "what it returns",
+}
 """Subjects without brackets that need other words. In JSON and under ``ignore`` they keep their own."""
 
 _OF_DYNAMO = (
@@ -163,15 +160,13 @@ _OF_CANDIDATE = (
     (re.compile(r"(?<=, )(\S+) compiled$"), r"\1 in the candidate"),
 )
 
-_STAGES: Mapping[str, str] = MappingProxyType(
-    {
-        "eager": "as Dynamo traced it",
-        "aot": "AOT autograd",
-        "decomposed": "Inductor's decompositions",
-        "partitioned": "graph passes and partition",
-        "compiled": "compiled code",
-    }
-)
+_STAGES: Mapping[str, str] = {
+    "eager": "as Dynamo traced it",
+    "aot": "AOT autograd",
+    "decomposed": "Inductor's decompositions",
+    "partitioned": "graph passes and partition",
+    "compiled": "compiled code",
+}
 
 
 def _of(finding: Finding) -> tuple[str, str]:
@@ -184,10 +179,15 @@ def _of(finding: Finding) -> tuple[str, str]:
     if finding.kind is Kind.NONFINITE and (metrics := finding.metrics) is not None:
         fewer = metrics.nan_candidate + metrics.inf_candidate < metrics.nan_reference + metrics.inf_reference
         return _FEWER if fewer else _WORDS["nonfinite"]
+    return _WORDS[finest_key(finding, _WORDS)]
+
+
+def finest_key(finding: Finding, table: Container[str]) -> str:
+    """The key of a table that is nearest to a finding's detail: that, what it is finer than, or the kind."""
     key = finding.detail
-    while key and key not in _WORDS:
+    while key and key not in table:
         key = key.rpartition(".")[0]
-    return _WORDS[key or finding.kind.value]
+    return key or finding.kind.value
 
 
 def for_several(phrase: str, count: int) -> str:

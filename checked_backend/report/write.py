@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -37,8 +38,8 @@ class ReadReports:
     broken: tuple[tuple[Path, str], ...]
 
 
-def write_report(report: Report, directory: Path) -> Path:
-    """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``.
+def write_report(report: Report, directory: Path, over: Path | None = None) -> Path:
+    """Write a report as ``<title>-<UTC time>-[rank<rank>-]<process>-<n>.json``, or over an earlier one.
 
     A reader never sees half a file, and no two writers, in this process or another, get the same name. The title may be
     anything: only ``[a-z0-9._-]`` of it reaches the name. The folder is made if it is not there.
@@ -49,9 +50,7 @@ def write_report(report: Report, directory: Path) -> Path:
     data = report.to_json().encode("ascii")
     directory.mkdir(parents=True, exist_ok=True)
     stem = f"{_slug(report.title)}-{this_moment(datetime.now(timezone.utc))}"
-    target, temporary, descriptor = _claim(directory, stem)
-    _finish(descriptor, data, temporary, target)
-    return target
+    return _write(data, directory, stem, over)
 
 
 def write_whole(content: str | bytes, target: Path) -> None:
@@ -64,8 +63,7 @@ def write_whole(content: str | bytes, target: Path) -> None:
     if target.exists() and not target.is_file():
         target.write_bytes(data)  # a pipe or a device: replacing it would take it away from the system
         return
-    _, temporary, descriptor = _claim(target.parent, target.name)
-    _finish(descriptor, data, temporary, target.resolve())
+    _write(data, target.parent, target.name, over=target.resolve())
 
 
 def read_reports(path: Path) -> ReadReports:
@@ -98,43 +96,32 @@ def _slug(title: str) -> str:
     return slug or "report"
 
 
-def _claim(directory: Path, stem: str) -> tuple[Path, Path, int]:
-    """Find a name that nobody has, and make its temporary file with ``O_EXCL``: two writers cannot hold the same one.
+def _write(data: bytes, directory: Path, stem: str, over: Path | None = None) -> Path:
+    """Write a file under a name that nobody has, or over another.
 
-    A temporary file left by a process that was killed only costs its number.
-
-    Returns:
-        The target, the temporary file, and the temporary file's descriptor.
+    Two writers cannot hold the same temporary file. One left by a process that was killed only costs its number.
     """
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
-    number = 0
+    numbers = itertools.count()
     while True:
-        target = directory / f"{stem}-{number}.json"
+        target = directory / f"{stem}-{next(numbers)}.json"
         temporary = directory / f".{target.name}.tmp"
-        number += 1
         try:
-            descriptor = os.open(temporary, flags, 0o666)
+            stream = temporary.open("xb")
         except FileExistsError:
             continue
-        # Nobody else can take the name while we hold the temporary file, so this look cannot go out of date.
-        if not os.path.lexists(target):
-            return target, temporary, descriptor
-        os.close(descriptor)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _finish(descriptor: int, data: bytes, temporary: Path, target: Path) -> None:
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):  # the error that brought us here is the one to tell of
-            temporary.unlink(missing_ok=True)
-        raise
+        try:
+            with stream:
+                # Nobody else can take the name while we hold the temporary file, so this look cannot go out of date.
+                if os.path.lexists(target):
+                    continue
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, over or target)
+            return over or target
+        finally:
+            with suppress(OSError):  # the error that brought us here is the one to tell of
+                temporary.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> str:
@@ -207,13 +194,10 @@ class KeptReport:
             log.debug("not written: %s", error)
 
     def _write(self, report: Report) -> None:
-        if self._path is None:
-            self._path = write_report(report, self._folder)
-            files = _files.get()
-            if files is not None:
-                files.append(self._path)
-        else:
-            write_whole(report.to_json(), self._path)
+        before, files = self._path, _files.get()
+        self._path = write_report(report, self._folder, before)
+        if before is None and files is not None:
+            files.append(self._path)
 
     def _unwritten(self, report: Report, error: OSError) -> Report:
         why = error.strerror or str(error)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from checked_backend.findings import Verdict
 from checked_backend.report.junit import junit_text, new_case, new_problem
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from checked_backend.runs.summary import CaseSummary, Comparison, Summary
 
 _VERSION = 1

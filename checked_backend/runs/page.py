@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import PackageLoader
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.report import Report
-from checked_backend.report.clean import clean
-from checked_backend.report.view import ReportView, sections, view
+from checked_backend.report.html import page_environment
+from checked_backend.report.view import sections, view
 from checked_backend.runs.progress import duration
 from checked_backend.runs.summary import CaseSummary, Comparison, Summary
 
@@ -44,19 +44,6 @@ def render_html(summary: Summary, comparison: Comparison | None = None) -> str:
     )
 
 
-def page_environment(*packages: str) -> Environment:
-    """The templates of these packages, in which every text is escaped."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["clean"] = clean
-    return environment
-
-
 def _way(case: CaseSummary) -> Mapping[str, Any]:
     """A case in its model's section."""
     report = _report_of(case.result.report)
@@ -64,19 +51,13 @@ def _way(case: CaseSummary) -> Mapping[str, Any]:
     return {
         "summary": case,
         "row": case.row,
-        "report": view_of(case.result.report),
+        "report": None if report is None else view(report),
         "noise": [
             {"label": subject, "text": f"{limit:.2g}", "width": _WIDTH * _share(limit), "kind": "noise"}
             for subject, limit in list(limits.items())[:_MOST_BARS]
         ],
         "facts": [(name, text) for name, text in _facts(case) if text],
     }
-
-
-def view_of(text: str) -> ReportView | None:
-    """What a page shows of a check's report; None if there is none or it cannot be read."""
-    report = _report_of(text)
-    return None if report is None else view(report)
 
 
 def _report_of(text: str) -> Report | None:

@@ -14,8 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import JobResources, RunningProcesses
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Case, CaseResult, Status
 
 RAY_RETRIES = 1
 """How often Ray retries a job whose node or worker was lost. Then it is recorded as lost."""

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from checked_backend.report.clean import clean, first_line
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Case, CaseResult, Status
 
 _STYLES = {Status.PASS: "green", Status.SKIPPED: "dim", Status.UNSUPPORTED: "dim", Status.INCONCLUSIVE: "yellow"}
 

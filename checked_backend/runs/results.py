@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter
 
 from checked_backend.errors import SuiteError
-from checked_backend.runs.case import Attempt, Case, CaseResult, encode
+from checked_backend.runs.case import Attempt, Case, CaseResult, Status, encode
 from checked_backend.runs.folder import StoredRun, case_name
-from checked_backend.runs.status import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,10 @@ _PLAN, _ATTEMPT = TypeAdapter(Plan), TypeAdapter(Attempt)
 
 
 class Results(StoredRun[Plan, Attempt]):
-    """A sweep in its folder.
+    """A sweep in its folder, opened as `RunFolder` is.
 
     Attributes:
         wanted: Its cases, as they were asked for last.
-
-    Args:
-        write: Make the folder if it is missing, and lock it against others that write.
-
-    Raises:
-        SuiteError: The folder has something else in it, or another process has locked it.
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:

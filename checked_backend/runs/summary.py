@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checked_backend.findings import Verdict
-from checked_backend.runs.case import Attempt, Case, CaseResult
+from checked_backend.runs.case import Attempt, Case, CaseResult, Status
 from checked_backend.runs.results import Plan, Results, WantedCase
-from checked_backend.runs.status import Status
 
 NOISIER = 2.0
 """The least factor of greater noise that is reported."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import indent
 
 from checked_backend.report.clean import clean, first_line
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from checked_backend.runs.summary import Comparison, Summary
 
 _SHOWN = 40

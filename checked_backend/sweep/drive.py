@@ -1,44 +1,43 @@
-"""Run a sweep: list the models, plan the cases, run those without a result, and keep each result at once."""
+"""Run a sweep: list the models, plan the cases, run each without a result in its own process, keep results at once."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
 from checked_backend._torch.preload import LATE_MODULES
 from checked_backend.errors import SuiteError
-from checked_backend.process.job import JobResources, Warm
+from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, Warm, run
 from checked_backend.process.warm import WarmProcesses
+from checked_backend.runs.case import CaseResult, Status
 from checked_backend.runs.pool import LocalPool, Pool, RayPool
 from checked_backend.runs.progress import Progress
 from checked_backend.runs.results import Results, WantedCase
-from checked_backend.runs.status import Status
 from checked_backend.runs.summary import Summary, summarize
-from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, planned
+from checked_backend.sweep.plan import Listed, Request, Selection, SweepJob, list_suite, planned
 from checked_backend.sweep.rules import Rules
-from checked_backend.sweep.run_case import SweepJob, run_case
 
 _LOCAL = "local"
+_WORK = "checked_backend.sweep.examine:answer_case"
+_BEFORE_THE_MODEL = ("starting", IMPORTING)
 _ALWAYS = ("torch", "checked_backend.sweep.examine", "checked_backend.sweep.suites", *LATE_MODULES)
-_OF_SUITE = MappingProxyType(
-    {
-        "huggingface": (
-            "transformers.modeling_utils",
-            "transformers.masking_utils",
-            "transformers.processing_utils",
-            "transformers.generation.utils",
-            "transformers.models.auto.modeling_auto",
-        )
-    }
-)
+_OF_SUITE: Mapping[str, tuple[str, ...]] = {
+    "huggingface": (
+        "transformers.modeling_utils",
+        "transformers.masking_utils",
+        "transformers.processing_utils",
+        "transformers.generation.utils",
+        "transformers.models.auto.modeling_auto",
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +178,45 @@ def _visible_gpus(count: int) -> Sequence[str]:
     return names[:count]
 
 
-def statuses_of(words: Sequence[str]) -> list[str]:
-    """The statuses that ``--rerun`` names: ``failed``, ``all``, or statuses by name.
+def run_case(
+    job: SweepJob,
+    resources: JobResources,
+    started: Callable[[int], None] = lambda _pid: None,
+    warm: Warm | None = None,
+) -> CaseResult:
+    """Run a case in its own process: a fork of a warm one, if there are such, or a fresh Python."""
+    question = {"spec": job.spec, "case": asdict(job.case), "settings": asdict(job.settings)}
+    try:
+        end = run(Job(_WORK, question, job.settings.timeout), resources, warm or "fresh", started)
+    except OSError as error:
+        result = CaseResult(Status.LOST, f"no process could be started: {error}")
+    else:
+        result = result_of(end)
+    return replace(result, host=socket.gethostname())
 
-    Raises:
-        SuiteError: A status is unknown.
-    """
+
+def result_of(end: JobEnd) -> CaseResult:
+    """What came out for a case whose process ended so."""
+    told: CaseResult | None = None
+    if end.answer:
+        try:
+            told = CaseResult.from_json(end.answer)
+        except SuiteError as error:
+            return CaseResult(Status.CRASH, str(error), end.stage, seconds=end.seconds, log=end.log)
+    if told is not None and end.kind == "done":
+        return replace(told, seconds=end.seconds, log="" if told.status is Status.PASS else end.log)
+    words = f"the process {end.words} while {end.stage}"
+    status = {"hang": Status.HANG, "memory": Status.OUT_OF_MEMORY}.get(end.kind, Status.CRASH)
+    if told is not None and told.status is Status.FAIL:
+        status, words = Status.FAIL, f"{told.message}; {words}, so it looked no further"
+    elif end.kind == "exit" and end.exit and end.stage in _BEFORE_THE_MODEL:  # that says nothing of the model
+        status, words = Status.LOST, f"{words}: {(end.log.strip().splitlines() or [''])[-1]}"
+    before = told or CaseResult(status)
+    return replace(before, status=status, message=words, stage=end.stage, seconds=end.seconds, log=end.log)
+
+
+def statuses_of(words: Sequence[str]) -> list[str]:
+    """The statuses that ``--rerun`` names: ``failed``, ``all``, or statuses by name; others are refused."""
     groups = {
         "failed": [status.value for status in Status if status.failed],
         "all": [status.value for status in Status if status is not Status.SKIPPED],

@@ -8,7 +8,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +18,13 @@ from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking import check
 from checked_backend.checking.target import load_compiler, parse_optimizer
 from checked_backend.errors import CheckedBackendError, OptionError, SuiteError, is_out_of_memory
-from checked_backend.findings import Finding, Kind, Skip, Verdict
+from checked_backend.findings import Finding, Kind, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.process.job import AnswerFolder
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.report.session import Session
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.subjects import Subject
 from checked_backend.sweep.rules import matches
 from checked_backend.sweep.settings import Settings
@@ -39,6 +38,7 @@ _SEED_OF_CHECK = 6_031_769
 _LONGEST = 600
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OF_VALUES = (Kind.PRECISION, Kind.LOGIC)
+_Rule = TypeVar("_Rule")
 _EMPTY = "what it returns has no elements, so nothing was compared: does the batch size leave any?"
 
 
@@ -48,7 +48,7 @@ def refuse_unknown(compiler: str | Callable[..., object]) -> None:
 
 
 def answer_case(question: Mapping[str, Any], answers: AnswerFolder) -> None:
-    """Run a case in a process of its own: the fields of `checked_backend.sweep.run_case.SweepJob` as JSON values."""
+    """Run a case in a process of its own: the fields of `checked_backend.sweep.plan.SweepJob` as JSON values."""
     settings = TypeAdapter(Settings).validate_python(question["settings"])
     case = Case(**question["case"])
     examine(question["spec"], case, settings, answers.note, lambda result: answers.answer(result.to_json()))
@@ -210,11 +210,7 @@ def _result_of(report: Report, settings: Settings) -> CaseResult:
         why = f"a rule knows it to fail, and it passes: {next(iter(settings.known_fails.values()))}"
     elif report.verdict is Verdict.INCONCLUSIVE:
         skips = [skip for skip in report.coverage.skipped if skip.matters]
-        reasons = [
-            *(f"{f.subject}: {f.message}" for f in report.findings),
-            *(f"{s.subject}: {s.reason}" for s in skips),
-        ]
-        why = reasons[0] if reasons else "nothing of it was checked"
+        why = why_undecided(report)
         if any(skip.reason.startswith("unsupported: memory") for skip in skips):
             status = Status.OUT_OF_MEMORY
         elif "non_deterministic" in settings.tags and _only_nondeterminism(report):
@@ -226,6 +222,13 @@ def _result_of(report: Report, settings: Settings) -> CaseResult:
         noise=max(limits, default=None),
         report=report.to_json(),
     )
+
+
+def why_undecided(report: Report) -> str:
+    """The first reason why a report has no verdict."""
+    reasons = [f"{one.subject}: {one.message}" for one in report.findings]
+    reasons += [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
+    return reasons[0] if reasons else "nothing of it was checked"
 
 
 def _known(failing: Sequence[Finding], known: Mapping[str, str]) -> str:
@@ -254,13 +257,16 @@ def _override(report: Report, settings: Settings) -> Report:
     ignored: list[Finding] = []
     notes: list[str] = []
     for finding in report.findings:
-        why = _ignored(finding.subject, settings.ignore_outputs) or _noise(finding, settings.noise)
+        why = _rule_for(finding.subject, settings.ignore_outputs) or _noise(finding, settings.noise)
         if why is None:
             kept.append(finding)
         else:
             ignored.append(finding)
             notes.append(f"{finding.subject}: a rule takes it out of the verdict: {why}")
-    skipped = tuple(_harmless(skip, settings.ignore_outputs) for skip in report.coverage.skipped)
+    skipped = tuple(
+        replace(skip, matters=skip.matters and _rule_for(skip.subject, settings.ignore_outputs) is None)
+        for skip in report.coverage.skipped
+    )
     coverage = replace(
         report.coverage,
         skipped=skipped,
@@ -270,29 +276,19 @@ def _override(report: Report, settings: Settings) -> Report:
     return replace(report, findings=tuple(kept), coverage=coverage)
 
 
-def _matching(subject: str, names: Mapping[str, object]) -> str | None:
+def _rule_for(subject: str, rules: Mapping[str, _Rule]) -> _Rule | None:
     bare = Subject.of(subject).text
-    return next((name for name in names if matches(name, bare)), None)
-
-
-def _ignored(subject: str, names: Mapping[str, str]) -> str | None:
-    found = _matching(subject, names)
-    return None if found is None else names[found]
+    return next((rule for name, rule in rules.items() if matches(name, bare)), None)
 
 
 def _noise(finding: Finding, limits: Mapping[str, tuple[float, str]]) -> str | None:
-    found = _matching(finding.subject, limits)
-    metrics = finding.metrics
+    found, metrics = _rule_for(finding.subject, limits), finding.metrics
     if found is None or finding.kind not in _OF_VALUES or metrics is None or metrics.nonfinite_mismatched:
         return None
-    limit, reason = limits[found]
+    limit, reason = found
     if not metrics.reference_rms or metrics.rmse / metrics.reference_rms > limit:
         return None
     return f"{reason} (its relative error {metrics.rmse / metrics.reference_rms:.2g} is within {limit:g})"
-
-
-def _harmless(skip: Skip, names: Mapping[str, str]) -> Skip:
-    return replace(skip, matters=False) if skip.matters and _matching(skip.subject, names) else skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from checked_backend.errors import SuiteError
 from checked_backend.process.job import Job, JobResources, Warm, run
 from checked_backend.runs.case import Case
 from checked_backend.sweep.rules import TAGS, Rules, matches
-from checked_backend.sweep.run_case import SweepJob
 from checked_backend.sweep.settings import DTYPES, MODES, Settings
 
 FIXED = "as dumped"
@@ -104,12 +103,23 @@ class Listed:
     devices: int
 
 
-def spec_of(text: str) -> tuple[str, str]:
-    """A suite's spec with an absolute path, which works from any folder, and the suite's label.
+@dataclass(frozen=True, slots=True)
+class SweepJob:
+    """A case to run.
 
-    Raises:
-        SuiteError: There is no such kind of suite, or no such file.
+    Attributes:
+        spec: Its suite as the process of the case finds it: ``python:/home/me/models.py``.
+        state: A text that changes when its settings, its suite's source or its compiler's file do.
     """
+
+    spec: str
+    case: Case
+    settings: Settings
+    state: str = ""
+
+
+def spec_of(text: str) -> tuple[str, str]:
+    """A suite's spec with an absolute path, which works from any folder, and its label; or a SuiteError."""
     kind, colon, where = text.partition(":")
     if kind in _PLAIN and not colon:
         return kind, kind
@@ -161,11 +171,7 @@ def list_suite(text: str, compilers: Sequence[str], resources: JobResources, war
 
 
 def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
-    """Parse modes such as ``inference`` and ``training:amp,float32`` to pairs of mode and dtype.
-
-    Raises:
-        SuiteError: A mode or a dtype is unknown.
-    """
+    """Pairs of mode and dtype of words such as ``inference`` and ``training:amp,float32``; others are refused."""
     pairs = []
     for word in words:
         mode, _, own = word.partition(":")
@@ -179,11 +185,7 @@ def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, 
 
 
 def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[SweepJob]:
-    """The cases of a suite, of all shards, in order, each with its settings.
-
-    Raises:
-        SuiteError: No case is left.
-    """
+    """The cases of a suite, of all shards, in order, each with its settings; a SuiteError if there is none."""
     made_by = {compiler: fingerprint_of(compiler) for compiler in request.compilers}
     jobs = []
     for model, case in _cases(listed, request, selection):

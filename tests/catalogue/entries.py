@@ -15,7 +15,7 @@ from checked_backend.findings import Kind
 from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 
 FILE = Path(__file__).with_name("miscompiles.json")
 COMPILERS = ("eager", "aot_eager", "inductor")

@@ -12,7 +12,7 @@ from markupsafe import escape
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.catalogue import __main__ as command
 from tests.catalogue.entries import Entry, here, read
 from tests.catalogue.page import render_page, status

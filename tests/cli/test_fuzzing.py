@@ -15,7 +15,7 @@ from checked_backend.fuzz.corpus import Corpus, Entry
 from checked_backend.fuzz.planted import CONTROL, FAULTS
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.fuzz.selftest import Tried
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.cli_tools import Run
 from tests.support.fuzz_tools import PASS, STRIDES, failing, filled, group_of
 from tests.support.torchfuzz_checkout import write_checkout

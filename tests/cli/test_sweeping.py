@@ -13,8 +13,8 @@ import pytest
 
 from checked_backend.cli import sweeping
 from checked_backend.errors import SuiteError
+from checked_backend.runs.case import Status
 from checked_backend.runs.results import Results
-from checked_backend.runs.status import Status
 from checked_backend.runs.summary import summarize
 from checked_backend.sweep import drive
 from checked_backend.sweep.drive import Sweep

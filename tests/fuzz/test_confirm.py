@@ -16,7 +16,7 @@ from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.text import DIFFERS
 from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.process.job import AnswerFolder
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import program_of
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

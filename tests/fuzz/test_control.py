@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import build, inputs_for, make_inputs, run_call, run_eager
-from checked_backend.fuzz.control import blocks_of, made_from, parse
+from checked_backend.fuzz.build import build, function_source, inputs_for, make_inputs, run_call, run_eager
+from checked_backend.fuzz.control import blocks_of, made_from
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 from checked_backend.fuzz.shrink import straightened
-from checked_backend.fuzz.text import render_function
 
 X = Input("float32", (3, 2), (2, 1), fill="range")
 END, ELSE = Statement("end"), Statement("else")
@@ -77,7 +76,7 @@ def test_straight_line_and_function_do_the_same(made: FuzzProgram) -> None:
 
 
 def test_the_text_is_a_loop_that_one_can_read() -> None:
-    assert render_function(ROWS) == "\n".join(
+    assert function_source(ROWS) == "\n".join(
         [
             "def program(x0):",
             "    v0 = torch.neg(x0)",
@@ -90,7 +89,7 @@ def test_the_text_is_a_loop_that_one_can_read() -> None:
             "    return (v0, x0)",
         ]
     )
-    assert "        v0 = v2" in render_function(NAMES)
+    assert "        v0 = v2" in function_source(NAMES)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(True, 1), (False, 2)])
@@ -98,7 +97,7 @@ def test_a_flag_decides_and_is_an_argument(value: bool, expected: int) -> None:
     branch = (Statement("if", (Ref(1),)), Statement("Tensor.fill_", (Ref(0), 1)))
     flagged = program(Statement("flag", (value,)), *branch, ELSE, Statement("Tensor.fill_", (Ref(0), 2)), END)
     assert run_eager(flagged)[0][0, 0] == expected
-    assert f"def program(x0, *, flag0={value}):" in render_function(flagged)
+    assert f"def program(x0, *, flag0={value}):" in function_source(flagged)
     (given,) = inputs_for([flagged])
     build([flagged])(given, flag0=not value)
     assert given[0, 0] == 3 - expected
@@ -107,9 +106,9 @@ def test_a_flag_decides_and_is_an_argument(value: bool, expected: int) -> None:
 
 
 def test_blocks_know_their_statements() -> None:
-    outer, inner = blocks_of(parse(ROWS))
-    assert (outer.head, outer.end, outer.middle) == (1, 8, None)
-    assert (inner.head, inner.end, inner.middle) == (2, 7, 4)
+    outer, inner = blocks_of(ROWS).values()
+    assert (outer.head, outer.middle, outer.end) == (1, 8, 8)
+    assert (inner.head, inner.middle, inner.end) == (2, 4, 7)
 
 
 NEG = Statement("torch.neg", (Ref(0),))
@@ -137,14 +136,14 @@ NEG = Statement("torch.neg", (Ref(0),))
     ],
 )
 def test_what_is_no_program_is_refused(calls: tuple[Statement, ...], words: str) -> None:
-    for attempt in (run_eager, render_function, lambda one: build([one])):
+    for attempt in (run_eager, function_source, lambda one: build([one])):
         with pytest.raises(FuzzError, match=words):
             attempt(program(*calls))
 
 
 def test_a_value_of_a_block_cannot_be_returned() -> None:
     with pytest.raises(FuzzError, match="in a block alone"):
-        parse(program(*loop(2, NEG), returns=(2,)))
+        blocks_of(program(*loop(2, NEG), returns=(2,)))
 
 
 def test_a_loop_over_a_large_size_is_refused() -> None:

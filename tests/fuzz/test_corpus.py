@@ -14,7 +14,7 @@ from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.fuzz.corpus import Corpus, Entry
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, entry_of, failing, filled, group_of, program_of
 
 

@@ -13,13 +13,12 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.fuzz.corpus import Corpus, Entry
-from checked_backend.fuzz.drive import run_fuzz
+from checked_backend.fuzz.drive import CheckTask, ConfirmTask, run_fuzz
 from checked_backend.fuzz.program import encode_program
 from checked_backend.fuzz.report import summarize
 from checked_backend.fuzz.results import Group, ProgramResult
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask
 from checked_backend.fuzz.worker import FuzzOptions
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, STRIDES, entry_of, failing, group_of, program_of
 
 WRONG = "torch.neg"

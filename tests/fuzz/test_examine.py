@@ -19,7 +19,7 @@ from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.report import Report
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support import faults
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
@@ -39,7 +39,7 @@ def rules() -> list[Rule]:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kinds and name not in OTHERWISE])
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kind and name not in OTHERWISE])
 def test_each_planted_fault_is_found_within_200_programs(name: str, rules: list[Rule]) -> None:
     fault = FAULTS[name]
     choices = Choices(training=fault.gradients, dynamic=fault.dynamic, longest=4)

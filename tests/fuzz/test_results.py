@@ -13,7 +13,7 @@ from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import DOCUMENTED, ProgramResult, documented, may_be, signature_of
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import STRIDES, failing, group_of, program_of
 
 

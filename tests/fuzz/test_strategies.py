@@ -22,7 +22,7 @@ from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import DOCUMENTED, ProgramResult
 from checked_backend.fuzz.strategies import _Drawn, assert_passes, programs
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.started_programs import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do

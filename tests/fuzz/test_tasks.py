@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz import tasks
+from checked_backend.fuzz import drive
 from checked_backend.fuzz.corpus import Entry, Record
+from checked_backend.fuzz.drive import CheckTask, ConfirmTask, Stopped
 from checked_backend.fuzz.program import decode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
-from checked_backend.fuzz.tasks import CheckTask, ConfirmTask, Stopped
 from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.process.job import IMPORTING, JobEnd, JobResources, RunningProcesses
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, answer, answering, entry_of, failing, group_of, program_of
 
 ENTRIES = [entry_of(number, program_of("torch.neg")) for number in range(4)]
@@ -26,7 +26,7 @@ FAILED = replace(ENTRIES[0], result=failing())
 
 def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd) -> tuple[dict[int, ProgramResult], CheckTask | None]:
     """What came out for which numbers, and the next task, if a worker ends so."""
-    monkeypatch.setattr(tasks, "_run", answering(given, asked=[]))
+    monkeypatch.setattr(drive, "_run", answering(given, asked=[]))
     found, again = CheckTask(range(4), 2).run(FuzzOptions(), RunningProcesses())
     return {entry.number: entry.result for entry in found}, again
 
@@ -34,7 +34,7 @@ def _check(monkeypatch: pytest.MonkeyPatch, given: JobEnd) -> tuple[dict[int, Pr
 def _confirm(monkeypatch: pytest.MonkeyPatch, given: JobEnd, entry: Entry = FAILED) -> tuple[Group | None, Any]:
     """The group, and what was asked."""
     asked: list[Any] = []
-    monkeypatch.setattr(tasks, "_run", answering(given, asked=asked))
+    monkeypatch.setattr(drive, "_run", answering(given, asked=asked))
     return ConfirmTask(entry).run(FuzzOptions(), RunningProcesses()), asked[0]
 
 
@@ -74,11 +74,11 @@ def test_a_hang_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     given = answer(Record(programs=[ENTRIES[0], *AT[1:]]), "checking", -9)
-    monkeypatch.setattr(tasks, "_run", answering(given, asked=[]))
+    monkeypatch.setattr(drive, "_run", answering(given, asked=[]))
     running = RunningProcesses()
     running.stop()
     assert CheckTask(range(4), 2).run(FuzzOptions(), running) == ([ENTRIES[0]], None)
-    monkeypatch.setattr(tasks, "_run", answering(answer(None, "confirming", -9), asked=[]))
+    monkeypatch.setattr(drive, "_run", answering(answer(None, "confirming", -9), asked=[]))
     with pytest.raises(Stopped):
         ConfirmTask(FAILED).run(FuzzOptions(), running)
 
@@ -109,7 +109,7 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
     known = replace(group_of("torch.exp", "torch.neg"), script="x", script_shows=True)
     found = signature_of(known.program, failing(op="aten.exp.default"))
     told = answer(Record(group=found))
-    monkeypatch.setattr(tasks, "_run", answering(told, asked=[]))
+    monkeypatch.setattr(drive, "_run", answering(told, asked=[]))
     made = ConfirmTask(known).run(FuzzOptions(), RunningProcesses())
     assert made is not None
     assert (made.op, made.localized, made.script, made.script_shows) == ("exp", True, "x", True)
@@ -117,7 +117,7 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
 
 def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     short = replace(answer(None, IMPORTING, 1), log="Traceback\n  File ...\nMemoryError\n")
-    monkeypatch.setattr(tasks, "_run", answering(short, asked=[]))
+    monkeypatch.setattr(drive, "_run", answering(short, asked=[]))
     with pytest.raises(FuzzError) as caught:
         CheckTask(range(4), 2).run(FuzzOptions(place=JobResources(memory=10**7)), RunningProcesses())
     assert str(caught.value) == "torch cannot be imported within 10000000 bytes of memory; --memory may give more"

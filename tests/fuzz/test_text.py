@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.fuzz.build import build, inputs_for, run_eager
+from checked_backend.fuzz.build import build, function_source, inputs_for, run_eager
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
-from checked_backend.fuzz.text import describe_inputs, render_check, render_function, render_script
+from checked_backend.fuzz.text import describe_inputs, render_check, render_script
 from tests.support.fuzz_tools import program_of
 from tests.support.warm_process import WarmPython
 
@@ -42,11 +42,11 @@ def test_the_text_and_the_function_do_what_the_program_does(programs: list[FuzzP
             torch.manual_seed(0)
             built = build([program])(*inputs_for([program]))
             names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-            exec(render_function(program), names)
+            exec(function_source(program), names)
             torch.manual_seed(0)
             from_source = names["program"](*inputs_for([program]))
-        assert all(map(_equal, expected, built)), render_function(program)
-        assert all(map(_equal, expected, from_source)), render_function(program)
+        assert all(map(_equal, expected, built)), function_source(program)
+        assert all(map(_equal, expected, from_source)), function_source(program)
 
 
 def test_programs_in_one_function_are_as_alone(programs: list[FuzzProgram]) -> None:

@@ -15,7 +15,7 @@ from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.process.job import AnswerFolder
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, failing, program_of
 
 MADE = {

@@ -206,11 +206,11 @@ def test_an_interruption_lets_the_file_be_written(
 ) -> None:
     original, interrupted = write.write_report, []
 
-    def interrupting(report: Report, folder: Path) -> Path:
+    def interrupting(report: Report, folder: Path, over: Path | None) -> Path:
         if not interrupted:
             interrupted.append(True)
             raise stop
-        return original(report, folder)
+        return original(report, folder, over)
 
     monkeypatch.setattr(write, "write_report", interrupting)
     with pytest.raises(stop):

@@ -8,8 +8,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Case, CaseResult, Status
 
 
 def test_the_key_tells_every_case_from_every_other() -> None:

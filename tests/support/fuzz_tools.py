@@ -12,8 +12,7 @@ from checked_backend.fuzz.corpus import Corpus, Entry, Record
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, encode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.process.job import JobEnd
-from checked_backend.runs.case import encode
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status, encode
 
 PASS = ProgramResult(Status.PASS, compiled=True)
 

@@ -14,13 +14,12 @@ from rich.console import Console
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.process.job import JobResources
 from checked_backend.report import Report
-from checked_backend.runs.case import Case, CaseResult
+from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.runs.pool import LocalPool
 from checked_backend.runs.results import Results, WantedCase
-from checked_backend.runs.status import Status
 from checked_backend.runs.summary import Summary, summarize
 from checked_backend.sweep.drive import Plan, Sweep, run_sweep
-from checked_backend.sweep.run_case import SweepJob
+from checked_backend.sweep.plan import SweepJob
 from checked_backend.sweep.settings import Settings
 
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}

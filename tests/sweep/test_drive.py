@@ -28,8 +28,7 @@ from checked_backend.runs.summary import Summary, summarize
 from checked_backend.runs.text import render_text
 from checked_backend.sweep import drive
 from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_processes
-from checked_backend.sweep.plan import Request, Selection
-from checked_backend.sweep.run_case import SweepJob
+from checked_backend.sweep.plan import Request, Selection, SweepJob
 from checked_backend.sweep.settings import Settings
 from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted, swept
 

@@ -12,9 +12,8 @@ import pytest
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import JobEnd, JobResources
 from checked_backend.sweep import plan
-from checked_backend.sweep.plan import Listed, Request, Selection, list_suite, parse_modes, planned, spec_of
+from checked_backend.sweep.plan import Listed, Request, Selection, SweepJob, list_suite, parse_modes, planned, spec_of
 from checked_backend.sweep.rules import Rules, load_rules
-from checked_backend.sweep.run_case import SweepJob
 from checked_backend.sweep.settings import Settings
 
 

@@ -11,10 +11,9 @@ import pytest
 from checked_backend.process.job import JobEnd, JobResources, Warm
 from checked_backend.process.warm import WarmProcesses
 from checked_backend.report import Report
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.runs.status import Status
-from checked_backend.sweep.drive import modules_of
-from checked_backend.sweep.run_case import SweepJob, result_of, run_case
+from checked_backend.runs.case import Case, CaseResult, Status
+from checked_backend.sweep.drive import modules_of, result_of, run_case
+from checked_backend.sweep.plan import SweepJob
 from checked_backend.sweep.settings import Settings
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.sweep_tools import outcome

@@ -1,4 +1,7 @@
-"""Run a program in eager as long as torch defines what it computes; and the same program on other values."""
+"""Run a program in eager as long as torch defines what it computes; and the same program on other values.
+
+What torch leaves open is no program, because compiled code may do anything with it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import dtype_name, run_call, run_eager, same_value
-from checked_backend.fuzz.generate.undefined import is_undefined
-from checked_backend.fuzz.program import DTYPES, FuzzProgram, Statement
+from checked_backend.fuzz.program import DTYPES, Constant, FuzzProgram, Ref, Statement
 from checked_backend.random_state import random_untouched
 
 MOST_ELEMENTS = 4096
@@ -32,11 +34,7 @@ def run_defined(program: FuzzProgram) -> list[Any]:
 
 
 def run_defined_call(call: Statement, known: Sequence[Any], *, gradients: bool) -> Any:
-    """Run one call in eager, given all earlier values.
-
-    Raises:
-        Exception: As of `run_defined`.
-    """
+    """Run one call in eager, given all earlier values; it raises as `run_defined` does."""
     with warnings.catch_warnings(), torch.set_grad_enabled(gradients):
         warnings.simplefilter("ignore")
         if is_undefined(call, known):
@@ -100,3 +98,173 @@ def _results(program: FuzzProgram) -> list[Any]:
         torch.autograd.backward(wanted, [torch.ones_like(value) for value in wanted])
     grads = [value.grad for value in values[: len(program.inputs)] if value.grad is not None]
     return [*results, *values[: len(program.inputs)], *grads]
+
+
+UNDEFINED_OPS = frozenset(
+    {
+        *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort"),  # which of equal elements
+        *("svd", "svd_lowrank", "pca_lowrank", "geqrf", "qr", "lobpcg", "ormqr", "pinverse"),  # signs of vectors
+        *("multinomial", "rrelu", "rrelu_", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"),
+        *("as_strided", "as_strided_", "as_strided_copy", "put", "put_"),
+        *("histc", "bincount", "nonzero", "unique", "unique_consecutive"),
+        *("masked_select", "argwhere", "nonzero_static", "item", "tolist", "to_sparse", "equal", "allclose"),
+        *("view_as_real", "fractional_max_pool2d", "fractional_max_pool3d", "segment_reduce", "narrow_copy"),
+        *("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"),  # whether they share memory is left open
+        *("retain_grad", "detach_", "requires_grad_", "rename", "rename_", "refine_names", "sparse_mask"),
+    }
+)
+"""Operations that are left out by name: ties, signs and memory that torch leaves open, or sizes that depend on data."""
+
+_LINALG = frozenset(
+    {"norm", "vector_norm", "matrix_norm", "cross", "vecdot", "multi_dot", "diagonal", "vander", "matmul"}
+)
+_SHIFTS = ("<<", ">>", "shift")
+_TO_INTEGERS: dict[str, torch.dtype] = {
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
+}
+_WRITES = ("setitem", "Tensor.copy_", "Tensor.index_put_", "Tensor.masked_scatter_")
+_DUPLICATES = ("scatter", "index_copy", "index_put", "index_fill", "put_", "take_along_dim")
+
+
+def draws(op: str) -> bool:
+    """Whether an operation draws random numbers."""
+    return any(word in op for word in ("rand", "bernoulli", "dropout", "normal"))
+
+
+def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
+    """Whether torch leaves open what a call gives."""
+    own = call.op.rpartition(".")[2]
+    if own in UNDEFINED_OPS or (call.op.startswith("torch.linalg.") and own not in _LINALG):
+        return True
+    if own == "embedding_bag" and isinstance(call.kwargs.get("offsets"), Ref):
+        return True  # random offsets: eager reads beyond the indices
+    target = _written(call)
+    if target is not None and is_overlapping(values[target.value]):
+        return True  # torch refuses most of these; in the others the order of writes decides
+    tensors = [values[arg.value] for arg in call.args if isinstance(arg, Ref)]
+    tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    if own == "as_strided_scatter" and not _scatters_in_order(call, tensors):
+        return True
+    return (
+        _shifts_too_far(call, values, tensors)
+        or _converts_what_does_not_fit(call, tensors)
+        or _writes_twice(call, tensors)
+        or _writes_what_it_reads(call, values)
+    )
+
+
+def _scatters_in_order(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether ``as_strided_scatter`` writes each element once, to a contiguous tensor, and nothing is differentiated.
+
+    Its gradient in eager is wrong also for contiguous tensors: `torch.autograd.gradcheck` fails, because what was
+    overwritten gets the incoming gradient and the rest zeros, and both are read at the start of the incoming
+    gradient's memory, wherever that begins. The review of its formula says so
+    (https://github.com/pytorch/pytorch/pull/77128), and for other layouts eager refuses
+    (https://github.com/pytorch/pytorch/issues/90992). There is nothing that a compiled gradient could be held against.
+    If places overlap, the order of writes decides. What lies beyond a tensor's own elements is nobody's.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    target = tensors[0]
+    size, stride, offset = (list(call.args) + [None] * 5)[2:5]
+    size, stride = call.kwargs.get("size", size), call.kwargs.get("stride", stride)
+    offset = call.kwargs.get("storage_offset", offset) or 0
+    if not target.is_contiguous() or target.storage_offset():
+        return False
+    if not all(isinstance(part, Sequence) and all(isinstance(one, int) for one in part) for part in (size, stride)):
+        return False
+    end = offset + 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=False))
+    return end <= target.numel() and not is_overlapping(target.new_empty(0).new_empty_strided(size, stride))
+
+
+def _written(call: Statement) -> Ref | None:
+    """The value that a call writes to."""
+    if isinstance(out := call.kwargs.get("out"), Ref):
+        return out
+    in_place = call.op == "setitem" or (call.op.startswith("Tensor.") and call.op.endswith("_"))
+    in_place = in_place or call.op in ("+=", "-=", "*=", "/=", "&=", "|=", "^=") or call.kwargs.get("inplace") is True
+    return call.args[0] if in_place and isinstance(call.args[0], Ref) else None
+
+
+def is_overlapping(value: Any) -> bool:
+    """Whether two elements of a tensor may lie in one place."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    reach = 0
+    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
+
+
+def _shifts_too_far(call: Statement, values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+    if not any(word in call.op for word in _SHIFTS):
+        return False
+    by = call.args[1]
+    if isinstance(by, Ref) and not isinstance(values[by.value], torch.Tensor):
+        by = values[by.value]  # the number of a turn
+    widths = [_bits(tensor) for tensor in tensors] or [64]
+    if not isinstance(by, Ref):
+        return not 0 <= by < min(widths)
+    last = tensors[-1]
+    if not isinstance(call.args[0], Ref):
+        return True
+    return bool(((last < 0) | (last >= min(widths))).any()) or bool((tensors[0] < 0).any())
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return 1 if tensor.dtype is torch.bool else 8 * tensor.element_size()
+
+
+def _converts_what_does_not_fit(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether numbers become integers that cannot hold them."""
+    own = call.op.rpartition(".")[2]
+    wanted = _TO_INTEGERS.get(own)
+    for argument in (*call.args, *call.kwargs.values()):
+        if isinstance(argument, Constant) and argument.name.startswith(("int", "uint")):
+            wanted = getattr(torch, argument.name)
+    sources = tensors
+    if call.op in _WRITES and len(tensors) > 1:
+        wanted, sources = tensors[0].dtype, tensors[1:]
+    if own in ("type_as", "view_as") and len(tensors) > 1:
+        wanted, sources = tensors[1].dtype, tensors[:1]
+    if wanted is None or wanted.is_floating_point or wanted.is_complex or wanted is torch.bool:
+        return False
+    limits = torch.iinfo(wanted)
+    for tensor in sources:
+        if tensor.is_complex():
+            return True
+        if tensor.is_floating_point():
+            wide = tensor.detach().double()
+            if not bool(((wide > float(limits.min) - 1.0) & (wide < float(limits.max))).all()):  # NaN is refused, too
+                return True
+    return False
+
+
+def _writes_twice(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an operation may write two values to one place: an index has equal elements."""
+    own = call.op.rpartition(".")[2]
+    if not own.startswith(_DUPLICATES) or own.startswith(("scatter_add", "scatter_reduce")):
+        return False
+    dim = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], int) else 0
+    for index in tensors[1:]:
+        if index.dtype in (torch.int64, torch.int32) and index.numel() > 1:
+            ordered = index.sort(dim).values if -index.dim() <= dim < index.dim() else index.flatten().sort().values
+            if bool((ordered.diff(dim=dim if ordered.dim() == index.dim() else 0) == 0).any()):
+                return True
+    return False
+
+
+def _writes_what_it_reads(call: Statement, values: Sequence[Any]) -> bool:
+    """Whether running statistics may share memory with each other, or with what a norm reads: the order decides."""
+    if not call.op.endswith(("batch_norm", "instance_norm")):
+        return False
+    given = [values[ref.value] for ref in (*call.args, *call.kwargs.values()) if isinstance(ref, Ref)]
+    memory = [tensor.untyped_storage().data_ptr() for tensor in given if isinstance(tensor, torch.Tensor)]
+    return len(memory) != len(set(memory))

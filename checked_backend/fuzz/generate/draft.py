@@ -11,9 +11,8 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import dtype_name, make_inputs, same_value, strides_of
-from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, run_defined, run_defined_call
-from checked_backend.fuzz.generate.undefined import draws
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, map_refs
+from checked_backend.fuzz.generate.defined import MOST_ELEMENTS, draws, run_defined, run_defined_call
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
 
 
 class NothingFits(ValueError):
@@ -185,11 +184,7 @@ class Draft:
         return self.rng.choices(found, [1 + 2 * place for place in range(len(found))])[0] if found else None
 
     def some(self, wanted: Callable[[torch.Tensor], bool] = lambda _: True) -> Ref:
-        """Like `any`, for a call that cannot do without.
-
-        Raises:
-            NothingFits: There is none.
-        """
+        """Like `any`, for a call that cannot do without: `NothingFits` is raised if there is none."""
         found = self.any(wanted)
         if found is None:
             raise NothingFits
@@ -236,11 +231,7 @@ class Draft:
     # calls
 
     def add(self, call: Statement | None) -> Ref | None:
-        """Add a call, if eager runs it and its result is defined.
-
-        Returns:
-            Its result; None if it was not added.
-        """
+        """Add a call, if eager runs it and its result is defined. Its result; None if it was not added."""
         if call is None:
             return None
         try:
@@ -287,11 +278,7 @@ class Draft:
         self.values[target.value] = self.values[source.value]
 
     def end(self) -> bool:
-        """End a block. The outermost is run as it will be; if it changes nothing or cannot run, it is dropped.
-
-        Returns:
-            Whether it was kept.
-        """
+        """End a block, and say whether it was kept: the outermost is run as it will be, and must change something."""
         start = self._open.pop()
         if isinstance(head := self._entries[start], Statement) and head.op == "for":
             self.turns.pop()
@@ -318,11 +305,7 @@ class Draft:
         self._hidden |= {place for place in here if isinstance(self._entries[place], Statement)}
 
     def _replayed(self) -> list[Any]:
-        """The values of the program so far, run from its beginning.
-
-        Raises:
-            Exception: Eager refuses it, a result is not defined, or it is one that programs cannot have.
-        """
+        """The values of the program so far, run from its beginning; it raises as `run_defined` does."""
         program, where = self._ordered(())
         known = run_defined(program)
         return [known[where[place]] for place in range(len(self._entries))]
@@ -354,11 +337,11 @@ class Draft:
         given = [entry for entry in self._entries if isinstance(entry, Input)]
         program = FuzzProgram(
             tuple(one if one.shares is None else replace(one, shares=where[one.shares]) for one in given),
-            tuple(map_refs(call, where.__getitem__) for call in self.calls),
-            tuple(where[ref.value] for ref in returns),
+            tuple(self.calls),
+            tuple(ref.value for ref in returns),
             self.gradients,
             self.dynamic,
-        )
+        ).renumbered(where.__getitem__)
         return program, where
 
 

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from checked_backend.fuzz.control import RELATIONS, writes
-from checked_backend.fuzz.generate.defined import runs_alike
+from checked_backend.fuzz.generate.defined import draws, runs_alike
 from checked_backend.fuzz.generate.draft import Choices, Draft, chance
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule, rules_of_samples
-from checked_backend.fuzz.generate.undefined import draws
 from checked_backend.fuzz.known import is_known, plain, spelled
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, refs_of
 from checked_backend.random_state import random_untouched
@@ -30,14 +29,7 @@ Extend = Callable[[bool], bool]
 
 
 def add_block(draft: Draft, extend: Extend, depth: int = 1) -> bool:
-    """Add a loop or a branch that changes what was there before it.
-
-    Args:
-        depth: How many blocks there are around it, with it.
-
-    Returns:
-        Whether it was added: it may not run.
-    """
+    """Add a loop or a branch that changes what was there before it, and say whether it runs and was added."""
     if draft.chance(0.6 if depth == 1 else 0.2):
         draft.begin(Statement("for", (_turns(draft),)))
         _fill(draft, extend, depth)
@@ -165,14 +157,11 @@ def draw_program(
     wanted: Sequence[Rule] = (),
     turn: Sequence[Sequence[Rule]] = (),
 ) -> FuzzProgram | None:
-    """A program that eager runs, and repeats.
+    """A program that eager runs, and repeats; None where these choices lead to none.
 
     Args:
         rng: The source of all choices; `checked_backend.fuzz.strategies` has Hypothesis's.
         turn: The operators whose turn it is, as of `due`.
-
-    Returns:
-        None where these choices lead to none.
     """
     with random_untouched():
         program = _attempt(rng, choices, rules, wanted, turn)
@@ -254,12 +243,9 @@ def _attempt(
 
 
 def _extend_due(draft: Draft, forms: Sequence[Rule], made: Sequence[Ref], rules: Sequence[Rule]) -> list[Ref]:
-    """Add a call of an operator in any form that fits, now or with other arguments.
+    """Add a call of an operator in any form that fits, now or with other arguments, and mostly one that reads it.
 
-    Mostly it reads what the program computes and another call reads its result: compilers fuse such operators.
-
-    Returns:
-        The results of both.
+    Mostly it reads what the program computes, too: compilers fuse such operators. Returns the results of both.
     """
     added: list[Ref] = []
     for wanted, sources in ((forms, made), (rules, added)):

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from checked_backend._torch.op_database import operator_database
-from checked_backend.fuzz.build import dtype_name, eager_value
+from checked_backend.fuzz.build import argument_of, dtype_name, eager_value
+from checked_backend.fuzz.generate.defined import UNDEFINED_OPS, is_overlapping
 from checked_backend.fuzz.generate.draft import Draft, NothingFits
-from checked_backend.fuzz.generate.undefined import UNDEFINED_OPS, is_overlapping
 from checked_backend.fuzz.known import is_known
-from checked_backend.fuzz.program import CONSTANTS, DTYPES, Constant, Ref, Size, Statement
+from checked_backend.fuzz.program import DTYPES, Constant, Ref, Size, Statement
 
 _VIEWS_IN_PLACE = ("Tensor.unsqueeze_", "Tensor.squeeze_", "Tensor.transpose_", "Tensor.t_", "Tensor.swapaxes_")
 """Operations that change the shape of the tensor itself."""
@@ -286,17 +286,11 @@ class Rule:
     changes: bool = False
 
 
-def _torch(words: str) -> tuple[str, ...]:
-    return tuple(f"torch.{word}" for word in words.split())
+def _named(prefix: str, words: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}.{word}" for word in words.split())
 
 
-def _functional(words: str) -> tuple[str, ...]:
-    return tuple(f"F.{word}" for word in words.split())
-
-
-def _methods(words: str) -> tuple[str, ...]:
-    return tuple(f"Tensor.{word}" for word in words.split())
-
+_torch, _functional, _methods = (functools.partial(_named, prefix) for prefix in ("torch", "F", "Tensor"))
 
 _POINTWISE = (
     "abs neg sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
@@ -646,20 +640,13 @@ def _sample(draft: Draft, info: Any, dtype: torch.dtype) -> Any:
 def _argument(draft: Draft, raw: Any) -> Any:
     if isinstance(raw, torch.Tensor):
         return _tensor(draft, raw)
-    if isinstance(raw, list | tuple):
-        return type(raw)(_argument(draft, item) for item in raw) if type(raw) in (list, tuple) else _unusable(raw)
-    if isinstance(raw, torch.dtype | torch.memory_format):
-        name = str(raw).removeprefix("torch.")
-        return Constant(name) if name in CONSTANTS else _unusable(raw)
-    if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):
-        return raw
-    return _unusable(raw)
+    return type(raw)(_argument(draft, item) for item in raw) if type(raw) in (list, tuple) else argument_of(raw)
 
 
 def _tensor(draft: Draft, raw: torch.Tensor) -> Ref:
     """A tensor of the program with the sample's shape and dtype: one there is, or an input like the sample's."""
     if raw.layout is not torch.strided or dtype_name(raw) not in DTYPES or raw.numel() > _MOST_ELEMENTS:
-        _unusable(raw)
+        raise NothingFits(dtype_name(raw))
     if raw.is_floating_point() and draft.chance(0.75):
         found = draft.any(lambda tensor: tensor.shape == raw.shape and tensor.dtype == raw.dtype)
         if found is not None:
@@ -673,7 +660,3 @@ def _tensor(draft: Draft, raw: torch.Tensor) -> Ref:
         return draft.new_input(dtype_name(raw), raw.shape, fill="range", low=int(low), high=int(high))
     fill = "edges" if draft.chance(0.1) else "range"
     return draft.new_input(dtype_name(raw), raw.shape, fill=fill, low=low, high=high)
-
-
-def _unusable(raw: Any) -> Any:
-    raise NothingFits(type(raw).__name__)

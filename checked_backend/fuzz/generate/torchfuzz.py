@@ -23,15 +23,13 @@ import torch
 from torch import fx
 
 from checked_backend.errors import CheckedBackendError, FuzzError
-from checked_backend.fuzz.build import dtype_name, run_eager
+from checked_backend.fuzz.build import argument_of, dtype_name, run_eager
 from checked_backend.fuzz.generate.defined import run_defined_call, runs_alike
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import matches
 from checked_backend.fuzz.known import is_known, name_of
 from checked_backend.fuzz.program import (
-    CONSTANTS,
     DTYPES,
-    Constant,
     FuzzProgram,
     Input,
     Ref,
@@ -56,11 +54,7 @@ class LeftOut(CheckedBackendError):
 
 
 def find_torchfuzz(folder: Path) -> Path:
-    """The package in a checkout of PyTorch, or in the folder that holds it, or the folder itself.
-
-    Raises:
-        FuzzError: It is not there.
-    """
+    """The package in a checkout of PyTorch, or in its folder, or that folder; a FuzzError if it is not there."""
     for place in _PLACES:
         found = (folder / place).resolve()
         if found.name == _PACKAGE and all((found / file).is_file() for file in _FILES):
@@ -72,11 +66,7 @@ def find_torchfuzz(folder: Path) -> Path:
 
 
 class TorchFuzz:
-    """torchfuzz of a checkout, imported from there.
-
-    Raises:
-        FuzzError: There is no torchfuzz in it, or it cannot be imported.
-    """
+    """torchfuzz of a checkout, imported from there; a FuzzError is raised if that cannot be."""
 
     def __init__(self, folder: Path, choices: Choices) -> None:
         package = find_torchfuzz(folder)
@@ -217,13 +207,10 @@ def _leaf(raw: Any, values: Mapping[fx.Node, Ref]) -> Any:
     """A part of an argument that has no parts."""
     if isinstance(raw, fx.Node):
         return values[raw]
-    if isinstance(raw, torch.dtype | torch.memory_format):
-        name = str(raw).removeprefix("torch.")
-        if name in CONSTANTS:
-            return Constant(name)
-    if raw is None or raw is ... or isinstance(raw, bool | int | float | complex | str):
-        return raw
-    raise LeftOut(f"an argument that is a {type(raw).__name__}")
+    try:
+        return argument_of(raw)
+    except TypeError as error:
+        raise LeftOut(f"an argument that is a {error}") from None
 
 
 def _refuse_undefined(program: FuzzProgram) -> None:

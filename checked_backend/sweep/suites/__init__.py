@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -20,15 +19,13 @@ from checked_backend.sweep.suites.base import Suite, Unsupported
 
 __all__ = ["list_models", "suite_of"]
 
-_MODULES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "python": ("python_file", "PythonFile"),
-        "dumps": ("dumps", "Dumps"),
-        "torchbench": ("torchbench", "TorchBench"),
-        "huggingface": ("huggingface", "HuggingFace"),
-        "timm": ("timm_models", "Timm"),
-    }
-)
+_MODULES: Mapping[str, tuple[str, str]] = {
+    "python": ("python_file", "PythonFile"),
+    "dumps": ("dumps", "Dumps"),
+    "torchbench": ("torchbench", "TorchBench"),
+    "huggingface": ("huggingface", "HuggingFace"),
+    "timm": ("timm_models", "Timm"),
+}
 
 
 def suite_of(spec: str) -> Suite:

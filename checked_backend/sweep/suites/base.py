@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from checked_backend.report import Report
@@ -13,6 +15,14 @@ from checked_backend.sweep.settings import Settings
 
 class Unsupported(Exception):
     """Raised if a model cannot run in this way here, without a bug in the model or the compiler."""
+
+
+def digest_of(paths: Iterable[Path], folder: Path) -> str:
+    """A text that changes when files do, or their places in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from checked_backend.dump import load_dump, rehearse
 from checked_backend.errors import DumpError, SuiteError
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
-from checked_backend.sweep.suites.base import Built, Model, Unsupported
+from checked_backend.sweep.suites.base import Built, Model, Unsupported, digest_of
 
 _GRAPH = "graph.json"
 
@@ -32,11 +31,8 @@ class Dumps:
 
     def fingerprint(self) -> str:
         """See `Suite`."""
-        digest = hashlib.sha256()
-        for path in sorted(self._folder.rglob("*")):
-            if path.name in (_GRAPH, "inputs.json") and path.is_file():
-                digest.update(path.relative_to(self._folder).as_posix().encode() + b"\0" + path.read_bytes())
-        return digest.hexdigest()[:16]
+        files = (path for path in self._folder.rglob("*") if path.name in (_GRAPH, "inputs.json") and path.is_file())
+        return digest_of(files, self._folder)
 
     def build(self, case: Case, settings: Settings) -> Built:
         """See `Suite`."""

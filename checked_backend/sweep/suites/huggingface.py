@@ -7,7 +7,6 @@ import importlib
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -112,7 +111,7 @@ def _architectures() -> Mapping[str, str]:
     found: dict[str, str] = {}
     for model_type, name in by_type.items():
         found.setdefault(name, model_type)
-    return MappingProxyType(found)
+    return found
 
 
 def _refuse_giants(made: Any, config: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, product
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +32,8 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
         Unsupported: No rule here knows an input that it requires.
     """
     main = getattr(model, "main_input_name", "input_ids")
-    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+    taken = [(name, one) for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    required = [name for name, one in taken if one.default is one.empty]
     unknown = [name for name in required if name not in _MAKERS]
     first = [name for name in ([main] if isinstance(main, str) else main) if name in parameters and name in _MAKERS]
     if unknown or not (first or required):
@@ -51,13 +51,6 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
         for makers in islice(product(*(_MAKERS[name] for name in names)), _MOST_TRIED):
             inputs = {name: maker(config, batch) for name, maker in zip(names, makers, strict=True)}
             yield _with_masks(inputs, parameters)
-
-
-def _is_required(parameter: Any) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
 
 
 def _modalities(model: Any) -> Iterator[str]:
@@ -186,45 +179,41 @@ _SOUND: Sequence[Maker] = (
     _noise(_named("audio_channels", 1), _SAMPLES),
     _noise(_named("max_length", 64), _bins),
 )
-_MAKERS: Mapping[str, Sequence[Maker]] = MappingProxyType(
-    {
-        **dict.fromkeys(("input_ids", "decoder_input_ids"), (_tokens, _channels_of_tokens)),
-        "qformer_input_ids": (_tokens,),
-        "pixel_values": (_pixels, _video, _pairs, _large_pixels, _patches, _flat_patches),
-        "prompt_pixel_values": (_pixels,),
-        "prompt_masks": (_pixels,),
-        "pixel_values_videos": (_video,),
-        **dict.fromkeys(("input_values", "audio_values"), _SOUND),
-        "input_features": (_features, _features_in_time, _noise(1, _frames, _bins)),
-        "spectrogram": (_features_in_time, _features),
-        "audio_mel": (_features_in_time, _features),
-        "input_features_mask": (lambda config, batch: torch.ones(batch, _frames(config), dtype=torch.long),),
-        "audio_mel_mask": (lambda config, batch: torch.zeros(batch, _frames(config), dtype=torch.bool),),
-        "bbox": (_boxes, lambda config, batch: _boxes(config, batch).float()),
-        "hidden_states": (_hidden, _flat_patches),
-        "inputs_embeds": (_hidden,),
-        **dict.fromkeys(("grid_thw", "image_grid_thw"), (_grid,)),
-        "merge_sizes": (lambda _config, batch: torch.ones(batch, dtype=torch.long),),
-        "spatial_shapes": (lambda _config, batch: torch.tensor([[_GRID, _GRID]] * batch),),
-        "pixel_attention_mask": (lambda _config, batch: torch.ones(batch, _GRID * _GRID, dtype=torch.long),),
-        "past_values": _series(_history),
-        "future_values": _series(_predicted),
-        "past_time_features": (_noise(_history, _times),),
-        "future_time_features": (_noise(_predicted, _times),),
-        "past_observed_mask": (lambda config, batch: torch.ones(batch, _history(config)),),
-        "past_values_padding": (lambda config, batch: torch.zeros(batch, _history(config), dtype=torch.long),),
-    }
-)
+_MAKERS: Mapping[str, Sequence[Maker]] = {
+    **dict.fromkeys(("input_ids", "decoder_input_ids"), (_tokens, _channels_of_tokens)),
+    "qformer_input_ids": (_tokens,),
+    "pixel_values": (_pixels, _video, _pairs, _large_pixels, _patches, _flat_patches),
+    "prompt_pixel_values": (_pixels,),
+    "prompt_masks": (_pixels,),
+    "pixel_values_videos": (_video,),
+    **dict.fromkeys(("input_values", "audio_values"), _SOUND),
+    "input_features": (_features, _features_in_time, _noise(1, _frames, _bins)),
+    "spectrogram": (_features_in_time, _features),
+    "audio_mel": (_features_in_time, _features),
+    "input_features_mask": (lambda config, batch: torch.ones(batch, _frames(config), dtype=torch.long),),
+    "audio_mel_mask": (lambda config, batch: torch.zeros(batch, _frames(config), dtype=torch.bool),),
+    "bbox": (_boxes, lambda config, batch: _boxes(config, batch).float()),
+    "hidden_states": (_hidden, _flat_patches),
+    "inputs_embeds": (_hidden,),
+    **dict.fromkeys(("grid_thw", "image_grid_thw"), (_grid,)),
+    "merge_sizes": (lambda _config, batch: torch.ones(batch, dtype=torch.long),),
+    "spatial_shapes": (lambda _config, batch: torch.tensor([[_GRID, _GRID]] * batch),),
+    "pixel_attention_mask": (lambda _config, batch: torch.ones(batch, _GRID * _GRID, dtype=torch.long),),
+    "past_values": _series(_history),
+    "future_values": _series(_predicted),
+    "past_time_features": (_noise(_history, _times),),
+    "future_time_features": (_noise(_predicted, _times),),
+    "past_observed_mask": (lambda config, batch: torch.ones(batch, _history(config)),),
+    "past_values_padding": (lambda config, batch: torch.zeros(batch, _history(config), dtype=torch.long),),
+}
 """By the name of an input, ways to make it."""
 
-_OF_MODALITY: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "text": ("input_ids",),
-        "image": ("pixel_values",),
-        "video": ("pixel_values_videos",),
-        "audio": ("input_features", "input_values"),
-        "time": ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features"),
-    }
-)
+_OF_MODALITY: Mapping[str, Sequence[str]] = {
+    "text": ("input_ids",),
+    "image": ("pixel_values",),
+    "video": ("pixel_values_videos",),
+    "audio": ("input_features", "input_values"),
+    "time": ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features"),
+}
 _ALSO = ("bbox",)
 _IF_NEEDED = ("input_features_mask", "image_grid_thw", "qformer_input_ids")

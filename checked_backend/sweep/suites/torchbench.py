@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ import torch
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
-from checked_backend.sweep.suites.base import Built, Model, Unsupported
+from checked_backend.sweep.suites.base import Built, Model, Unsupported, digest_of
 
 _PACKAGE = "torchbenchmark"
 _MODELS, _CANARIES, _INTERNAL = "models", "canary_models", "fb"
@@ -48,10 +46,7 @@ class TorchBench:
 
     def fingerprint(self) -> str:
         """See `Suite`. It changes with each Python file of the checkout's package, committed or not."""
-        digest = hashlib.sha256()
-        for path in sorted((self._folder / _PACKAGE).rglob("*.py")):
-            digest.update(path.relative_to(self._folder).as_posix().encode() + b"\0" + path.read_bytes())
-        return digest.hexdigest()[:16]
+        return digest_of((self._folder / _PACKAGE).rglob("*.py"), self._folder)
 
     def build(self, case: Case, settings: Settings) -> Built:
         """See `Suite`."""
@@ -97,12 +92,11 @@ def _named(folder: Path, without: str = "") -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != without and (path / "__init__.py").is_file())
 
 
-_ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType(
-    # it sorts boxes by scores that nearly tie, so its results cannot be compared
-    {("vision_maskrcnn", "train"): {"model_kwargs": {"box_detections_per_img": 4}}}
-)
-
-_INPUTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
-    # the model's own example comes from a data loader
-    {"yolov3": lambda benchmark: (torch.rand(benchmark.batch_size, 3, 384, 512, device=benchmark.device),)}
-)
+# it sorts boxes by scores that nearly tie, so its results cannot be compared
+_ARGUMENTS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("vision_maskrcnn", "train"): {"model_kwargs": {"box_detections_per_img": 4}}
+}
+# the model's own example comes from a data loader
+_INPUTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "yolov3": lambda benchmark: (torch.rand(benchmark.batch_size, 3, 384, 512, device=benchmark.device),)
+}

@@ -17,7 +17,7 @@ from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.torchfuzz import LeftOut, TorchFuzz, find_torchfuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
-from checked_backend.runs.status import Status
+from checked_backend.runs.case import Status
 from tests.support.torchfuzz_checkout import write_checkout
 
 BODIES = (

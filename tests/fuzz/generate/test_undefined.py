@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.fuzz.generate.undefined import is_undefined
+from checked_backend.fuzz.generate.defined import is_undefined
 from checked_backend.fuzz.program import Constant, Ref, Statement
 
 SMALL = torch.tensor([1.0, -2.0])
