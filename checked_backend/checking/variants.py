@@ -172,13 +172,10 @@ def without_rounding(
     left = []
     for finding in findings:
         greatest = math.inf if finding.metrics is None else finding.metrics.max_abs_diff
+        is_rounded = finding.kind in (Kind.LOGIC, Kind.PRECISION)
         if not finding.kind.fails:
             why = f"{finding.kind}: {finding.message}"
-        elif (
-            finding.kind in OF_VALUES - {Kind.NONFINITE}
-            and call.incoming.is_laid_out
-            and greatest <= rounding.get(finding.subject, -1.0)
-        ):
+        elif call.incoming.is_laid_out and is_rounded and greatest <= rounding.get(finding.subject, -1.0):
             why = "it is zero but for rounding"
         elif not call.incoming.is_finite and finding.kind in OF_VALUES and not _is_lost(finding):
             why = "it is NaN or infinite in other elements"
