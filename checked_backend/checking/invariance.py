@@ -306,9 +306,7 @@ class _Batch:
 
     @classmethod
     def of(cls, program: Program, given: int | None) -> _Batch:
-        tensors = {
-            name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)
-        }
+        tensors = {name: leaf for name, leaf in program.tensors().items() if _is_plain(leaf)}
         marked = {name: min(marks) for name, leaf in tensors.items() if (marks := marked_dimensions(leaf))}
         if given is not None or not marked:
             marked = {name: given or 0 for name, leaf in tensors.items() if leaf.dim() > (given or 0)}
@@ -334,7 +332,7 @@ class _Batch:
 
     def rows(self, start: int, count: int, entering: Mapping[str, torch.Tensor] | None) -> ProgramCall:
         """A call with some of the rows, in tensors of its own: the program may write to them."""
-        leaves = self.program.leaves()
+        leaves = self.program.tensors()
         alone = {
             name: leaves[name].detach().narrow(place, start, count).clone().requires_grad_(leaves[name].requires_grad)
             for name, place in self.dimensions.items()
@@ -420,9 +418,8 @@ def _is_unchanged(name: str, program: Program, eager: Outcome) -> bool:
     subject = Subject(name)
     if subject.kind is not SubjectKind.MUTATED:
         return False
-    given = program.leaves().get(subject.name)
-    after = eager.values[name]
-    return isinstance(given, torch.Tensor) and _first_different({name: given.detach()}, {name: after}) is None
+    given, after = program.tensors().get(subject.name), eager.values[name]
+    return given is not None and _first_different({name: given.detach()}, {name: after}) is None
 
 
 def _why_none(batch: _Batch, parts: Sequence[_Part], mixed: Collection[str]) -> str:

@@ -216,6 +216,10 @@ class Program:
         """The leaves of the first call's arguments, by name."""
         return dict(argument_leaves(self.function, self.calls[0].args, self.calls[0].kwargs))
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among them."""
+        return {name: leaf for name, leaf in self.leaves().items() if isinstance(leaf, torch.Tensor)}
+
     def run(self, transform: Transform | None = None, *, modes: Modes = lambda _: ()) -> Outcome:
         """Run the first call on a fresh copy, as `run_all` runs all."""
         return ProgramCopy(self, transform, modes=modes).step(0, self.calls[0])

@@ -329,10 +329,10 @@ def _told(value: Any) -> str:
 
 def _aliased(program: Program) -> Iterator[ProgramCall]:
     """Calls in which two inputs of the same metadata share memory: as one tensor, and as two."""
-    leaves = program.leaves()
+    leaves = program.tensors()
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in leaves.items():
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
+        if leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
             continue
         key = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
         other = seen.setdefault(key, name)

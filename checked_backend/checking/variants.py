@@ -72,8 +72,7 @@ def fresh_data(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     There are some rounds of `randomize`, which keeps data valid. Then follows one round that also varies the integers
     and booleans that `randomize` leaves alone: single ones, and sorted ones.
     """
-    tensors = {name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor)}
-    kept: dict[str, torch.Tensor] = dict(tensors)
+    tensors = kept = program.tensors()
     for number in range(ROUNDS):
         fresh = dict(zip(tensors, randomize_tensors(list(tensors.values()), number), strict=True))
         changed = {name: tensor for name, tensor in fresh.items() if tensor is not tensors[name]}
@@ -108,9 +107,7 @@ def _like(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 def other_layouts(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls that each have one tensor argument in another layout. Only expanded tensors have other values."""
     made: list[ProgramCall] = []
-    for name, leaf in program.leaves().items():
-        if not isinstance(leaf, torch.Tensor):
-            continue
+    for name, leaf in program.tensors().items():
         if leaf.layout is not torch.strided or type(leaf) is not torch.Tensor or not leaf.numel() or leaf.is_nested:
             ledger.skip(Skip(f"layouts of {name}", "not a plain tensor with elements"))
             continue

@@ -255,7 +255,11 @@ class _Preparation:
                 unchecked += step.node.op != "get_attr"
             elif not (is_getitem(step.node) and self.passed_on(step.node, value)):
                 self.check(step, value)
-        return GraphSteps(self.steps, self.position, self.symbols, list(self.asserts()), unchecked)
+        environment = _shape_env(self.gm.graph) if "assert" in self.settings.checks else None
+        deferred = () if environment is None else deferred_asserts(environment)
+        # as far as this graph knows the sizes that they are about
+        asserts = [(condition, text) for condition, text in deferred if condition.free_symbols <= self.symbols.learnt]
+        return GraphSteps(self.steps, self.position, self.symbols, asserts, unchecked)
 
     # running a node
 
@@ -391,14 +395,6 @@ class _Preparation:
                     yield source, (dim,), self.symbols.learn(size)
         if isinstance(want.offset, sympy.Basic) and not self.symbols.known(want.offset):
             yield "storage_offset", (), self.symbols.learn(want.offset)
-
-    def asserts(self) -> Iterator[tuple[sympy.Basic, str]]:
-        """The trace's assumptions about sizes that depend on data, as far as this graph knows those sizes."""
-        environment = _shape_env(self.gm.graph)
-        if environment is not None and "assert" in self.settings.checks:
-            for condition, message in deferred_asserts(environment):
-                if condition.free_symbols <= self.symbols.learnt:
-                    yield condition, message
 
 
 def _function(gm: fx.GraphModule, node: fx.Node, subgraphs: Mapping[fx.Node, Any]) -> Callable[..., Any] | None:
