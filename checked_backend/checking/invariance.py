@@ -209,8 +209,7 @@ class _Question:
             for part in parts:
                 expected, actual = self._run(beside, all_rows()), self._run(compiled, part.call)
                 here = {name for name in asked if part.of(eager.values[name], part.eager.get(name)) is not None}
-                _refuse_lost(expected, actual, here, part.of)
-                if (different := _first_different(expected, actual, part.of, asked)) is not None:
+                if (different := _first_different(expected, actual, part.of, asked, needed=here)) is not None:
                     finding = _finding("batch", f"{part.differs} ({batch.words})", *different)
                     runs = [(nullcontext, [whole, last]) for last in (all_rows(), part.call)]
                     return Answer("", self._placed(finding, runs, part.near), len(asked))
@@ -229,8 +228,7 @@ class _Question:
             expected = self._run(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
                 actual = self._run(self._copy(), self._call)
-                _refuse_lost(expected, actual, _results(expected, actual))
-                if (different := _first_different(expected, actual)) is not None:
+                if (different := _first_different(expected, actual, needed=_results(expected, actual))) is not None:
                     message = f"run {number} of the same call is not bit for bit what the first one is"
                     finding = _finding("runs", message, *different)
                     found = self._placed(finding, [(nullcontext, [self._call])] * 2, _all_of)
@@ -247,8 +245,7 @@ class _Question:
         for choice in others:
             with choice.used(), fresh_dynamo():
                 actual = self._run(self._copy(), self._call)
-            _refuse_lost(expected, actual, _results(expected, actual))
-            if (different := _first_different(expected, actual)) is not None:
+            if (different := _first_different(expected, actual, needed=_results(expected, actual))) is not None:
                 message = f"with {choice.kernels} it is not bit for bit what it is with {first.kernels}"
                 finding = _finding("choices", message, *different)
                 both = [(one.used, [self._call]) for one in (first, choice)]
@@ -495,33 +492,26 @@ def _results(*runs: Mapping[str, torch.Tensor]) -> set[str]:
     return {name for values in runs for name in values if Subject(name).kind in kinds}
 
 
-def _refuse_lost(
-    expected: Mapping[str, torch.Tensor],
-    actual: Mapping[str, torch.Tensor],
-    names: Collection[str],
-    rows: Rows = _all_of,
-) -> None:
-    """See that nothing is left out.
-
-    Raises:
-        _NotAskedError: A value is missing in one of two runs, or has another shape or dtype, or no plain layout.
-    """
-    for name in sorted(names):
-        if rows(expected.get(name), actual.get(name)) is None:
-            raise _NotAskedError(f"{name} cannot be compared bit by bit: it is no plain tensor of one shape and dtype")
-
-
 def _first_different(
     expected: Mapping[str, torch.Tensor],
     actual: Mapping[str, torch.Tensor],
     rows: Rows = _all_of,
     asked: Collection[str] | None = None,
+    *,
+    needed: Collection[str] = (),
 ) -> tuple[str, torch.Tensor, torch.Tensor] | None:
     """The name of the first value that has other bits, with both sides of it.
 
     Args:
         asked: The names of those that are compared; None: all.
+        needed: The names of those that must not be left out.
+
+    Raises:
+        _NotAskedError: One of these is missing in one of the runs, or has another shape or dtype, or no plain layout.
     """
+    for name in sorted(needed):
+        if rows(expected.get(name), actual.get(name)) is None:
+            raise _NotAskedError(f"{name} cannot be compared bit by bit: it is no plain tensor of one shape and dtype")
     for name, value in actual.items():
         part = rows(expected.get(name), value) if asked is None or name in asked else None
         if part is not None and not same_bits(resolved(part), resolved(value)):

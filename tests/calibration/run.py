@@ -145,13 +145,10 @@ def watched() -> Iterator[Seen]:
 
     def compare(cases: Any) -> None:
         compare_with_noise(cases)
-        for case in cases:
-            if case.envelope is None or case.same_bits:
-                continue
-            if case.high_precision is None:
-                seen.noise.append(case.outside.worst)
-            elif case.outside:
-                seen.late.append((case.envelope.runs, case.outside.worst))
+        known = [case for case in cases if case.envelope is not None and not case.same_bits]
+        seen.noise += [case.outside.worst for case in known if case.high_precision is None]
+        late = [case for case in known if case.high_precision is not None and case.outside]
+        seen.late += [(case.envelope.runs, case.outside.worst) for case in late]
 
     def twin(**tensors: Any) -> Any:
         found = twin_difference(**tensors)
