@@ -37,7 +37,6 @@ from checked_backend.checking.program import (
     Program,
     ProgramCall,
     Transform,
-    as_it_is,
     eager_function,
     function_name,
     refuse_misfits,
@@ -201,7 +200,7 @@ def check(
         CheckOptions, "check", {**given, "on_divergence": "record", "layout": "raise", "localize": localize}
     ).unsampled()
     compile_region = resolve_compiler(options)  # an unknown one is the caller's mistake, not the candidate's
-    rng = RngState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
+    rng = RngState.of_process()
 
     def program_of(args: Sequence[Any], label: str = "") -> Program:
         named = dict(kwargs or {})
@@ -227,7 +226,10 @@ def check(
             return run_isolated(make_report, run_alone, *sides, timeout=timeout, gradients=program.gradients)
 
         def checked(choice: KernelChoice, fails: bool) -> Report:
-            chosen = replace(plan.hastened if fails else plan, choice=choice)
+            chosen = replace(plan, choice=choice)
+            if fails:  # the place of the failure was looked for
+                hastened = options.model_copy(update={"localize": False})
+                chosen = replace(chosen, options=hastened, effort=replace(effort, levels=False))
             return carried_out(chosen.report, chosen.alone)
 
         found = check_choices(choices, checked)
@@ -310,24 +312,13 @@ class _Plan:
         if self.sized.sizes:  # a batch has two rows or more
             args, label = self.sized.beginning_with(lambda _args: True, least=2).first()
             program = replace(program, args=args, calls=[ProgramCall(args, program.kwargs, label)])
-        transform = compiled if program.candidate is None else as_it_is
-        found, coverage = compare_with_itself(program, asked, transform, choices=choices, accuracy=accuracy)
-        return Report(tuple(found), coverage)
-
-    @property
-    def hastened(self) -> _Plan:
-        """The same plan, without looking for the place of a failure."""
-        options = self.options.model_copy(update={"localize": False})
-        return replace(self, options=options, effort=replace(self.effort, levels=False))
+        return compare_with_itself(program, asked, compiled, choices=choices, accuracy=accuracy)
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
         """Run the program's own calls without a check: in eager, or compiled with a Dynamo backend."""
-        transform: Transform | None = None
-        if backend is not None:
-            compiled = partial(torch.compile, backend=backend, dynamic=self.dynamic)
-            transform = compiled if self.program.candidate is None else as_it_is
+        compiled: Transform = partial(torch.compile, backend=backend, dynamic=self.dynamic)
         with self.choice.used():
-            return self._repeated().run_all(transform)
+            return self._repeated().run_all(None if backend is None else compiled)
 
     def _repeated(self) -> Program:
         first = self.program.calls[0]
@@ -368,8 +359,8 @@ class _Plan:
         findings = self._explained(shown, run)
         for skip in run.tracing.not_compiled(len(run.regions.regions)) if self.program.candidate is None else ():
             run.own.skip(skip)
-        if run.regions.regions and (remark := run.tracing.between_regions()) is not None:
-            run.own.note(remark)
+        if run.regions.regions and run.tracing.breaks:
+            run.own.note(f"graph breaks, around which the program runs in eager: {run.tracing.reasons()}")
         reference = run.references[0]
         if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
             run.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))

@@ -84,10 +84,9 @@ def compare_runs(
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
         ledger.count({PROGRAM_RUNS: 1})
         found += [(index, finding) for finding in _compare_settings(reference, candidate)]
-        needed = partial(_bytes_of, reference)
         if reference.error is not None or candidate.error is not None:
             ledger.count({"exceptions": 1})
-            differing = list(compare_errors(reference.error, candidate.error, ledger, needed))
+            differing = list(compare_errors(reference, candidate, ledger))
             found += [(index, finding) for finding in differing]
             if not differing:  # if both raise alike, there is no result to compare
                 raised = described_exception(reference.error)
@@ -96,13 +95,12 @@ def compare_runs(
             continue
         if reference.backward_error is not None or candidate.backward_error is not None:
             ledger.count({"exceptions": 1})
-            errors = (reference.backward_error, candidate.backward_error)
-            found += [(index, f) for f in compare_errors(*errors, ledger, needed, during="backward")]
+            found += [(index, f) for f in compare_errors(reference, candidate, ledger, backward=True)]
             if reference.backward_error is not None:
                 why = f"eager has none: {described_exception(reference.backward_error)}"
                 ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
         structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
-        structure, flipped = tolerate_flipped_shapes(structure, runner, partial(_named_in, index))
+        structure, flipped = tolerate_flipped_shapes(structure, runner, partial(in_step, index))
         for skip in flipped:
             ledger.skip(skip)
         if any(skip.matters for skip in flipped) and any(Subject(pair.name).is_gradient for pair in mine):
@@ -110,8 +108,9 @@ def compare_runs(
             ledger.skip(Skip("gradients", "they begin at outputs of another shape than eager's", matters=True))
         found += [(index, finding) for finding in structure]
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
-        if _leaves_another_random_state(reference, candidate):
-            if again is None or _leaves_the_same(reference, again(), index):
+        # an optimizer that asks for its loss until it is content has drawn more often
+        if reference.evaluations == candidate.evaluations and _leaves_the_same(reference, candidate) is False:
+            if again is None or any(_leaves_the_same(reference, one) for one in again()[index : index + 1]):
                 found.append((index, rng_state_differs()))
             else:
                 why = "eager leaves another one each time (torch.seed, or another thread draws)"
@@ -131,10 +130,6 @@ def compare_runs(
     return Comparison(found, decisions.scales, limits, own)
 
 
-def _named_in(index: int, finding: Finding) -> str:
-    return in_step(index, finding.subject)
-
-
 def _by_subject(limits: Mapping[str, float]) -> dict[str, float]:
     """For each subject, the weakest limit of all calls."""
     weakest: dict[str, float] = {}
@@ -152,10 +147,11 @@ def compare_structure(
     reference: Outcome, candidate: Outcome, ledger: Ledger, *, trained: bool = False
 ) -> tuple[list[Finding], list[TensorPair]]:
     """Compare everything but values. Returns the findings, and the tensors whose values can be compared."""
-    mine, theirs = reference.subjects, candidate.subjects
-    if reference.backward_error is not None or candidate.backward_error is not None:
-        mine = {name: value for name, value in mine.items() if not Subject(name).is_gradient}
-        theirs = {name: value for name, value in theirs.items() if not Subject(name).is_gradient}
+    with_gradients = reference.backward_error is None and candidate.backward_error is None
+    mine, theirs = (
+        {name: value for name, value in side.subjects.items() if with_gradients or not Subject(name).is_gradient}
+        for side in (reference, candidate)
+    )
     there, message = ("absent", "present"), "only one of eager and the compiled program has it"
     findings = [
         Part(name, None, None).differs("outputs", message, there[name in mine], there[name in theirs])
@@ -204,11 +200,9 @@ def _part(name: str, reference: Any, candidate: Any, ledger: Ledger) -> Part:
     return Part(name, one, other)
 
 
-def _leaves_another_random_state(reference: Outcome, candidate: Outcome) -> bool:
-    if reference.evaluations != candidate.evaluations:
-        return False  # an optimizer that asks for its loss until it is content has drawn more often
-    states = reference.rng, candidate.rng
-    return states[0] is not None and states[1] is not None and not states[0].same_as(states[1])
+def _leaves_the_same(one: Outcome, other: Outcome) -> bool | None:
+    """Whether two calls leave the same random state; None if that of one is not known."""
+    return None if one.rng is None or other.rng is None else one.rng.same_as(other.rng)
 
 
 def _compare_settings(reference: Outcome, candidate: Outcome) -> list[Finding]:
@@ -220,41 +214,32 @@ def _compare_settings(reference: Outcome, candidate: Outcome) -> list[Finding]:
     return settings_changed(expected.changed(end), before=start, expected=expected, actual=end)
 
 
-def _leaves_the_same(reference: Outcome, outcomes: Sequence[Outcome], index: int) -> bool:
-    left = outcomes[index].rng if index < len(outcomes) else None
-    return reference.rng is not None and left is not None and reference.rng.same_as(left)
-
-
 def compare_errors(
-    reference: Exception | None,
-    candidate: Exception | None,
-    ledger: Ledger,
-    needed: Callable[[], int],
-    *,
-    during: str = "running",
+    reference: Outcome, candidate: Outcome, ledger: Ledger, *, backward: bool = False
 ) -> Iterator[Finding]:
-    """Compare what two runs raised; None where one did not."""
-    finding, remark = compare_exceptions(reference, candidate, during=during)
+    """Compare what two runs raised: in the call itself, or in its backward pass."""
+    eager, compiled = (side.backward_error if backward else side.error for side in (reference, candidate))
+    finding, remark = compare_exceptions(eager, compiled, during="backward" if backward else "running")
     if remark:
         ledger.note(remark)
     if finding is None:
         return
-    where = "" if during == "running" else " in the backward pass"
-    expected, actual = described_exception(reference), described_exception(candidate)
-    if is_out_of_memory(reference):  # eager alone fails for lack of memory, which is no finding
+    where = " in the backward pass" if backward else ""
+    expected, actual = described_exception(eager), described_exception(compiled)
+    if is_out_of_memory(eager):  # eager alone fails for lack of memory, which is no finding
         what = f"unsupported: memory: eager ran out of it{where}: {expected}"
-        ledger.skip(Skip("results" if during == "running" else "gradients", what, matters=True))
+        ledger.skip(Skip("gradients" if backward else "results", what, matters=True))
         return
-    if candidate is not None and (short := unsupported_here(candidate, needed=needed)) is not None:
+
+    def needed() -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in reference.values.values())
+
+    if compiled is not None and (short := unsupported_here(compiled, needed=needed)) is not None:
         yield short
         return
     message = f"eager and the compiled program raise different exceptions{where}"
-    if candidate is None:
+    if compiled is None:
         message = f"eager raises{where} and the compiled program does not"
-    elif reference is None:
+    elif eager is None:
         message = f"only the compiled program raises{where}"
     yield replace(finding, subject="exception", message=message, expected=expected, actual=actual)
-
-
-def _bytes_of(outcome: Outcome) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in outcome.values.values())

@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch.modes import DisableTorchFunctionSubclass
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
-from checked_backend.checking.code_search import (
-    MISSING,
-    CodeSearch,
-    PatchedGlobals,
-    content_of,
-    names_by_instruction,
-)
+from checked_backend.checking.code_search import MISSING, CodeSearch, PatchedGlobals, content_of, names_by_instruction
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
@@ -146,10 +140,8 @@ class Copier:
 
     def tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each copied tensor with its copy."""
-        pairs = [(value, self._memo.get(id(value))) for value in self._kept]
-        return [
-            (one, other) for one, other in pairs if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        ]
+        pairs = ((value, self._memo.get(id(value))) for value in self._kept)
+        return [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
 
     def is_copy(self, value: object) -> bool:
         """Whether an object is one of the copies."""
@@ -398,13 +390,9 @@ def _holds_state(function: FunctionType, seen: set[int]) -> bool:
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     named, stored = _globals_of(function)
     held += named.values()
-    return stored or _stores_nonlocal(function.__code__) or any(_is_state(value, seen) for value in held)
-
-
-def _stores_nonlocal(code: CodeType) -> bool:
-    """Whether a function, or one inside of it, assigns to a variable of a function around it."""
-    names = names_by_instruction(code)
-    return not {*names.get("STORE_DEREF", ()), *names.get("DELETE_DEREF", ())}.isdisjoint(code.co_freevars)
+    names, code = names_by_instruction(function.__code__), function.__code__
+    assigned = {*names.get("STORE_DEREF", ()), *names.get("DELETE_DEREF", ())}.intersection(code.co_freevars)
+    return stored or bool(assigned) or any(_is_state(value, seen) for value in held)
 
 
 def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
@@ -417,12 +405,8 @@ def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
         return {}, False
     names = names_by_instruction(function.__code__)
     read = {name: value for name in names.get("LOAD_GLOBAL", ()) if (value := namespace.get(name)) is not None}
-    own = {
-        name: value
-        for name, value in read.items()
-        if not isinstance(value, FunctionType) or value.__globals__ is namespace
-    }
-    return own, "STORE_GLOBAL" in names
+    others = {name for name, one in read.items() if isinstance(one, FunctionType) and one.__globals__ is not namespace}
+    return {name: value for name, value in read.items() if name not in others}, "STORE_GLOBAL" in names
 
 
 def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object]]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,8 +37,7 @@ _HERE = str(Path(__file__).parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
-@dataclass(frozen=True, slots=True)
-class _Cause:
+class _Cause(NamedTuple):
     """The operator at fault, the user's line that called it, and how it is at fault, in words."""
 
     op: str
@@ -51,10 +50,19 @@ class _Called:
     """One operator call; ``reshapes``: it changed a tensor's shape in place."""
 
     op: str
-    key: tuple[Any, ...]
+    given: tuple[str, ...]
+    made: tuple[Any, ...]
     source: str | None
     disagreement: str | None
     reshapes: bool
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(self.given)})"
+
+    @property
+    def tensors(self) -> list[str]:
+        """The tensors among what it was given."""
+        return [given for given in self.given if re.match(r"[a-z0-9_]+\[", given)]
 
 
 def with_dynamo_cause(
@@ -72,8 +80,7 @@ def with_dynamo_cause(
         evidence[EvidenceKey.LOCALIZATION] = f"not: {type(error).__name__}: {error}".splitlines()[0]
     else:
         if cause is not None:
-            op, source = cause.op, cause.source
-            evidence[EvidenceKey.AT_OPERATOR] = cause.why
+            op, source, evidence[EvidenceKey.AT_OPERATOR] = cause
     try:
         written = write_source_repro(
             program.function,
@@ -96,8 +103,9 @@ def with_dynamo_cause(
         # Dynamo cannot trace a whole function wrongly if it does not trace it
         workaround = f"{found[1]} = torch.compiler.disable({found[1]})  # the function at {source}"
         evidence[EvidenceKey.WORKAROUND] = "not tried: it is a change of the program"
-    return [
-        replace(
+
+    def caused(finding: Finding) -> Finding:
+        return replace(
             finding,
             op=op,
             source=source or finding.source,
@@ -108,10 +116,8 @@ def with_dynamo_cause(
             searched=True,
             evidence={**finding.evidence, **evidence},
         )
-        if finding in dynamos
-        else finding
-        for finding in findings
-    ]
+
+    return [caused(finding) if finding in dynamos else finding for finding in findings]
 
 
 def _find_cause(program: Program, *, dynamic: bool | None) -> _Cause | None:
@@ -132,7 +138,8 @@ def _find_cause(program: Program, *, dynamic: bool | None) -> _Cause | None:
 
 
 def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> _Cause | None:
-    matcher = SequenceMatcher(None, [call.key for call in eager], [call.key for call in compiled], autojunk=False)
+    mine, theirs = ([(call.op, call.given, call.made) for call in calls] for calls in (eager, compiled))
+    matcher = SequenceMatcher(None, mine, theirs, autojunk=False)
     different = [step for step in matcher.get_opcodes() if step[0] != "equal"]
     # calls that are only in eager may stand between two graphs
     for wanted in (("replace",), ("delete", "insert")):
@@ -140,9 +147,9 @@ def _first_difference(eager: Sequence[_Called], compiled: Sequence[_Called]) -> 
             if tag in wanted and start < len(eager):
                 call = eager[start]
                 found = compiled[other] if tag != "delete" and other < len(compiled) else None
-                instead = "leaves it out" if found is None else f"calls {found.op}{_shown(found.key)} there"
-                why = f"eager calls {call.op}{_shown(call.key)}; Dynamo's graph {instead}"
-                return _cause(eager, start, why, stale=found is not None and _tensors(found.key) == _tensors(call.key))
+                instead = "leaves it out" if found is None else f"calls {found} there"
+                why = f"eager calls {call}; Dynamo's graph {instead}"
+                return _cause(eager, start, why, stale=found is not None and found.tensors == call.tensors)
     return None
 
 
@@ -171,14 +178,6 @@ def _cause(eager: Sequence[_Called], at: int, why: str, *, stale: bool = True) -
     return _Cause(eager[at].op, eager[at].source, why)
 
 
-def _tensors(key: tuple[Any, ...]) -> list[str]:
-    return [given for given in key[1] if re.match(r"[a-z0-9_]+\[", given)]
-
-
-def _shown(key: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, key[1]))})"
-
-
 class _Watch(OperatorMode):
     """Notes every operator call."""
 
@@ -194,13 +193,12 @@ class _Watch(OperatorMode):
         shape = args[0].shape if in_place else None
         result = func(*args, **kwargs)
         leaves = tree_leaves(result)
-        made = tuple(map(_described, leaves))
-        marks: tuple[int | None, ...] = ()
+        made: list[Any] = [*map(_described, leaves)]
         if operator.kind is not OperatorKind.UNINITIALISED:
-            marks = tuple(fingerprint(leaf) if type(leaf) is torch.Tensor else None for leaf in leaves)
+            made += [fingerprint(leaf) if type(leaf) is torch.Tensor else None for leaf in leaves]
         told = None if fakes is None else _disagreement(func, *fakes, leaves)
         reshapes = in_place and args[0].shape != shape
-        self.calls.append(_Called(str(func), (str(func), given, made, marks), _users_line(), told, reshapes))
+        self.calls.append(_Called(str(func), given, tuple(made), _users_line(), told, reshapes))
         return result
 
 

@@ -151,11 +151,7 @@ def candidate_calls(program: Program, sized: SizedArguments, ledger: Ledger) -> 
         yield exact
     fresh = list(fresh_data(program, ledger))
     yield from fresh
-    own = {
-        name: leaf.detach().clone().requires_grad_(leaf.requires_grad)
-        for name, leaf in program.leaves().items()
-        if isinstance(leaf, torch.Tensor)
-    }
+    own = {name: leaf.detach().clone().requires_grad_(leaf.requires_grad) for name, leaf in program.tensors().items()}
     # the first call's own data come back, because later calls share its tensors
     refilled = ((fresh[0] if fresh else None, "other data"), (substituted(program, own, ""), "its own data again"))
     for other, words in refilled:

@@ -21,7 +21,6 @@ from checked_backend.checking.backward import draw, roots_of
 from checked_backend.checking.kernel_choices import kernel_choices
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Transform
 from checked_backend.checking.program_run import fresh_dynamo
-from checked_backend.checking.tree import argument_leaves
 from checked_backend.checking.variants import substituted
 from checked_backend.diagnose.localize.kernel import kernel_in
 from checked_backend.errors import CheckedBackendError, OptionError
@@ -33,6 +32,7 @@ from checked_backend.numerics.measure import measure
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.operator_check.in_place import written
 from checked_backend.regions.operator_check.recorder import recorded
+from checked_backend.report import Report
 from checked_backend.subjects import Subject, SubjectKind
 from checked_backend.verdict.runner import short
 
@@ -101,7 +101,7 @@ class Answer:
 
 def compare_with_itself(
     program: Program, asked: Invariance, transform: Transform, *, choices: int, accuracy: Verdict
-) -> tuple[Sequence[Finding], Coverage]:
+) -> Report:
     """Ask whether a program's bits stay as they are.
 
     Args:
@@ -137,7 +137,7 @@ def compare_with_itself(
             findings.append(answer.finding)
             said.append(f"{called}: no, {_place(answer.finding)}")
     checked = {"tensors compared bit by bit": compared} if compared else {}
-    return findings, Coverage(checked=checked, skipped=tuple(skips), notes=("; ".join(said),))
+    return Report(tuple(findings), Coverage(checked=checked, skipped=tuple(skips), notes=("; ".join(said),)))
 
 
 _ACCURATE = {Verdict.PASS: "yes", Verdict.FAIL: "no", Verdict.INCONCLUSIVE: "not known"}
@@ -188,12 +188,12 @@ class _Question:
     def batch(self, dimension: int | None) -> Answer:
         """Are rows the same alone and in the batch?"""
         batch = _Batch.of(self.program, dimension)
-        eager = ProgramCopy(self.program).step(0, self._call)
+        eager = self.program.run()
         _refuse(eager.error, "eager")
-        whole = batch.rows(self.program, self._call, 0, batch.size, _gradients(eager))
-        if whole is None:
-            raise _NotAskedError("its arguments cannot be taken apart")
-        parts = [part for start, stop in batch.bounds() if (part := batch.part(self.program, whole, start, stop))]
+        entering = _gradients(eager)
+        all_rows = partial(batch.rows, 0, batch.size, entering)
+        whole = all_rows()
+        parts = [part for start, stop in batch.bounds() if (part := batch.part(start, stop, entering))]
         named = [name for name in eager.values if not _is_unchanged(name, self.program, eager)]
         rows_of = {name: [part.of(eager.values[name], part.eager.get(name)) for part in parts] for name in named}
         with_rows = {name for name, rows in rows_of.items() if any(one is not None for one in rows)}
@@ -207,12 +207,11 @@ class _Question:
             for copy in (beside, compiled):
                 self._run(copy, replace(whole))
             for part in parts:
-                expected, actual = self._run(beside, batch.again(self.program, whole)), self._run(compiled, part.call)
+                expected, actual = self._run(beside, all_rows()), self._run(compiled, part.call)
                 here = {name for name in asked if part.of(eager.values[name], part.eager.get(name)) is not None}
-                _refuse_lost(expected, actual, here, part.of)
-                if (different := _first_different(expected, actual, part.of, asked)) is not None:
-                    finding = _finding("batch", part.message.format(batch.words), *different)
-                    runs = [(nullcontext, [whole, batch.again(self.program, whole)]), (nullcontext, [whole, part.call])]
+                if (different := _first_different(expected, actual, part.of, asked, needed=here)) is not None:
+                    finding = _finding("batch", f"{part.differs} ({batch.words})", *different)
+                    runs = [(nullcontext, [whole, last]) for last in (all_rows(), part.call)]
                     return Answer("", self._placed(finding, runs, part.near), len(asked))
         without = [name for name in named if name not in with_rows and _is_effect(name, eager, parts[0])]
         left_out = [
@@ -229,8 +228,7 @@ class _Question:
             expected = self._run(self._copy(), self._call)
             for number in range(2, REPEATS + 1):
                 actual = self._run(self._copy(), self._call)
-                _refuse_lost(expected, actual, _results(expected, actual))
-                if (different := _first_different(expected, actual)) is not None:
+                if (different := _first_different(expected, actual, needed=_results(expected, actual))) is not None:
                     message = f"run {number} of the same call is not bit for bit what the first one is"
                     finding = _finding("runs", message, *different)
                     found = self._placed(finding, [(nullcontext, [self._call])] * 2, _all_of)
@@ -247,8 +245,7 @@ class _Question:
         for choice in others:
             with choice.used(), fresh_dynamo():
                 actual = self._run(self._copy(), self._call)
-            _refuse_lost(expected, actual, _results(expected, actual))
-            if (different := _first_different(expected, actual)) is not None:
+            if (different := _first_different(expected, actual, needed=_results(expected, actual))) is not None:
                 message = f"with {choice.kernels} it is not bit for bit what it is with {first.kernels}"
                 finding = _finding("choices", message, *different)
                 both = [(one.used, [self._call]) for one in (first, choice)]
@@ -298,16 +295,15 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The dimension of each argument that rows are along."""
+    """The dimension of each of a program's arguments that rows are along."""
 
+    program: Program
     dimensions: Mapping[str, int]
     size: int
 
     @classmethod
     def of(cls, program: Program, given: int | None) -> _Batch:
-        tensors = {
-            name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor) and _is_plain(leaf)
-        }
+        tensors = {name: leaf for name, leaf in program.tensors().items() if _is_plain(leaf)}
         marked = {name: min(marks) for name, leaf in tensors.items() if (marks := marked_dimensions(leaf))}
         if given is not None or not marked:
             marked = {name: given or 0 for name, leaf in tensors.items() if leaf.dim() > (given or 0)}
@@ -316,7 +312,7 @@ class _Batch:
         size = next(int(tensors[name].shape[place]) for name, place in marked.items())
         if size < 2:
             raise _NotAskedError(f"the batch has {size} {'row' if size == 1 else 'rows'}: give one of at least two")
-        return cls({name: place for name, place in marked.items() if tensors[name].shape[place] == size}, size)
+        return cls(program, {name: place for name, place in marked.items() if tensors[name].shape[place] == size}, size)
 
     @property
     def words(self) -> str:
@@ -331,30 +327,24 @@ class _Batch:
         size = self.size
         return list(dict.fromkeys([(0, 1), (size - 1, size), (0, size // 2), (1, size), (0, size - 1)]))
 
-    def rows(
-        self, program: Program, call: ProgramCall, start: int, count: int, entering: Mapping[str, torch.Tensor] | None
-    ) -> ProgramCall | None:
-        """A call with some of the rows; None if its arguments cannot be substituted."""
-        leaves = dict(argument_leaves(program.function, call.args, call.kwargs))
-        tensors = {name: (leaves[name], place) for name, place in self.dimensions.items()}
+    def rows(self, start: int, count: int, entering: Mapping[str, torch.Tensor] | None) -> ProgramCall:
+        """A call with some of the rows, in tensors of its own: the program may write to them."""
+        leaves = self.program.tensors()
         alone = {
-            name: leaf.detach().narrow(place, start, count).clone().requires_grad_(leaf.requires_grad)
-            for name, (leaf, place) in tensors.items()
+            name: leaves[name].detach().narrow(place, start, count).clone().requires_grad_(leaves[name].requires_grad)
+            for name, place in self.dimensions.items()
         }
-        made = substituted(program, alone, f"rows {start} to {start + count - 1}")
-        return None if made is None else replace(made, entering=entering)
+        made = substituted(self.program, alone, f"rows {start} to {start + count - 1}")
+        if made is None:
+            raise _NotAskedError("its arguments cannot be taken apart")
+        return replace(made, entering=entering)
 
-    def again(self, program: Program, whole: ProgramCall) -> ProgramCall:
-        """The call with all rows again, in tensors of its own: the program may write to them."""
-        return self.rows(program, whole, 0, self.size, whole.entering) or whole
-
-    def part(self, program: Program, whole: ProgramCall, start: int, stop: int) -> _Part | None:
-        """Some rows alone, with their gradients; None if eager refuses them."""
-        call = self.rows(program, whole, start, stop - start, None)
-        if call is None or (outcome := ProgramCopy(program).step(0, call)).error is not None:
+    def part(self, start: int, stop: int, given: Mapping[str, torch.Tensor]) -> _Part | None:
+        """Some rows alone, with their part of the gradients; None if eager refuses them."""
+        call = self.rows(start, stop - start, None)
+        if (outcome := ProgramCopy(self.program).step(0, call)).error is not None:
             return None
         part = _Part(start, stop - start, self.size, call, outcome.values)
-        given = whole.entering or {}
         rows = {name: part.of(gradient, outcome.values.get(name)) for name, gradient in given.items()}
         entering = {name: given[name] if own is None else own for name, own in rows.items()}
         return replace(part, call=replace(call, entering=entering))
@@ -380,10 +370,10 @@ class _Part:
         return f"row {self.start}" if self.count == 1 else f"rows {self.start} to {self.start + self.count - 1}"
 
     @property
-    def message(self) -> str:
-        """What is wrong if they have other bits in the batch; in braces, which dimension that is."""
+    def differs(self) -> str:
+        """What is wrong if they have other bits in the batch."""
         verb, pronoun = ("is", "it is") if self.count == 1 else ("are", "they are")
-        return f"{self} of {self.size}, alone, {verb} not bit for bit what {pronoun} in the batch ({{}})"
+        return f"{self} of {self.size}, alone, {verb} not bit for bit what {pronoun} in the batch"
 
     def of(self, whole: torch.Tensor | None, alone: torch.Tensor | None) -> torch.Tensor | None:
         """These rows of a tensor of the batch, as many as a tensor of theirs has; None if it has no rows.
@@ -425,9 +415,8 @@ def _is_unchanged(name: str, program: Program, eager: Outcome) -> bool:
     subject = Subject(name)
     if subject.kind is not SubjectKind.MUTATED:
         return False
-    given = program.leaves().get(subject.name)
-    after = eager.values[name]
-    return isinstance(given, torch.Tensor) and _first_different({name: given.detach()}, {name: after}) is None
+    given, after = program.tensors().get(subject.name), eager.values[name]
+    return given is not None and _first_different({name: given.detach()}, {name: after}) is None
 
 
 def _why_none(batch: _Batch, parts: Sequence[_Part], mixed: Collection[str]) -> str:
@@ -503,33 +492,26 @@ def _results(*runs: Mapping[str, torch.Tensor]) -> set[str]:
     return {name for values in runs for name in values if Subject(name).kind in kinds}
 
 
-def _refuse_lost(
-    expected: Mapping[str, torch.Tensor],
-    actual: Mapping[str, torch.Tensor],
-    names: Collection[str],
-    rows: Rows = _all_of,
-) -> None:
-    """See that nothing is left out.
-
-    Raises:
-        _NotAskedError: A value is missing in one of two runs, or has another shape or dtype, or no plain layout.
-    """
-    for name in sorted(names):
-        if rows(expected.get(name), actual.get(name)) is None:
-            raise _NotAskedError(f"{name} cannot be compared bit by bit: it is no plain tensor of one shape and dtype")
-
-
 def _first_different(
     expected: Mapping[str, torch.Tensor],
     actual: Mapping[str, torch.Tensor],
     rows: Rows = _all_of,
     asked: Collection[str] | None = None,
+    *,
+    needed: Collection[str] = (),
 ) -> tuple[str, torch.Tensor, torch.Tensor] | None:
     """The name of the first value that has other bits, with both sides of it.
 
     Args:
         asked: The names of those that are compared; None: all.
+        needed: The names of those that must not be left out.
+
+    Raises:
+        _NotAskedError: One of these is missing in one of the runs, or has another shape or dtype, or no plain layout.
     """
+    for name in sorted(needed):
+        if rows(expected.get(name), actual.get(name)) is None:
+            raise _NotAskedError(f"{name} cannot be compared bit by bit: it is no plain tensor of one shape and dtype")
     for name, value in actual.items():
         part = rows(expected.get(name), value) if asked is None or name in asked else None
         if part is not None and not same_bits(resolved(part), resolved(value)):

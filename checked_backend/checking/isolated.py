@@ -80,10 +80,8 @@ def run_isolated(
         if finding.fails and made.kind != "hang" and process_limited():
             finding = _of_limits(timeout, lambda: death(candidate)) or finding
         if finding.kind.fails and made.kind == "hang" and death(candidate) is None:
-            message = (
-                "the check did not end in time; the compiled program alone, called as given, does; raise `timeout`"
-            )
-            finding = _unsupported(made, message, "an end")
+            why = "the check did not end in time; the compiled program alone, called as given, does; raise `timeout`"
+            finding = _unsupported(made, why, "an end")
         if compiler is not None:
             (finding,) = with_levels([finding], compiler, lambda backend: [finding] if death(backend) else [])
     except NoWorkerError as error:
@@ -101,11 +99,11 @@ def _report_of(finding: Finding) -> Report:
 def _stopped(report: Report, death: JobEnd) -> Report:
     """The findings of a process that died while it localized them."""
     words = f"the process that looked for the operator died: {death.cause}"
-    findings = tuple(
+    findings = [
         replace(finding, evidence={**finding.evidence, EvidenceKey.STOPPED: words}) if finding.fails else finding
         for finding in report.findings
-    )
-    return replace(report, findings=findings, environment=environment())
+    ]
+    return replace(report, findings=tuple(findings), environment=environment())
 
 
 def _of_limits(timeout: float, death: Callable[[], JobEnd | None]) -> Finding | None:

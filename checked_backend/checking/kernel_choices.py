@@ -53,12 +53,11 @@ class KernelChoice:
         if self.of == 1:
             return Coverage()
         names = [f"{purpose}: {kernel}" for purpose, kernel in self.tuned.chosen.items()]
-        more = f"; and {len(names) - _MOST_KERNELS} more" if len(names) > _MOST_KERNELS else ""
+        more = [f"and {len(names) - _MOST_KERNELS} more"] if len(names) > _MOST_KERNELS else []
         measured = self.tuned.measured
         unknown = f"{measured} measurements, none of known kernels" if measured else "none measured"
-        told = "; ".join(names[:_MOST_KERNELS]) or unknown
-        counts = {_CHOICES: 1, _MEASURED: measured}
-        return Coverage(checked=counts, notes=(f"{self._name}: {told}{more}",))
+        told = "; ".join([*names[:_MOST_KERNELS], *more]) or unknown
+        return Coverage(checked={_CHOICES: 1, _MEASURED: measured}, notes=(f"{self._name}: {told}",))
 
     @property
     def _name(self) -> str:
@@ -88,7 +87,14 @@ def check_choices(count: int, check: Callable[[KernelChoice, bool], Report]) -> 
         if choice.number == 1 and not report.coverage.checked.get(_MEASURED):
             return replace(report, coverage=joined([report.coverage, Coverage(skipped=(_skip(count, report),))]))
     coverage = joined([report.coverage for _, report in tried])
-    return replace(tried[0][1], findings=_told_once(tried), coverage=coverage, path=None)
+    words = {choice.number: choice.words_of(report) for choice, report in tried}
+    shown: dict[tuple[str, ...], list[tuple[int, Finding]]] = {}
+    for choice, report in tried:
+        for finding in report.findings:
+            key = (finding.kind, finding.detail, finding.subject, finding.region)
+            shown.setdefault(key, []).append((choice.number, finding))
+    findings = [finding for showing in shown.values() for finding in _told(showing, words)]
+    return replace(tried[0][1], findings=tuple(findings), coverage=coverage, path=None)
 
 
 def kernel_choices(count: int) -> Iterator[KernelChoice]:
@@ -116,16 +122,6 @@ def _skip(count: int, report: Report) -> Skip:
     if any(finding.kind is Kind.CRASH for finding in report.findings):
         return Skip(words, "not compiled: the compiled program failed before any kernel was measured")
     return Skip(words, "not compiled: the compiler measured no kernels, so there is one for each purpose")
-
-
-def _told_once(tried: Sequence[tuple[KernelChoice, Report]]) -> tuple[Finding, ...]:
-    words = {choice.number: choice.words_of(report) for choice, report in tried}
-    shown: dict[tuple[str, ...], list[tuple[int, Finding]]] = {}
-    for choice, report in tried:
-        for finding in report.findings:
-            key = (finding.kind, finding.detail, finding.subject, finding.region)
-            shown.setdefault(key, []).append((choice.number, finding))
-    return tuple(finding for showing in shown.values() for finding in _told(showing, words))
 
 
 def _told(showing: Sequence[tuple[int, Finding]], words: Mapping[int, str]) -> Iterator[Finding]:

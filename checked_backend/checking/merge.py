@@ -148,11 +148,6 @@ def with_baked_values(
     ]
 
 
-def _listed(labels: Sequence[str]) -> str:
-    more = f"; and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
-    return "; ".join(labels[:MOST_LABELS]) + more
-
-
 def told(shown: Shown, run: ProgramRun) -> Finding:
     """A finding that says in words which calls show it."""
     finding, calls = shown.finding, run.program.calls
@@ -164,16 +159,15 @@ def told(shown: Shown, run: ProgramRun) -> Finding:
         if steps == 1:
             return finding
         step = f"{shown.calls[0] + 1} of {steps}"
-        return replace(
-            finding,
-            message=f"{finding.message}; first in step {step}",
-            evidence={**finding.evidence, EvidenceKey.STEP: step},
-        )
+        message, evidence = f"{finding.message}; first in step {step}", {**finding.evidence, EvidenceKey.STEP: step}
+        return replace(finding, message=message, evidence=evidence)
     labels = [calls[index].label or _USERS_OWN for index in shown.calls]
     if labels == [_USERS_OWN]:
         return finding
     message = finding.message if labels[0] == _USERS_OWN else f"{finding.message}; {labels[0]}"
-    return replace(finding, message=message, evidence={**finding.evidence, EvidenceKey.FAILING_CALLS: _listed(labels)})
+    more = [f"and {len(labels) - MOST_LABELS} more"] if len(labels) > MOST_LABELS else []
+    listed = "; ".join([*labels[:MOST_LABELS], *more])
+    return replace(finding, message=message, evidence={**finding.evidence, EvidenceKey.FAILING_CALLS: listed})
 
 
 def told_once(
@@ -204,10 +198,8 @@ def told_once(
         if Subject(name).kind in (SubjectKind.GRADIENT, SubjectKind.OUTPUT):
             own[name] = max(own.get(name, 0.0), whole[name])
             limits[name] = whole[name] = min(limits[name], whole[name])
-    return (
-        replace(regions, detection_limit=limits, own_precision_limit=own),
-        replace(program, detection_limit=whole),
-    )
+    regions = replace(regions, detection_limit=limits, own_precision_limit=own)
+    return regions, replace(program, detection_limit=whole)
 
 
 def joined(coverages: Sequence[Coverage]) -> Coverage:

@@ -68,10 +68,8 @@ def _structure(reference: Outcome, candidate: Outcome, again: Outcome) -> list[F
     if any(outcome.error or outcome.backward_error for outcome in (reference, candidate, again)):
         found = []
         if not (again.error or again.backward_error):
-            during, errors = "running", (reference.error, candidate.error)
-            if not any(errors):
-                during, errors = "backward", (reference.backward_error, candidate.backward_error)
-            found = list(compare_errors(*errors, ledger, lambda: 0, during=during))
+            backward = not (reference.error or candidate.error)
+            found = list(compare_errors(reference, candidate, ledger, backward=backward))
     else:
         itself = {(each.detail, each.subject) for each in compare_structure(reference, again, ledger)[0]}
         found = compare_structure(reference, candidate, ledger)[0]

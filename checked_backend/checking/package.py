@@ -71,9 +71,7 @@ def check_package(
         no_warning_is_an_error()  # torch warns as it loads its own files
         candidate, compiled = _loaded(package)
     weights = "" if compiled else _other_weights(candidate, module)  # AOTInductor shows none of its own
-    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    rng = RngState.capture(cuda)
-    program = Program(eager_function(module), args, dict(kwargs or {}), rng, gradients=False)
+    program = Program(eager_function(module), args, dict(kwargs or {}), RngState.of_process(), gradients=False)
     with random_untouched():
         ledger = Ledger()
         expected = program.run()

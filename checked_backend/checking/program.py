@@ -71,16 +71,6 @@ def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> N
         step(closure)
 
 
-def optimizer_state(
-    optimizer: torch.optim.Optimizer, trained: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in an optimizer's state, as ``optimizer[<parameter>.<name>]``; step counts are left out."""
-    for name, parameter in trained.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor) and key != "step":
-                yield f"optimizer[{name}.{key}]", value
-
-
 _LARGEST = 2**63
 
 
@@ -226,15 +216,13 @@ class Program:
         """The leaves of the first call's arguments, by name."""
         return dict(argument_leaves(self.function, self.calls[0].args, self.calls[0].kwargs))
 
-    def run(
-        self,
-        transform: Transform | None = None,
-        *,
-        wide: bool = False,
-        modes: Modes = lambda _: (),
-    ) -> Outcome:
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among them."""
+        return {name: leaf for name, leaf in self.leaves().items() if isinstance(leaf, torch.Tensor)}
+
+    def run(self, transform: Transform | None = None, *, modes: Modes = lambda _: ()) -> Outcome:
         """Run the first call on a fresh copy, as `run_all` runs all."""
-        return ProgramCopy(self, transform, wide=wide, modes=modes).step(0, self.calls[0])
+        return ProgramCopy(self, transform, modes=modes).step(0, self.calls[0])
 
     def run_all(
         self, transform: Transform | None = None, *, wide: bool = False, modes: Modes = lambda _: ()
@@ -253,16 +241,11 @@ class ProgramCopy:
     """One copy of a program, called again and again.
 
     Args:
-        transform: Applied to the copy of the function, for example ``torch.compile``.
+        transform: Applied to the copy of the function, for example ``torch.compile``. A candidate runs as it is.
     """
 
     def __init__(
-        self,
-        program: Program,
-        transform: Transform | None = None,
-        *,
-        wide: bool = False,
-        modes: Modes = lambda _: (),
+        self, program: Program, transform: Transform | None = None, *, wide: bool = False, modes: Modes = lambda _: ()
     ) -> None:
         self._program = program
         self._modes = modes
@@ -274,15 +257,16 @@ class ProgramCopy:
                 called = self._copier.candidate(program.candidate, self._function)
             roots = (self._function, called, *program.args, *program.kwargs.values())
             self._globals = self._copier.patched_globals(roots)
-        self._called = self._function if transform is None else transform(_called_inside(called))
+        if transform is not None and program.candidate is None:
+            called = transform(_called_inside(called))
+        self._called = called
         self._at_own_precision = transform is None and not wide
         self._arguments: dict[ProgramCall, tuple[list[Any], dict[str, Any]]] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._trained: dict[str, torch.Tensor] = {}
-        self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._initial: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._rng = program.rng
         self._left: ProcessState | None = None
-        self._started = False
         self._evaluations = 0
 
     def leaves(self, call: ProgramCall) -> list[tuple[str, Any]]:
@@ -291,9 +275,10 @@ class ProgramCopy:
 
     def memory(self, call: ProgramCall) -> list[Any]:
         """What a call may change by right: its arguments, parameters and buffers."""
-        leaves = self.leaves(call)
-        state = State.of(self._function, self._copier.captured, leaves, self._copier.leaves)
-        return [*(value for _, value in leaves), *state.restorable()]
+        return [*(value for _, value in self.leaves(call)), *self._state(call).restorable()]
+
+    def _state(self, call: ProgramCall) -> State:
+        return State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
 
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was copied for this run."""
@@ -317,8 +302,7 @@ class ProgramCopy:
         Raises:
             CheckedBackendError: The check itself failed, not the program.
         """
-        args, kwargs = self._copies(call)
-        state = State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
+        state = self._state(call)
         self._prepare(state)
         # only in training does it matter how many calls went before
         objective = Objective(
@@ -336,7 +320,7 @@ class ProgramCopy:
             is_poisoned = call.junk is not None and self._called is not self._function
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
             with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
-                self._train(partial(self._evaluate, args, kwargs, state, objective, outcome), objective, outcome)
+                self._train(partial(self._evaluate, call, state, objective, outcome), objective, outcome)
             outcome.rng = RngState.capture(tuple(self._rng.cuda))
             if self._program.continued:
                 self._rng = outcome.rng
@@ -346,7 +330,6 @@ class ProgramCopy:
         finally:
             settings.restore()
             before.restore()
-        self._started = True
         self._look(call, outcome)
         return outcome
 
@@ -362,11 +345,11 @@ class ProgramCopy:
 
     def _prepare(self, state: State) -> None:
         """Put the state back to where the first call found it, forget gradients, make the optimizer."""
-        if not self._program.continued:
-            if not self._started:
-                self._initial = [(tensor, tensor.detach().clone()) for tensor in state.restorable()]
+        if not self._program.continued and self._initial is None:
+            self._initial = [(tensor, tensor.detach().clone()) for tensor in state.restorable()]
+        elif not self._program.continued:
             with torch.no_grad():
-                for tensor, value in self._initial if self._started else ():
+                for tensor, value in self._initial or ():
                     if tensor.shape == value.shape:
                         tensor.copy_(value)
         for leaf in () if self._program.keep_grad else state.differentiable.values():
@@ -419,16 +402,18 @@ class ProgramCopy:
             if self._called is self._function:
                 raise OptionError(f"check: the optimizer's step raises: {type(error).__name__}: {error}") from error
             raise _ProgramError(error) from error
-        outcome.subjects |= dict(optimizer_state(optimizer, self._trained))
+        for name, parameter in self._trained.items():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and key != "step":
+                    outcome.subjects[f"optimizer[{name}.{key}]"] = value
 
-    def _evaluate(
-        self, args: list[Any], kwargs: dict[str, Any], state: State, objective: Objective, outcome: Outcome
-    ) -> Any:
+    def _evaluate(self, call: ProgramCall, state: State, objective: Objective, outcome: Outcome) -> Any:
         """Call the function and run its backward pass. The first evaluation of a step is the one that is compared."""
         first = not outcome.evaluations
         outcome.evaluations += 1
         number, self._evaluations = self._evaluations, self._evaluations + 1
         loss: Any = 0.0
+        args, kwargs = self._copies(call)
         modes = self._modes(number)
         with ExitStack() as stack:
             if self._called is self._function:
@@ -452,9 +437,7 @@ class ProgramCopy:
                 outcome.containers = dict(containers(returned, "output"))
             roots = roots_of(outputs) if self._program.gradients else {}
             if objective.given:
-                named = argument_leaves(self._program.function, args, kwargs)
-                after = State.of(self._function, self._copier.captured, named, self._copier.leaves).subjects()
-                roots = roots_of(after | outputs, refusing=False)
+                roots = roots_of(self._state(call).subjects() | outputs, refusing=False)
             if self._at_own_precision:
                 objective.dtypes.update((name, root.dtype) for name, root in roots.items())
             # a lazy module has its parameters only now
@@ -471,22 +454,20 @@ class ProgramCopy:
                     outcome.backward_error = error
                     return loss
             if first:
-                outcome.gradients = {f"grad[{name}]": leaf.grad for name, leaf in wanted.items()}
-                if self._optimizer is not None:  # which may change them
-                    outcome.gradients = {
-                        name: None if gradient is None else gradient.clone()
-                        for name, gradient in outcome.gradients.items()
-                    }
+                copied = self._optimizer is not None  # which may change them
+                outcome.gradients = {
+                    f"grad[{name}]": leaf.grad.clone() if copied and leaf.grad is not None else leaf.grad
+                    for name, leaf in wanted.items()
+                }
         return loss
 
     # after the call
 
     def _look(self, call: ProgramCall, outcome: Outcome) -> None:
-        inputs = self.leaves(call)
-        state = State.of(self._function, self._copier.captured, inputs, self._copier.leaves)
         if call.varies_gradients:
             outcome.subjects, outcome.containers, outcome.rng = dict(outcome.gradients), {}, None
         else:
+            state = self._state(call)
             outcome.memory = state.memory()
             outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
         outcome.note_values(copies=len(self._program.calls) > 1)
@@ -533,11 +514,6 @@ def no_warning_is_an_error() -> None:
     warnings.simplefilter("default", append=True)  # so that it is noticed
 
 
-def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The transform that runs a program's candidate."""
-    return function
-
-
 def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """The original of a function that ``torch.compile`` returned; any other function itself.
 
@@ -560,7 +536,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def _called_inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function to compile: for a disabled function a function that calls it, for any other the function itself.
+    """The function to compile: for a disabled function one that calls it.
 
     ``torch.compile`` removes ``torch.compiler.disable`` from the function that it is given. Everywhere else in the
     user's program, where compiled code calls the function, it is not compiled.

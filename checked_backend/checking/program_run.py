@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,15 +23,10 @@ from checked_backend._torch.dynamo import (
 from checked_backend.checking.backward import not_differentiated
 from checked_backend.checking.compare_runs import Comparison, compare_runs
 from checked_backend.checking.handwritten import refuses_layout
-from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch, Transform, as_it_is
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch, Transform
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes
-from checked_backend.checking.variants import (
-    coverage_of,
-    gradient_variants,
-    roundings,
-    without_rounding,
-)
+from checked_backend.checking.variants import coverage_of, gradient_variants, roundings, without_rounding
 from checked_backend.checking.whole_numbers import beyond_rounding
 from checked_backend.diagnose.investigate import investigate
 from checked_backend.findings import Coverage, Finding, Kind, Skip
@@ -74,16 +69,9 @@ class Tracing(DynamoLog):
 
     numpy: bool = False
 
-    def not_compiled(self, regions: int) -> Iterator[Skip]:
+    def not_compiled(self, regions: int) -> Iterable[Skip]:
         """The parts of the program that ran in eager on both sides, so that the comparison shows nothing about them."""
-        if regions:
-            yield from self.in_eager(_COMPILED)
-        else:
-            yield self.no_region(_COMPILED)
-
-    def between_regions(self) -> str | None:
-        """A remark on code that ran in eager between compiled regions; None if there was none."""
-        return f"graph breaks, around which the program runs in eager: {self.reasons()}" if self.breaks else None
+        return self.in_eager(_COMPILED) if regions else [self.no_region(_COMPILED)]
 
 
 @dataclass(slots=True)
@@ -156,17 +144,15 @@ class ProgramRun:
     results: RegionResults = field(default_factory=RegionResults)
 
     @property
-    def fails_but_for_layout(self) -> bool:
-        """Whether anything found so far fails that is more than another layout of the same values, or refusing one."""
-        return any(
-            finding.kind.fails and not finding.is_layout and not refuses_layout(finding, self.program.calls[at])
-            for at, finding in (*self.found, *self.in_regions)
-        )
+    def failing(self) -> list[tuple[int, Finding]]:
+        """What was found so far and fails."""
+        return [(at, finding) for at, finding in (*self.found, *self.in_regions) if finding.kind.fails]
 
     @property
-    def fails(self) -> bool:
-        """Whether anything found so far fails."""
-        return any(finding.kind.fails for _, finding in (*self.found, *self.in_regions))
+    def fails_but_for_layout(self) -> bool:
+        """Whether anything of that is more than another layout of the same values, or refusing one."""
+        calls = self.program.calls
+        return any(not finding.is_layout and not refuses_layout(finding, calls[at]) for at, finding in self.failing)
 
 
 def run_program(
@@ -204,7 +190,7 @@ def run_program(
                         run.own.skip(Skip("further calls", "left out: an earlier call shows a fault"))
                         break
                     pair.vary(call)
-            if pair.differentiated and not run.fails:
+            if pair.differentiated and not run.failing:
                 pair.vary_gradients(others, session, max(LEAST_SECONDS, SHARE * watch.seconds()))
             if pair.going_on:
                 pair.vary_gradients([call for call in program.calls if call.varies_gradients], session)
@@ -240,7 +226,7 @@ class _Pair:
 
         backend.__name__ = options.compiler_name  # Dynamo tells it where it goes on without a region
         compiled: Transform = partial(torch.compile, backend=backend, dynamic=dynamic)
-        self.candidate = ProgramCopy(program, compiled if program.candidate is None else as_it_is)
+        self.candidate = ProgramCopy(program, compiled)
         self.reference = ProgramCopy(program)
 
     def _checked_region(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -281,7 +267,11 @@ class _Pair:
         held = None
         if run.program.candidate is not None:  # its caller still holds results
             held = Snapshot((self._results,), self.candidate.memory(call), run.own.skip)
-        with collect(closing=False) as session, run.tracing.watch(), self._numpy_draws(reference):
+        draws: AbstractContextManager[None] = nullcontext()
+        if reference.rng is not None and run.program.rng.host.numpy_has_drawn(reference.rng.host):
+            run.own.note(_NUMPY_DRAWS)
+            draws = dynamo_leaves_draws_to_numpy()
+        with collect(closing=False) as session, run.tracing.watch(), draws:
             candidate = self.candidate.step(index, call)
         if held is not None:
             sides = [candidate.outputs.values(), map(reference.outputs.get, candidate.outputs)]
@@ -309,16 +299,6 @@ class _Pair:
             ]
         )
 
-    @contextmanager
-    def _numpy_draws(self, reference: Outcome) -> Iterator[None]:
-        """Have NumPy draw a program's random numbers when it is compiled, too, if it draws them in eager."""
-        if reference.rng is None or not self.run.program.rng.host.numpy_has_drawn(reference.rng.host):
-            yield
-            return
-        self.run.own.note(_NUMPY_DRAWS)
-        with dynamo_leaves_draws_to_numpy():
-            yield
-
     def compare(self) -> None:
         """Compare the program's own calls, once they have run."""
         run = self.run
@@ -335,12 +315,25 @@ class _Pair:
         )
         run.found += self._learned.found
         if self.going_on:
-            run.found += late_writes(self.calls, (self.reference, run.references), (self.candidate, self.candidates))
+            run.found += self._late_writes()
         if run.references:
             unreached, is_copy = run.references[0].unreached, self.reference.is_copy
             for skip in not_differentiated(unreached, is_copy, lambda: made.run().unreached):
                 run.own.skip(skip)
         run.own.limits(self._learned.limits, self._learned.own_precision_limits)
+
+    def _late_writes(self) -> Iterator[tuple[int, Finding]]:
+        """The arguments of calls that later calls of the compiled program have changed, and those of eager have not."""
+        for index, call in enumerate(self.calls[:-1]):
+            given_again = any(later is call or later.refills is call for later in self.calls[index + 1 :])
+            if given_again or call.varies_gradients:
+                continue
+            eagers = _changed(self.reference, call, self.run.references[index].values)
+            for name in sorted(_changed(self.candidate, call, self.candidates[index].values) - eagers):
+                message = (
+                    f"a later call of the compiled program writes to this argument of call {index + 1}; eager does not"
+                )
+                yield index, Finding(Kind.MUTATION, name, message, "mutation.unexpected")
 
     def _compare_last(self) -> None:
         """Compare the latest call, a variant and not one of the program's own."""
@@ -433,40 +426,13 @@ def fresh_dynamo() -> Iterator[None]:
         dynamo_reset()
 
 
-def late_writes(
-    calls: Sequence[ProgramCall],
-    reference: tuple[ProgramCopy, Sequence[Outcome]],
-    candidate: tuple[ProgramCopy, Sequence[Outcome]],
-) -> list[tuple[int, Finding]]:
-    """The arguments of calls that later calls of the compiled program have changed, and those of eager have not.
-
-    Returns:
-        The findings, each with the number of the call that the argument was given to.
-    """
-    found: list[tuple[int, Finding]] = []
-    for index, call in enumerate(calls[:-1]):
-        given_again = any(later is call or later.refills is call for later in calls[index + 1 :])
-        if given_again or call.varies_gradients:
-            continue
-        eagers = _changed(reference[0], call, reference[1][index].values)
-        for name in sorted(_changed(candidate[0], call, candidate[1][index].values) - eagers):
-            message = (
-                f"a later call of the compiled program writes to this argument of call {index + 1}; eager does not"
-            )
-            found.append((index, Finding(Kind.MUTATION, name, message, "mutation.unexpected")))
-    return found
-
-
 def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Tensor]) -> set[str]:
     """The arguments of a call that are not as they were at its end, by subject."""
     now = {f"mutated[{name}]": leaf for name, leaf in run.leaves(call) if isinstance(leaf, torch.Tensor)}
     both = {name: (before[name], leaf) for name, leaf in now.items() if name in before}
-    return {
-        name
-        for name, (old, new) in both.items()
-        if _plain(old) and _plain(new) and not same_bits(resolved(old), resolved(new))
+    plain = {
+        name: sides
+        for name, sides in both.items()
+        if all(side.layout is torch.strided and not side.is_quantized for side in sides)
     }
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized
+    return {name for name, (old, new) in plain.items() if not same_bits(resolved(old), resolved(new))}

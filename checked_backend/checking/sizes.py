@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, TypeAlias, TypeVar
@@ -49,6 +49,9 @@ _T = TypeVar("_T")
 Dimension: TypeAlias = Any
 """A size: a plain integer, or a sympy expression."""
 
+_Renamed: TypeAlias = dict[sympy.Symbol, Dimension]
+"""What the symbols of one region are in the whole program."""
+
 
 @dataclass(slots=True)
 class _Region:
@@ -91,14 +94,12 @@ class Shapes:
                 region.example = value
             elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
                 shape: Sequence[Any] = value.shape
-                region.sizes.append(tuple(_expression(size) for size in shape))
-                symbolic = [size for size in shape if isinstance(size, torch.SymInt)]
-                region.example = symbolic[0] if symbolic else region.example
+                region.sizes.append(tuple(map(_expression, shape)))
+                region.example = next((size for size in shape if isinstance(size, torch.SymInt)), region.example)
             else:
                 region.sizes.append(None)
-        region.work = sum(
-            _work(tensor) for node in gm.graph.nodes for tensor in _tensors(node.meta.get("example_value"))
-        )
+        values = (node.meta.get("example_value") for node in gm.graph.nodes)
+        region.work = sum(map(_work, values))
         self._regions.append(region)
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,10 +118,10 @@ class Shapes:
         tensors = {id(leaf): (name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
         integers = {name: leaf for name, leaf in leaves if isinstance(leaf, int) and not isinstance(leaf, bool)}
         for number, region in enumerate(self._regions):
-            renamed: dict[sympy.Symbol, Dimension] = {}
+            renamed: _Renamed = {}
             for name, sizes, identity in zip(region.names, region.sizes, region.arguments or (), strict=False):
                 if isinstance(sizes, tuple) and identity in tensors:
-                    self._tensor(number, *tensors[identity], sizes, renamed)
+                    self._tensor(number, tensors[identity], sizes, renamed)
                 elif isinstance(sizes, sympy.Symbol) and name in integers:
                     symbol = self._symbol(number, sizes, renamed)
                     self.sizes.setdefault(name, symbol)
@@ -149,19 +150,15 @@ class Shapes:
                 return f"{name}.shape[{sizes.index(symbol)}]"
         return str(symbol)
 
-    def _symbol(self, number: int, symbol: sympy.Symbol, renamed: dict[sympy.Symbol, Dimension]) -> Any:
+    def _symbol(self, number: int, symbol: sympy.Symbol, renamed: _Renamed) -> Any:
         """The program-wide symbol for a symbol of one region, because regions have separate symbols."""
         own = symbol if not number else sympy.Symbol(f"{symbol}_{number}", integer=True, nonnegative=True)
         return renamed.setdefault(symbol, own)
 
     def _tensor(
-        self,
-        number: int,
-        name: str,
-        leaf: torch.Tensor,
-        sizes: tuple[Dimension, ...],
-        renamed: dict[sympy.Symbol, Dimension],
+        self, number: int, named: tuple[str, torch.Tensor], sizes: tuple[Dimension, ...], renamed: _Renamed
     ) -> None:
+        name, leaf = named
         known = self.sizes.get(name)
         for dim, size in enumerate(sizes):
             if isinstance(size, sympy.Symbol) and size not in renamed:
@@ -182,19 +179,15 @@ class Shapes:
             self.bounds[ours] = tuple(sorted(size for size in near if 0 <= size <= _LARGEST))
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of a node's result whose memory its sizes tell."""
+def _work(value: Any) -> Dimension:
+    """The bytes of the tensors of a node's result whose memory its sizes tell, those at 16 bits `HALF` times."""
     if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
-    return [value] if is_plain else []
-
-
-def _work(tensor: torch.Tensor) -> Dimension:
-    elements: Dimension = 1
-    for size in tensor.shape:
-        elements = elements * _expression(size)
-    return elements * tensor.element_size() * (HALF if tensor.dtype in (torch.float16, torch.bfloat16) else 1)
+        return sum(map(_work, value))
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        return 0
+    sizes: Iterable[Any] = value.shape
+    bytes_each = value.element_size() * (HALF if value.dtype in (torch.float16, torch.bfloat16) else 1)
+    return math.prod(map(_expression, sizes)) * bytes_each
 
 
 def _expression(size: Any) -> Dimension:
@@ -271,10 +264,11 @@ def _call_of_sizes(
         number: A number for the data: another number makes other data.
     """
     leaves = program.leaves()
-    changed = {name: new for name, old in leaves.items() if (new := _varied(name, old, shapes, values)) is not old}
-    tensors = [value for value in changed.values() if isinstance(value, torch.Tensor)]
-    fresh = iter(randomize_tensors(tensors, number))
-    changed = {name: next(fresh) if isinstance(new, torch.Tensor) else new for name, new in changed.items()}
+    made = {name: _resized(name, old, shapes, values) for name, old in leaves.items()}
+    made |= {name: _in_range(new, shapes, values) for name, new in made.items() if isinstance(new, torch.Tensor)}
+    changed = {name: new for name, new in made.items() if new is not leaves[name]}
+    tensors = {name: new for name, new in changed.items() if isinstance(new, torch.Tensor)}
+    changed |= dict(zip(tensors, randomize_tensors(list(tensors.values()), number), strict=True))
     resized = {name: value for name, value in changed.items() if _told(value) != _told(leaves[name])}
     label = ", ".join(f"{name} {_told(value)}" for name, value in resized.items())
     return substituted(program, changed, f"with {label}")
@@ -291,11 +285,6 @@ def _small_choices(shapes: Shapes) -> Iterator[dict[sympy.Symbol, int]]:
         for step in (1, -1):
             yield {symbol: max(hint + step, 0) for symbol, hint in shapes.hints.items()}
         yield dict.fromkeys(shapes.hints, 0)
-
-
-def _varied(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
-    new = _resized(name, old, shapes, values)
-    return _in_range(new, shapes, values) if isinstance(new, torch.Tensor) else new
 
 
 def _resized(name: str, old: Any, shapes: Shapes, values: Mapping[sympy.Symbol, int]) -> Any:
@@ -340,10 +329,10 @@ def _told(value: Any) -> str:
 
 def _aliased(program: Program) -> Iterator[ProgramCall]:
     """Calls in which two inputs of the same metadata share memory: as one tensor, and as two."""
-    leaves = program.leaves()
+    leaves = program.tensors()
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in leaves.items():
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
+        if leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
             continue
         key = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
         other = seen.setdefault(key, name)
@@ -351,6 +340,5 @@ def _aliased(program: Program) -> Iterator[ProgramCall]:
             continue
         view = leaves[other].detach().requires_grad_(leaf.requires_grad)
         for new, how in ((leaves[other], "the same tensor as"), (view, "on the memory of")):
-            made = substituted(program, {name: new}, f"with {name} {how} {other}")
-            if made is not None:
+            if (made := substituted(program, {name: new}, f"with {name} {how} {other}")) is not None:
                 yield made

@@ -107,6 +107,10 @@ class State:
 
     def memory(self) -> dict[str, Any]:
         """The tensors that outputs may share memory with, by name."""
-        groups = {"attribute": self.attributes, "parameter": self.parameters, "buffer": self.buffers}
-        named = {f"{kind} {name}": leaf for kind, group in groups.items() for name, leaf in group.items()}
-        return {**{f"input {name}": leaf for name, leaf in self.inputs.items()}, **named}
+        groups: dict[str, Mapping[str, Any]] = {
+            "input": self.inputs,
+            "attribute": self.attributes,
+            "parameter": self.parameters,
+            "buffer": self.buffers,
+        }
+        return {f"{kind} {name}": leaf for kind, group in groups.items() for name, leaf in group.items()}

@@ -85,10 +85,9 @@ def _names_function(text: str) -> bool:
 
 def _function_of(text: str, run: Callable[[Path], ModuleType]) -> Callable[..., Any]:
     path, _, name = text.rpartition(":")
-    found = getattr(run(Path(path)), name, None)
-    if not callable(found):
+    function: Callable[..., Any] | None = getattr(run(Path(path)), name, None)
+    if not callable(function):
         raise CheckedBackendError(f"{path} has no function {name!r}")
-    function: Callable[..., Any] = found
     return function
 
 

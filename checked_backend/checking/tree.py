@@ -100,11 +100,6 @@ def has_tensors(value: Any) -> bool:
     return any(isinstance(leaf, (torch.Tensor, torch.nn.Module, torch.Generator)) for _, leaf in leaves(value, ""))
 
 
-def _has_equality(kind: type) -> bool:
-    equality: Any = kind.__eq__
-    return equality is not object.__eq__
-
-
 def comparable(value: Any) -> Any:
     """The value by which a leaf that is no tensor is compared: itself if it can be compared, else its type.
 
@@ -115,7 +110,8 @@ def comparable(value: Any) -> Any:
     kind = type(value)
     if isinstance(value, Iterator):
         return "iterator"  # Dynamo makes its own
-    if isinstance(value, (torch.nn.Module, torch.Generator, *_FUNCTIONS)) or not _has_equality(kind):
+    equality: Any = kind.__eq__
+    if isinstance(value, (torch.nn.Module, torch.Generator, *_FUNCTIONS)) or equality is object.__eq__:
         return value if value is None or isinstance(value, type) else kind.__qualname__
     try:
         return value if isinstance(value == value, bool) else kind.__qualname__
@@ -141,9 +137,7 @@ def settled(returned: Any) -> Any:
 def output_leaves(returned: Any) -> list[tuple[str, Any]]:
     """The leaves of a result: ``output[0]`` for a single value, else ``output[<place>]``."""
     found = list(leaves(returned, "output"))
-    if [name for name, _ in found] == ["output"]:
-        return [("output[0]", returned)]
-    return found
+    return [("output[0]", returned)] if [name for name, _ in found] == ["output"] else found
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:

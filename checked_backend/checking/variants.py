@@ -72,8 +72,7 @@ def fresh_data(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     There are some rounds of `randomize`, which keeps data valid. Then follows one round that also varies the integers
     and booleans that `randomize` leaves alone: single ones, and sorted ones.
     """
-    tensors = {name: leaf for name, leaf in program.leaves().items() if isinstance(leaf, torch.Tensor)}
-    kept: dict[str, torch.Tensor] = dict(tensors)
+    tensors = kept = program.tensors()
     for number in range(ROUNDS):
         fresh = dict(zip(tensors, randomize_tensors(list(tensors.values()), number), strict=True))
         changed = {name: tensor for name, tensor in fresh.items() if tensor is not tensors[name]}
@@ -108,9 +107,7 @@ def _like(values: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 def other_layouts(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
     """Calls that each have one tensor argument in another layout. Only expanded tensors have other values."""
     made: list[ProgramCall] = []
-    for name, leaf in program.leaves().items():
-        if not isinstance(leaf, torch.Tensor):
-            continue
+    for name, leaf in program.tensors().items():
         if leaf.layout is not torch.strided or type(leaf) is not torch.Tensor or not leaf.numel() or leaf.is_nested:
             ledger.skip(Skip(f"layouts of {name}", "not a plain tensor with elements"))
             continue
@@ -172,13 +169,10 @@ def without_rounding(
     left = []
     for finding in findings:
         greatest = math.inf if finding.metrics is None else finding.metrics.max_abs_diff
+        is_rounded = finding.kind in (Kind.LOGIC, Kind.PRECISION)
         if not finding.kind.fails:
             why = f"{finding.kind}: {finding.message}"
-        elif (
-            finding.kind in OF_VALUES - {Kind.NONFINITE}
-            and call.incoming.is_laid_out
-            and greatest <= rounding.get(finding.subject, -1.0)
-        ):
+        elif call.incoming.is_laid_out and is_rounded and greatest <= rounding.get(finding.subject, -1.0):
             why = "it is zero but for rounding"
         elif not call.incoming.is_finite and finding.kind in OF_VALUES and not _is_lost(finding):
             why = "it is NaN or infinite in other elements"

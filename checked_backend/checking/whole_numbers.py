@@ -110,8 +110,8 @@ def on_whole_numbers(program: Program, ledger: Ledger) -> ProgramCall | None:
         generator = torch.Generator().manual_seed(0)
         tensors = {
             name: _whole(leaf, share, generator)
-            for name, leaf in program.leaves().items()
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided
+            for name, leaf in program.tensors().items()
+            if leaf.is_floating_point() and leaf.layout is torch.strided
         }
         made = substituted(program, tensors, _LABEL)
         if made is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, get_args
 
@@ -17,13 +17,13 @@ from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fa
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.findings.paths import shown_path
 from checked_backend.graphs.schema import effectful, is_custom, operator_name, wrapped_operator
-from checked_backend.metadata.expected import Mismatch, Size, compare, expected_leaves
+from checked_backend.metadata.expected import Inputs, Mismatch, Size, compare, expected_leaves
 from checked_backend.options import MetadataCheck
 
 _CHECKS = get_args(MetadataCheck)
 
 
-def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> str:
+def attribute(node: fx.Node, mismatch: Mismatch, inputs: Inputs | None) -> str:
     """The part that is likely at fault, as text for people."""
     if mismatch.what == "nonfinite":
         return "the values: this operator is the first that leaves the finite numbers"
@@ -43,16 +43,17 @@ def attribute(node: fx.Node, mismatch: Mismatch, inputs: tuple[tuple[Any, ...], 
     if mismatch.what == "requires_grad" and is_custom(node):
         return f"the kernel of {operator}, which returns a tensor that requires grad: detach it"
     original = node.meta.get("original_aten")
+    origin = ""
     if isinstance(original, OpOverload) and original.name() != operator.name() and original.namespace == "aten":
         origin = f", which a decomposition of {original} put there"
-    else:
-        origin = ""
     return f"{_kernel(operator, is_custom(node), node, inputs)}{origin}"
 
 
 def _kernel(operator: OpOverload, custom: bool, node: fx.Node, inputs: Any) -> str:
     function, kind = fake_kernel(operator)
-    side = f"the {kind} of {'the custom operator ' if custom else ''}{operator}{_where(function)}"
+    code = None if function is None else getattr(inspect.unwrap(function), "__code__", None)
+    where = "" if code is None else f" ({shown_path(code.co_filename)}:{code.co_firstlineno})"
+    side = f"the {kind} of {'the custom operator ' if custom else ''}{operator}{where}"
     agrees = _agrees(node.target, inputs)
     if agrees is True and _agrees(node.target, inputs, cached=True) is False:
         return (
@@ -66,19 +67,8 @@ def _kernel(operator: OpOverload, custom: bool, node: fx.Node, inputs: Any) -> s
     return f"{side}, or the operator's kernel"
 
 
-def _where(function: Callable[..., Any] | None) -> str:
-    if function is None:
-        return ""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f" ({shown_path(code.co_filename)}:{code.co_firstlineno})"
-
-
-def is_own_fault(node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None) -> bool:
-    """Whether an operator differs from its fake kernel for the real inputs, too.
-
-    Args:
-        node: The node; its inputs may differ from the recorded ones.
-    """
+def is_own_fault(node: fx.Node, inputs: Inputs | None) -> bool:
+    """Whether an operator differs from its fake kernel for the real inputs, which may not be the recorded ones."""
     return _agrees(node.target, inputs) is False
 
 
@@ -100,7 +90,7 @@ def _fake_result(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     return result, given
 
 
-def _agrees(target: Any, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, *, cached: bool = False) -> bool | None:
+def _agrees(target: Any, inputs: Inputs | None, *, cached: bool = False) -> bool | None:
     """Whether the fake kernel, given the real inputs' metadata, agrees with the kernel; None if that is unknown."""
     if inputs is None:
         return None
@@ -127,7 +117,11 @@ def _known(size: Size) -> Any:
 
 
 class _Caught(BaseException):
-    """Ends a call once its arguments are known."""
+    """Ends a call of an operator, and carries its arguments."""
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.inputs: Inputs = tuple(args), dict(kwargs)
 
 
 class _Catch(TorchDispatchMode):
@@ -136,14 +130,12 @@ class _Catch(TorchDispatchMode):
     def __init__(self, operator: OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operator = operator
-        self.call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is self.operator:
-            self.call = (tuple(args), dict(kwargs or {}))
-            raise _Caught
+            raise _Caught(args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
@@ -171,10 +163,9 @@ def unwrap_call(
     operator, kernel = (args[0] if args else None), higher_order_kernel(target)
     if not isinstance(operator, OpOverload) or kernel is None:
         return None
-    catch = _Catch(operator)
     try:
-        with disable_current_modes(), catch:
+        with disable_current_modes(), _Catch(operator):
             kernel(*args, **kwargs)
-    except _Caught:
-        pass
-    return None if catch.call is None else (operator, *catch.call)
+    except _Caught as caught:
+        return operator, *caught.inputs
+    return None

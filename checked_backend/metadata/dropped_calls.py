@@ -69,7 +69,10 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
     """
     wanted = operators_in(dynamo)
     names = {name for name, _ in compiled}
-    dead = _dead(dynamo.graph) if _takes_subclasses(dynamo.graph) else set()
+    inputs = (recorded_value(node) for node in dynamo.graph.find_nodes(op="placeholder"))
+    # of tensors that wrap others, AOT autograd's graph has a call for each wrapped tensor
+    wrapped = any(isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value) for value in inputs)
+    dead = _dead(dynamo.graph) if wrapped else set()
     # in the compiled graph, torch.vmap and torch.func.grad call whatever the operator's rule calls
     transformed = any("_increment_nesting" in str(node.target) for node in dynamo.graph.nodes)
     found = []
@@ -83,12 +86,6 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
         place = "a graph that a higher-order operator runs" if inside else _TRANSFORM if transformed else ""
         found.append(Dropped(node, site[0], place, pointless=not schema.returns and not schema.is_mutable))
     return found
-
-
-def _takes_subclasses(graph: fx.Graph) -> bool:
-    """Whether a graph takes tensors that wrap others. AOT autograd's graph has a call for each wrapped tensor."""
-    inputs = (recorded_value(node) for node in graph.find_nodes(op="placeholder"))
-    return any(isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value) for value in inputs)
 
 
 def _dead(graph: fx.Graph) -> set[fx.Node]:
@@ -110,15 +107,11 @@ def _calls(gm: fx.GraphModule, *, inside: bool) -> Iterator[tuple[fx.Node, bool]
             yield node, inside
             # the second graph of an autograd.Function is its backward, which an inference graph does not have
             bodies = node.args[:1] if "autograd_function" in str(node.target) else (*node.args, *node.kwargs.values())
-            if isinstance(node.target, HigherOrderOperator):
-                for body in _bodies(gm, bodies):
+            given: list[fx.Node] = []
+            fx.node.map_arg(tuple(bodies), given.append)
+            for item in given if isinstance(node.target, HigherOrderOperator) else ():
+                if (body := graph_fetched(gm, item)) is not None:
                     yield from _calls(body, inside=True)
-
-
-def _bodies(gm: fx.GraphModule, values: Sequence[Any]) -> Iterator[fx.GraphModule]:
-    nodes: list[fx.Node] = []
-    fx.node.map_arg(tuple(values), nodes.append)
-    yield from (body for node in nodes if (body := graph_fetched(gm, node)) is not None)
 
 
 def _overloads(target: Any) -> list[OpOverload]:
@@ -163,7 +156,9 @@ def _calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.G
                 apart = [] if _writes(node) else node.all_input_nodes
                 copies = copied | {item: graph.call_function(_copy, (copied[item],)) for item in apart}
                 copied[node] = graph.node_copy(node, copies.__getitem__)
-                copied[node].target = _only_overload(node.target)
+                [copied[node].target, *others] = _overloads(node.target)
+                if others:
+                    raise ValueError(f"{node.target} has several overloads")
                 names.add(copied[node].name)
             else:
                 copied[node] = graph.node_copy(node, copied.__getitem__)
@@ -187,13 +182,6 @@ def _needed(graph: fx.Graph, targets: set[fx.Node]) -> set[fx.Node]:
         needed.add(node)
         waiting.extend(node.all_input_nodes)
     return needed
-
-
-def _only_overload(target: Any) -> OpOverload:
-    overloads = _overloads(target)
-    if len(overloads) != 1:
-        raise ValueError(f"{target} has several overloads")
-    return overloads[0]
 
 
 def _copy(value: Any) -> Any:
@@ -283,8 +271,5 @@ def _skip(call: Dropped, why: str) -> Skip:
 
 def _note(call: Dropped) -> str:
     text = f"{call} is in no compiled graph, for nothing takes its results; it was made once, alone, on copies"
-    if call.pointless:
-        text += (
-            "; by its schema it does nothing: declare what it writes to, or its effect, or compiled code leaves it out"
-        )
-    return text
+    advice = "; by its schema it does nothing: declare what it writes to, or its effect, or compiled code leaves it out"
+    return text + advice if call.pointless else text

@@ -15,6 +15,8 @@ from checked_backend._torch.tensors import storage_identity
 
 Size: TypeAlias = "int | float | bool | sympy.Basic"
 ValueOf: TypeAlias = Callable[[Size], "int | float | bool | None"]
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""The real arguments of a node, positional and by keyword."""
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -22,16 +24,14 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.la
 
 def symbolic(value: Any) -> Size:
     """A size as a plain number, or as the sympy expression behind a `torch.SymInt`."""
-    if isinstance(value, _SYMBOLIC):
-        expression = value.node.expr
-        if isinstance(expression, sympy.Integer):
-            return int(expression)
-        if isinstance(expression, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
-            return bool(expression)
-        if isinstance(expression, sympy.Float):
-            return float(expression)
-        return expression
-    return value
+    if not isinstance(value, _SYMBOLIC):
+        return value
+    expression = value.node.expr
+    if isinstance(expression, sympy.Integer):
+        return int(expression)
+    if isinstance(expression, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
+        return bool(expression)
+    return float(expression) if isinstance(expression, sympy.Float) else expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +178,8 @@ def _compare_tensor(
     if got.numel() > 0:
         significant = zip(map(value_of, want.stride), got.stride(), got.shape, strict=True)
         if any(size > 1 and _differs(stride, real) for stride, real, size in significant):
-            formats = (
-                memory_format(got.shape, [value_of(s) for s in want.stride]),
-                memory_format(got.shape, got.stride()),
-            )
-            remark = "" if formats[0] == formats[1] else f"{formats[0]} recorded, {formats[1]} ran"
+            recorded, ran = (memory_format(got.shape, s) for s in ([*map(value_of, want.stride)], got.stride()))
+            remark = "" if recorded == ran else f"{recorded} recorded, {ran} ran"
             yield Mismatch("stride", index, _render(want.stride, value_of), str(tuple(got.stride())), remark)
     # the offset of an empty tensor says nothing
     if want.offset is not None and got.numel() > 0 and _differs(value_of(want.offset), got.storage_offset()):
@@ -213,13 +210,10 @@ def memory_format(shape: Sequence[int], stride: Sequence[Any]) -> str:
 
 
 def _symbols(sizes: Sequence[Size], value_of: ValueOf) -> str:
-    symbols = {symbol: None for size in sizes if isinstance(size, sympy.Basic) for symbol in _free(size)}
+    symbolic = (size for size in sizes if isinstance(size, sympy.Basic))
+    symbols = dict.fromkeys(symbol for size in symbolic for symbol in sorted(size.free_symbols, key=str))
     known = [f"{symbol}={value}" for symbol in symbols if (value := value_of(symbol)) is not None]
     return f" with {', '.join(known)}" if known else ""
-
-
-def _free(size: sympy.Basic) -> list[sympy.Basic]:
-    return sorted(size.free_symbols, key=str)
 
 
 def _render(sizes: tuple[Size, ...], value_of: ValueOf) -> str:

@@ -15,7 +15,7 @@ from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.graphs.source_line import callers_line, module_path, source_line
 from checked_backend.metadata.attribution import attribute, unwrap_call
-from checked_backend.metadata.expected import Mismatch
+from checked_backend.metadata.expected import Inputs, Mismatch
 from checked_backend.scripts.comparisons import FAKE_KERNEL, FINITE, source_of
 from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
@@ -47,7 +47,7 @@ class NodeMismatch:
     mismatch: Mismatch
     graph: str
     place: str
-    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    inputs: Inputs | None
     inherited: bool = False
     ignored: str = ""
     depended: str = ""
@@ -55,7 +55,7 @@ class NodeMismatch:
     @property
     def subject(self) -> str:
         """The name of the wrong value, for people."""
-        name = _subject_of(self.node, self.place)
+        name = f"node[{self.place}: {self.node.name}]" if self.place else f"node[{self.node.name}]"
         return name if self.mismatch.index is None else f"{name}[{self.mismatch.index}]"
 
     @property
@@ -68,11 +68,6 @@ class NodeMismatch:
         """The finer kind."""
         what, kind = self.mismatch.what, self.kind.value
         return kind if what == kind else f"{kind}.{what}"
-
-
-def _subject_of(node: fx.Node, place: str) -> str:
-    """The name of a node in findings."""
-    return f"node[{node.name}]" if not place else f"node[{place}: {node.name}]"
 
 
 def to_finding(found: NodeMismatch) -> Finding:
@@ -165,9 +160,7 @@ def metadata_error(findings: Sequence[Finding]) -> MetadataError:
     return MetadataError("\n".join(lines), first)
 
 
-def operator_script(
-    node: fx.Node, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None, title: str, *, nonfinite: bool = False
-) -> str | None:
+def operator_script(node: fx.Node, inputs: Inputs | None, title: str, *, nonfinite: bool = False) -> str | None:
     """The script; None if the node is no operator or has an argument that cannot be written down.
 
     Args:

@@ -37,6 +37,8 @@ class MetadataInterpreter:
     evidence has the entry of the option, as ``ignored``.
 
     Attributes:
+        position: That of the node, in the graph around this one, which fetches this graph.
+        place: The place of an inner graph, from the inside to the outside; "" for an outermost graph.
         checked_nodes: How many nodes are compared.
         asserts: How many assumptions about sizes that depend on data are checked.
         unchecked: How many nodes are not compared, or not wholly, by reason.
@@ -56,8 +58,9 @@ class MetadataInterpreter:
         self.kind = kind
         self.on_findings = on_findings
         self.settings = settings or CheckSettings()
-        self.parent = _parent
-        self.place = _place
+        self.position, words = _place
+        around = f", in {_parent.place}" if _parent is not None and _parent.place else ""
+        self.place: str = f"{words}{around}"
         self.history = History() if history is None else history
         self.running: _Running = _Running() if _parent is None else _parent.running
         self._original = gm.forward

@@ -52,17 +52,13 @@ def first_nonfinite(node: fx.Node, value: Any, given: tuple[Any, ...]) -> Mismat
         ranges = [(name, value_range(item)) for name, item in named if isinstance(item, torch.Tensor)]
         if not all(math.isfinite(bound) for _, pair in ranges if pair is not None for bound in pair):
             return None
-        if not all(map(math.isfinite, _constants(node))):
+        constants = (item for item in tree_leaves((node.args, node.kwargs)) if isinstance(item, (int, float)))
+        if not all(map(math.isfinite, map(float, constants))):
             return None
         kind = "NaN" if math.isnan(bounds[0]) or math.isnan(bounds[1]) else "an infinity"
         texts = [f"{name} in [{pair[0]:.6g}, {pair[1]:.6g}]" for name, pair in ranges if pair is not None]
-        return Mismatch(
-            "nonfinite",
-            index if len(outputs) > 1 else None,
-            "finite values",
-            kind,
-            f"inputs: {', '.join(texts) or 'none'}",
-        )
+        place = index if len(outputs) > 1 else None
+        return Mismatch("nonfinite", place, "finite values", kind, f"inputs: {', '.join(texts) or 'none'}")
     return None
 
 
@@ -72,9 +68,3 @@ def _named(node: fx.Node, given: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
         leaves = tree_leaves(value)
         for index, leaf in enumerate(leaves):
             yield (source.name if len(leaves) == 1 else f"{source.name}[{index}]"), leaf
-
-
-def _constants(node: fx.Node) -> Iterator[float]:
-    for item in tree_leaves((node.args, node.kwargs)):
-        if isinstance(item, (int, float)):
-            yield float(item)

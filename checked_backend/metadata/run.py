@@ -16,7 +16,7 @@ from checked_backend._torch.tensors import storage_identity
 from checked_backend.findings import Finding
 from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.metadata.attribution import is_own_fault
-from checked_backend.metadata.expected import ExpectedTensor, Leaf, Mismatch, Size, compare
+from checked_backend.metadata.expected import ExpectedTensor, Inputs, Leaf, Mismatch, Size, compare
 from checked_backend.metadata.findings import NodeMismatch, depended_on, to_finding
 from checked_backend.metadata.layout import LAYOUT, dependent
 from checked_backend.metadata.nonfinite import MAY_BE_ANYTHING, first_nonfinite
@@ -224,20 +224,13 @@ class GraphRun:
         value = self._sizes.of(size)
         return None if value != value else value
 
-    def _add(
-        self,
-        step: Step,
-        mismatches: Sequence[Mismatch],
-        given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-    ) -> None:
+    def _add(self, step: Step, mismatches: Sequence[Mismatch], given: Inputs | None = None) -> None:
         if not mismatches:
             return
         index, urgent = self._graph.position[step.node], False
         for mismatch in mismatches:
-            found = NodeMismatch(
-                step.node, mismatch, self._owner.kind, _place_of(self._owner), given or self._inputs(step)
-            )
-            found = self._attributed(found, step)
+            owner, inputs = self._owner, given or self._inputs(step)
+            found = self._attributed(NodeMismatch(step.node, mismatch, owner.kind, owner.place, inputs), step)
             ignored = bool(found.ignored)
             self.wrong[index] = ignored and self.wrong.get(index, True)
             if step.node.op != "placeholder" and self._owner.kind == "forward":
@@ -279,12 +272,12 @@ class GraphRun:
         known, outer = self._owner.history.wrong, self._outer
         if outer is None:
             return [known[node.name]] if node.name in known else []
-        users = outer._graph.steps[self._owner.place[0]].node.users
+        users = outer._graph.steps[self._owner.position].node.users
         given = dict.fromkeys(item for user in users for item in user.all_input_nodes)
         positions = {outer._graph.position[place] for item in given for place in (item, producer(item))}
         return [outer.wrong[position] for position in sorted(positions) if position in outer.wrong]
 
-    def _inputs(self, step: Step) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _inputs(self, step: Step) -> Inputs | None:
         """The real arguments of a node, as far as they still exist."""
         if step.node.op != "call_function" or any(item not in self._values for item in step.node.all_input_nodes):
             return None
@@ -301,13 +294,16 @@ class GraphRun:
         root, runs = self, [(self, self._graph.position[step.node])]
         while root._outer is not None:
             # the mismatch makes the results of the inner graph wrong
-            place, root = root._owner.place[0], root._outer
+            place, root = root._owner.position, root._outer
             root.wrong[place] = ignored and root.wrong.get(place, True)
             runs.append((root, place))
         key = (found.subject, found.mismatch.what)
         known = root._seen.get(key)  # a loop's body runs many times
         number = root._seen.setdefault(key, len(root.findings))
-        before = self._layout_before(step) if found.inherited else frozenset()
+        # the findings about layout that the node's inputs carry, on which nothing depends so far
+        before: frozenset[int] = frozenset()
+        if found.inherited:
+            before = before.union(*(self._layout.get(position, frozenset()) for position in step.inputs))
         layout = found.mismatch.what in LAYOUT
         reason = dependent(found.node, found.mismatch.index) if layout else ""
         if known is None:
@@ -319,7 +315,9 @@ class GraphRun:
             for run, place in runs:
                 run._layout[place] = run._layout.get(place, frozenset()) | before | {number}
             return False
-        root._depend(before, found.subject)
+        for earlier in before:  # a mismatch that matters follows from them
+            if not root.findings[earlier].more_than_layout:
+                root.findings[earlier] = depended_on(root.findings[earlier], f"{found.subject} follows from it")
         return root._owner.settings.immediate
 
     def _finding(self, found: NodeMismatch) -> Finding:
@@ -329,23 +327,3 @@ class GraphRun:
             told.clear()
         key = (found.graph, found.subject, found.mismatch, found.inherited, found.ignored, found.depended)
         return told.get(key) or told.setdefault(key, to_finding(found))
-
-    def _layout_before(self, step: Step) -> frozenset[int]:
-        """The findings about layout that a node's inputs carry, on which nothing depends so far."""
-        return frozenset().union(*(self._layout.get(position, frozenset()) for position in step.inputs))
-
-    def _depend(self, numbers: frozenset[int], subject: str) -> None:
-        """Mark findings as depended on, because a mismatch that matters follows from them."""
-        for number in numbers:
-            finding = self.findings[number]
-            if not finding.more_than_layout:
-                self.findings[number] = depended_on(finding, f"{subject} follows from it")
-
-
-def _place_of(owner: MetadataInterpreter) -> str:
-    """The place of an inner graph, from the inside to the outside; "" for the outermost graph."""
-    places = []
-    while owner.parent is not None:
-        places.append(owner.place[1])
-        owner = owner.parent
-    return ", in ".join(places)

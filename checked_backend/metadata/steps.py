@@ -255,15 +255,22 @@ class _Preparation:
                 unchecked += step.node.op != "get_attr"
             elif not (is_getitem(step.node) and self.passed_on(step.node, value)):
                 self.check(step, value)
-        return GraphSteps(self.steps, self.position, self.symbols, list(self.asserts()), unchecked)
+        environment = _shape_env(self.gm.graph) if "assert" in self.settings.checks else None
+        deferred = () if environment is None else deferred_asserts(environment)
+        # as far as this graph knows the sizes that they are about
+        asserts = [(condition, text) for condition, text in deferred if condition.free_symbols <= self.symbols.learnt]
+        return GraphSteps(self.steps, self.position, self.symbols, asserts, unchecked)
 
     # running a node
 
     def call(self, step: Step) -> None:
         node, gm = step.node, self.gm
         step.args, step.kwargs = node.args, node.kwargs
-        parts = (*step.args, *step.kwargs.values())
-        step.flat = all(isinstance(part, fx.Node) or not _holds_nodes(part) for part in parts)
+        nested: list[fx.Node] = []
+        for part in (*step.args, *step.kwargs.values()):
+            if not isinstance(part, fx.Node):
+                fx.node.map_arg(part, nested.append)
+        step.flat = not nested
         step.function = _function(gm, node, self.subgraphs)
         # under vmap tensors have no memory to look at
         wanted = {"alias", "mutation", "requires_grad"} & set(self.settings.checks) and not self.settings.light
@@ -278,26 +285,29 @@ class _Preparation:
         free = read_only_inputs(node)
         step.allowed = frozenset(self.position[producer(item)] for item in node.all_input_nodes if item not in free)
         step.finite = self.settings.nonfinite and not self.settings.light and node.op.startswith("call")
-        carriers: Mapping[int, fx.Node] = {0: node}
+        carriers: Mapping[int, fx.Node] = {0: node}  # by output, the node that is its value
         first = 0
         if len(leaves) != 1 or isinstance(value, (tuple, list, dict)):
-            step.count, carriers = len(leaves), _items_of(node)
+            step.count = len(leaves)
+            carriers = {user.args[1]: user for user in node.users if is_getitem(user) and isinstance(user.args[1], int)}
             first = 1 if _with_effects(node) else 0  # its first result is a token
         for k, leaf in enumerate(leaves):
             if k >= first and isinstance(leaf, ExpectedTensor):
                 step.checks.append(self.tensor(step, k, leaf, carriers.get(k)))
-            elif k >= first and isinstance(leaf, ExpectedValue) and not _is_nonfinite(leaf.value):
+            elif k >= first and isinstance(leaf, ExpectedValue):
+                if isinstance(leaf.value, float) and not math.isfinite(leaf.value):
+                    continue
                 known = self.symbols.known(leaf.value)
                 step.checks.append(ValueCheck(k, leaf, [] if known else [self.symbols.learn(leaf.value)]))
 
     def compares(self, node: fx.Node, leaves: Sequence[Leaf]) -> bool:
         """Whether any of the chosen checks applies to a node."""
-        checks = set(self.settings.checks)
+        checks, whole = set(self.settings.checks), not self.settings.light
         if self.settings.ignores(node):
             return False
-        if self.settings.nonfinite and not self.settings.light and node.op.startswith("call"):
+        if whole and self.settings.nonfinite and node.op.startswith("call"):
             return True
-        if is_custom(node) and not self.settings.light and checks & {"mutation", "requires_grad"}:
+        if whole and is_custom(node) and checks & {"mutation", "requires_grad"}:
             return True
         tensors = any(isinstance(leaf, ExpectedTensor) for leaf in leaves)
         values = any(isinstance(leaf, ExpectedValue) for leaf in leaves)
@@ -309,11 +319,9 @@ class _Preparation:
         parent, key = node.args
         checked = isinstance(parent, fx.Node) and self.steps[self.position[parent]].leaves is not None
         outputs = recorded_value(parent) if checked and isinstance(parent, fx.Node) else None
-        if (
-            not isinstance(outputs, (tuple, list))
-            or not isinstance(key, int)
-            or not -len(outputs) <= key < len(outputs)
-        ):
+        if not isinstance(outputs, (tuple, list)) or not isinstance(key, int):
+            return False
+        if not -len(outputs) <= key < len(outputs):
             return False
         return outputs[key] is value or expected_leaves(outputs[key]) == expected_leaves(value)
 
@@ -354,8 +362,10 @@ class _Preparation:
         """The aspects of a tensor that are compared; None for the others."""
         light, given = self.settings.light, node.op == "placeholder"
         lazy = want.stride is not None and (self.lazy_bits or given or is_custom(node))
+        # under `torch.vmap` indices have another width than when they were traced
+        is_index = not (want.dtype.is_floating_point or want.dtype.is_complex or want.dtype is torch.bool)
         chosen = {
-            "dtype": None if light and _is_index(want.dtype) else want.dtype,
+            "dtype": None if light and is_index else want.dtype,
             "shape": self.shared(want.shape),
             "layout": None if light else want.layout,
             "device": None if light else want.device,
@@ -386,14 +396,6 @@ class _Preparation:
         if isinstance(want.offset, sympy.Basic) and not self.symbols.known(want.offset):
             yield "storage_offset", (), self.symbols.learn(want.offset)
 
-    def asserts(self) -> Iterator[tuple[sympy.Basic, str]]:
-        """The trace's assumptions about sizes that depend on data, as far as this graph knows those sizes."""
-        environment = _shape_env(self.gm.graph)
-        if environment is not None and "assert" in self.settings.checks:
-            for condition, message in deferred_asserts(environment):
-                if condition.free_symbols <= self.symbols.learnt:
-                    yield condition, message
-
 
 def _function(gm: fx.GraphModule, node: fx.Node, subgraphs: Mapping[fx.Node, Any]) -> Callable[..., Any] | None:
     """What a step calls; None for an input and for the output."""
@@ -408,24 +410,9 @@ def _function(gm: fx.GraphModule, node: fx.Node, subgraphs: Mapping[fx.Node, Any
     return node.target if callable(node.target) else None
 
 
-def _is_nonfinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _holds_nodes(value: Any) -> bool:
-    nodes: list[fx.Node] = []
-    fx.node.map_arg(value, nodes.append)
-    return bool(nodes)
-
-
 def _plain_name(entry: str) -> str:
     """The name used here (``mylib.op``) for an operator as users write it (``torch.ops.aten.relu``, ``mylib::op``)."""
     return entry.strip().removeprefix("torch.ops.").removeprefix("higher_order.").replace("::", ".")
-
-
-def _is_index(dtype: torch.dtype) -> bool:
-    """Whether a dtype is an integer dtype. Under `torch.vmap` indices have another width than when they were traced."""
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def producer(node: fx.Node) -> fx.Node:
@@ -433,11 +420,6 @@ def producer(node: fx.Node) -> fx.Node:
     while is_getitem(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
-
-
-def _items_of(node: fx.Node) -> dict[int, fx.Node]:
-    """For each output of a node, a ``getitem`` that picks it."""
-    return {user.args[1]: user for user in node.users if is_getitem(user) and isinstance(user.args[1], int)}
 
 
 def _with_effects(node: fx.Node) -> bool:

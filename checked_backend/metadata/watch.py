@@ -86,7 +86,9 @@ def call_watched(
     inner = effectful(target, args)
     operator, given = (target, args) if inner is None else (inner, args[2:])
     named = list(_named(operator, given, kwargs))
-    writable = _writable(operator)
+    # none are declared if it is functionalised: it writes to copies
+    declared = operator._schema.arguments if isinstance(operator, OpOverload) else ()
+    writable = {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
     read_only = [item for item in named if item[0] not in writable and "mutation" in checks]
     before = [(name, tensor, _form(tensor), fingerprint(tensor)) for name, tensor in read_only]
     result = target(*args, **kwargs)
@@ -100,17 +102,14 @@ def call_watched(
         outputs = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         memory.note((tensor, f"the memory that {node.name} returned before") for tensor in outputs)
     if "requires_grad" in checks and not torch.is_grad_enabled() and isinstance(operator, OpOverload):
-        found.extend(_requires_grad(result, (args, kwargs)))
+        leaves = [] if any(map(_needs_grad, tree_leaves((args, kwargs)))) else tree_leaves(result)
+        places = [index if len(leaves) > 1 else None for index, output in enumerate(leaves) if _needs_grad(output)]
+        found += [Mismatch("requires_grad", place, "False", "True") for place in places]
     return result, found
 
 
-def _requires_grad(result: Any, given: Any) -> Iterator[Mismatch]:
-    if any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves(given)):
-        return
-    leaves = tree_leaves(result)
-    for index, output in enumerate(leaves):
-        if isinstance(output, torch.Tensor) and output.requires_grad:
-            yield Mismatch("requires_grad", index if len(leaves) > 1 else None, "False", "True")
+def _needs_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _named(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -123,12 +122,6 @@ def _named(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
         named = [(name.lstrip("_"), value) for name, value in named]
     for name, value in named:
         yield from ((name, item) for item in tree_leaves(value) if isinstance(item, torch.Tensor))
-
-
-def _writable(target: Any) -> set[str]:
-    """The arguments that the schema lets an operator write to; none if it is functionalised and writes to copies."""
-    declared = target._schema.arguments if isinstance(target, OpOverload) else ()
-    return {argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write}
 
 
 def _changes(before: Sequence[tuple[str, torch.Tensor, tuple[Any, ...], int | None]]) -> Iterator[Mismatch]:

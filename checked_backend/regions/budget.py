@@ -50,40 +50,32 @@ SKIPPING, FOR_SKIPPING = 3e-6, 0.8
 """Seconds that skipping a call takes, and the part of the share that this may take up, however short calls are."""
 
 
+@dataclass(slots=True)
 class Meter:
     """The time that a check takes, without the time that the program would have taken anyway.
 
-    Args:
-        clock: Gives the time in seconds.
-        affords: Says whether the check may take so many seconds altogether.
-        already: Seconds that it has taken before.
-
     Attributes:
+        began: When the check began, or would have begun if it had run without a pause.
+        affords: Says whether the check may take so many seconds altogether.
         own: Seconds of the program's own run.
         postponed: Seconds that the check takes altogether, if it waits until they are earned; 0 if it goes on.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        affords: Callable[[float], bool] = lambda _seconds: True,
-        already: float = 0.0,
-    ) -> None:
-        self.own = 0.0
-        self.postponed = 0.0
-        self._affords = affords
-        self._clock = clock
-        self._began = clock() - already
+    clock: Callable[[], float]
+    began: float
+    affords: Callable[[float], bool]
+    own: float = 0.0
+    postponed: float = 0.0
 
     @property
     def spent(self) -> float:
         """Seconds that the check has taken so far, without the program's own."""
-        return max(0.0, self._clock() - self._began - self.own)
+        return max(0.0, self.clock() - self.began - self.own)
 
     def may_take(self, seconds: float) -> bool:
         """Whether the check may take so much longer. If not, it is postponed until that is earned."""
         needed = self.spent + seconds
-        if self._affords(needed):
+        if self.affords(needed):
             return True
         self.postponed = needed
         return False
@@ -91,11 +83,11 @@ class Meter:
     @contextmanager
     def program(self) -> Iterator[None]:
         """A block that the program would have run unchecked, too."""
-        began = self._clock()
+        began = self.clock()
         try:
             yield
         finally:
-            self.own += self._clock() - began
+            self.own += self.clock() - began
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +103,6 @@ class Due:
 
 class Schedule:
     """Checks the first call of a region and every n-th after it.
-
-    Args:
-        every: n.
 
     Attributes:
         limited: Whether a region may be left unchecked altogether.
@@ -150,23 +139,29 @@ class Schedule:
         """A block that checks a call, or the backward pass of one. It is paid for, also if it raises.
 
         Args:
-            due: How the call is checked.
             compared: Gives how many calls, or backward passes, were compared so far. If none was in the block, the
                 check is still to be made.
-            backward: Whether it is a backward pass.
             already: Seconds that this part of the check has taken before the block.
         """
-        yield Meter(self.clock, already=already)
+        before = compared(backward)
+        meter = Meter(self.clock, self.clock() - already, self._affords(due))
+        try:
+            yield meter
+        finally:
+            self._pay(due, meter, made=compared(backward) > before, backward=backward)
+
+    def _affords(self, due: Due) -> Callable[[float], bool]:
+        return lambda _seconds: True
+
+    def _pay(self, due: Due, meter: Meter, *, made: bool, backward: bool) -> None:
+        """Pay for a check, which is still to be made unless it was ``made``."""
 
 
 class Budget:
     """The bucket of a run.
 
-    Args:
-        share: The share of the run's time that checks may take.
-
     Attributes:
-        share: The same.
+        share: The share of the run's time that checks may take.
         spent: Seconds that were paid so far.
         payments: How often a check was paid for.
         first: The region that is next, None before one is known.
@@ -210,7 +205,6 @@ class Budget:
             self.skipped = 0
             self.payments += 1
             region.given += seconds
-            self.first = None  # it may be gone
             known = [one for one in self._regions.values() if one.needed < float("inf")]
             called = [one for one in known if self.payments - one.called <= PATIENCE]
             self.waiting = max(len(called), 1)
@@ -223,8 +217,6 @@ class RegionBudget(Schedule):
     """Checks a call of a region when the run has earned it.
 
     Args:
-        budget: The bucket of the run.
-        clock: Gives the time in seconds.
         building: Seconds that building the region took.
         recheck: Those that a recheck will take at most beyond running eager.
 
@@ -293,7 +285,7 @@ class RegionBudget(Schedule):
         return self._random.randrange(max(round(min(calls, 1e9)), 1))
 
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Run a call that is not checked."""
+        """Run a call that is not checked; the first ones are timed."""
         self._budget.skipped += 1
         if self._timed >= TIMED:
             return run(*args)
@@ -320,46 +312,36 @@ class RegionBudget(Schedule):
         runs, more = (RECHECK_RUNS, self._unknown) if self._recheck else (KNOWN_RUNS, 0.0)
         return self._costs.get(self._recheck, runs * self._own + more + LEAST)
 
-    @contextmanager
-    def charged(
-        self, due: Due, compared: Callable[[bool], int], *, backward: bool = False, already: float = 0.0
-    ) -> Iterator[Meter]:
-        """A block that checks a call, or the backward pass of one. It is paid for, also if it raises."""
-        before = compared(backward)
+    def _affords(self, due: Due) -> Callable[[float], bool]:
         # what was postponed has waited for its time; and where known noise does not suffice, something has changed
         free = not due.recheck or self._was_postponed
-        meter = Meter(self.clock, lambda seconds: free or self._budget.holds(self.clock()) >= seconds, already)
-        try:
-            yield meter
-        finally:
-            self._wait = None
-            seconds = meter.spent
-            so_far = self._costs.get(bool(due.recheck), 0.0) if backward else 0.0
-            if meter.postponed:
-                self._costs[True] = so_far + meter.postponed
-                self._was_postponed = True
-            elif due.recheck is not None and compared(backward) > before:
-                self._costs[due.recheck] = so_far + seconds
-                self._was_postponed = self._was_postponed and not due.recheck
-                self._checks += not backward
-            self.needed = self._estimate()
-            self._budget.charge(self, seconds, self.clock())
+        return lambda seconds: free or self._budget.holds(self.clock()) >= seconds
+
+    def _pay(self, due: Due, meter: Meter, *, made: bool, backward: bool) -> None:
+        self._wait = None
+        seconds = meter.spent
+        so_far = self._costs.get(bool(due.recheck), 0.0) if backward else 0.0
+        if meter.postponed:
+            self._costs[True] = so_far + meter.postponed
+            self._was_postponed = True
+        elif due.recheck is not None and made:
+            self._costs[due.recheck] = so_far + seconds
+            self._was_postponed = self._was_postponed and not due.recheck
+            self._checks += not backward
+        self.needed = self._estimate()
+        self._budget.charge(self, seconds, self.clock())
 
 
-class Budgets:
-    """The buckets of a run: one for each share that is asked for.
-
-    Args:
-        clock: Gives the time in seconds.
-    """
+class Budgets(dict[float, Budget]):
+    """The buckets of a run, by the share that is asked for."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
         self.clock = clock
-        self._budgets: dict[float, Budget] = {}
 
     def of(self, share: float) -> Budget:
         """The bucket of all regions that ask for this share."""
-        return self._budgets.setdefault(share, Budget(share))
+        return self.setdefault(share, Budget(share))
 
 
 _run = Budgets()
@@ -379,7 +361,6 @@ def schedule_of(
     Args:
         compiling: Seconds that its candidate took to compile.
         building: Seconds that building it took altogether.
-        nodes: The number of nodes of its graph.
         low_precision: Whether it computes in half precision somewhere.
     """
     if options.budget is None:

@@ -38,15 +38,11 @@ def candidate_crashed(error: BaseException, *, during: str) -> Finding:
     Running out of memory, losing the device and a fake kernel that raises have details of their own.
     """
     lost = is_device_lost(error)
-    told = f"{type(error).__name__}: {_without_warnings(str(error))}"
-    crash = Finding(
-        kind=Kind.CRASH,
-        detail="crash.device" if lost else "crash.memory" if is_out_of_memory(error) else f"crash.{during}",
-        subject="candidate",
-        message=f"{_DURING[during]} it raised, eager does not: {told}{f'. {DEVICE_LOST}' if lost else ''}",
-        expected="no exception",
-        actual=type(error).__name__,
-    )
+    raised = type(error).__name__
+    told = f"{raised}: {_without_warnings(str(error))}{f'. {DEVICE_LOST}' if lost else ''}"
+    message = f"{_DURING[during]} it raised, eager does not: {told}"
+    detail = "crash.device" if lost else "crash.memory" if is_out_of_memory(error) else f"crash.{during}"
+    crash = Finding(Kind.CRASH, "candidate", message, detail, expected="no exception", actual=raised)
     fake = FakeError.inside(error)
     return crash if fake is None else fake.added_to(crash)
 
@@ -128,17 +124,12 @@ def wrong_outputs(expected: int, returned: Any) -> Finding:
 
 def rng_state_differs() -> Finding:
     """The random state after the call is not eager's."""
-    return Finding(
-        kind=Kind.RNG,
-        detail="rng.state",
-        subject="rng state",
-        message=(
-            "the compiled program leaves torch's random number generator in a different state than eager, so every "
-            "random number after it differs from eager's"
-        ),
-        expected="the state eager leaves",
-        actual="another state",
+    message = (
+        "the compiled program leaves torch's random number generator in a different state than eager, so every random "
+        "number after it differs from eager's"
     )
+    expected, actual = "the state eager leaves", "another state"
+    return Finding(Kind.RNG, "rng state", message, "rng.state", expected=expected, actual=actual)
 
 
 def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:

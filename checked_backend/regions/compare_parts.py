@@ -159,18 +159,13 @@ def compare_aliasing(
         if wanted == found:
             continue
         identity = "separate memory" not in (wanted, found)
-        yield Finding(
-            kind=Kind.ALIAS,
-            detail="alias.identity" if identity else "alias.memory",
-            subject=subject,
-            message=(
-                f"its relation to {other} differs from eager's: a later in-place operation on one of them "
-                f"{'or a comparison by `is` ' if identity else ''}gives another result than in eager"
-            ),
-            expected=f"{wanted}: {other}",
-            actual=f"{found}: {other}",
-            source=sources.get(subject) or None,
+        message = (
+            f"its relation to {other} differs from eager's: a later in-place operation on one of them "
+            f"{'or a comparison by `is` ' if identity else ''}gives another result than in eager"
         )
+        detail, source = "alias.identity" if identity else "alias.memory", sources.get(subject) or None
+        wanted, found = f"{wanted}: {other}", f"{found}: {other}"
+        yield Finding(Kind.ALIAS, subject, message, detail, expected=wanted, actual=found, source=source)
 
 
 def _relations(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:

@@ -48,8 +48,17 @@ def compare_ranks(module: nn.Module) -> Report:
             store.set(key, json.dumps(own))
             continue
         expected = json.loads(store.get(key))
+        message = f"it has other bits on this rank than on rank {leader}, on which it is to be the same"
         findings = [
-            _differs(name, leader, expected[name], checksum)
+            Finding(
+                Kind.LOGIC,
+                f"param[{name}]",
+                message,
+                "logic.ranks",
+                expected=f"fingerprint {expected[name]:016x}",
+                actual=f"fingerprint {checksum:016x}",
+                ranks=(this_rank(),),
+            )
             for name, checksum in own.items()
             if checksum != expected.get(name, checksum)
         ]
@@ -72,15 +81,3 @@ def _fingerprints(module: nn.Module) -> Iterator[tuple[str, int, int]]:
         checksum = None if inner_tensors(value) else fingerprint(value)
         if checksum is not None:
             yield name, leader, checksum
-
-
-def _differs(name: str, leader: int, expected: int, actual: int) -> Finding:
-    return Finding(
-        kind=Kind.LOGIC,
-        detail="logic.ranks",
-        subject=f"param[{name}]",
-        message=f"it has other bits on this rank than on rank {leader}, on which it is to be the same",
-        expected=f"fingerprint {expected:016x}",
-        actual=f"fingerprint {actual:016x}",
-        ranks=(this_rank(),),
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -266,22 +266,13 @@ def settings_changed(
         was = before.values[name]
         does = "leaves the setting {} as it was" if actual.values[name] == was else "changes the setting {}"
         eagers = "eager leaves it as it was" if expected.values[name] == was else "eager leaves another"
-        findings.append(
-            Finding(
-                kind=Kind.MUTATION,
-                detail=f"mutation.{name.partition('.')[0]}",
-                subject=f"state[{name}]",
-                message=(
-                    f"the compiled program {does.format(name)}{where}, and {eagers}: code that runs later in this "
-                    "process is affected; numcheck has restored the value that eager leaves"
-                ),
-                expected=_shown(expected.values[name]),
-                actual=_shown(actual.values[name]),
-                evidence={EvidenceKey.BEFORE_CALL: _shown(was)},
-            )
+        message = (
+            f"the compiled program {does.format(name)}{where}, and {eagers}: code that runs later in this process is "
+            "affected; numcheck has restored the value that eager leaves"
         )
+        values = (was, expected.values[name], actual.values[name])
+        before_it, eager, compiled = (", ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
+        subject, detail = f"state[{name}]", f"mutation.{name.partition('.')[0]}"
+        found = Finding(Kind.MUTATION, subject, message, detail, expected=eager, actual=compiled)
+        findings.append(replace(found, evidence={EvidenceKey.BEFORE_CALL: before_it}))
     return findings
-
-
-def _shown(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -95,11 +95,6 @@ class Returned:
         with torch.no_grad(), disable_current_modes():
             return torch.empty(0, dtype=self.layout[0], device=storage.device).set_(storage, *self.layout[1:])
 
-    def lies_in(self, taken: Sequence[MemoryRange]) -> bool:
-        """Whether a tensor that is held has no memory, or shares it with others."""
-        memory = memory_range(self.held())
-        return memory is None or _meets(memory, taken)
-
     def is_there(self) -> bool:
         """Whether the memory still exists. Freed memory may hold anything by now."""
         return self.tensor() is not None or storage_users(self.storage) > 0
@@ -179,12 +174,11 @@ class Snapshot:
         unchecked = any(holder.unchecked for holder in holders)
         taken = memory_ranges(args)
         known = dict.fromkeys(one for holder in holders for one in holder.held())
-        for result, held, now in _printed(one for one in known if not one.lies_in(taken)):
+        apart = (one for one in known if (memory := memory_range(one.held())) and not _meets(memory, taken))
+        for result, held, now in _printed(apart):
             if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
-                why = (
-                    f"it changed after call {result.call}, while calls ran unchecked, and torch counted no write to it"
-                )
-                skip(Skip(result.subject, why, matters=True))
+                what = "while calls ran unchecked, and torch counted no write to it"
+                skip(Skip(result.subject, f"it changed after call {result.call}, {what}", matters=True))
             result.print, result.version = now, version_of(held)
             self._results.append(result)
         for holder in holders:
@@ -210,25 +204,18 @@ class Snapshot:
             changed = now != result.print and (counted or result.uncounted(held))
             shares = _shares(memory_range(held), outputs, reference)
             if changed and not shares and result.issued != self._issued:
-                why = (
-                    f"it changed while call {call} of {region} ran; a collective of the program's may have written to "
-                    "it, which torch does not count"
-                )
+                what = "a collective of the program's may have written to it, which torch does not count"
+                why = f"it changed while call {call} of {region} ran; {what}"
                 self._skip(Skip(result.subject, why, matters=True))
             elif changed or shares:
-                how = (
-                    f"the compiled program's call {call} wrote to it"
-                    if changed
-                    else f"call {call} returned a result in the same memory, so that writing to one changes the other"
-                )
-                found[result] = _overwritten(
-                    result.subject,
-                    f"{result.returned_by(region)} returned it, the program still holds it, and {how}; eager makes a "
-                    "new one",
-                    f"memory of its own, unchanged since call {result.call}",
-                    "changed" if changed else f"memory that call {call} returned again",
-                    result.source,
-                )
+                how = f"call {call} returned a result in the same memory, so that writing to one changes the other"
+                actual = f"memory that call {call} returned again"
+                if changed:
+                    how, actual = f"the compiled program's call {call} wrote to it", "changed"
+                message = f"{result.returned_by(region)} returned it, the program still holds it, and {how}"
+                expected = f"memory of its own, unchanged since call {result.call}"
+                message = f"{message}; eager makes a new one"
+                found[result] = _overwritten(result.subject, message, expected, actual, result.source)
         for holder in self._holders:
             holder.forget(found)
         return [*found.values()]
@@ -257,7 +244,11 @@ class ReturnedTensors:
 
     def holders(self) -> list[Results]:
         """Where results are remembered."""
-        return [self._results, *(session.part(Results) for session in active_sessions())]
+        return self._all(self._results)
+
+    def _all(self, own: Results) -> list[Results]:
+        """The region's register of a kind, and those of the active sessions."""
+        return [own, *(session.part(type(own)) for session in active_sessions())]
 
     def unchecked(self) -> None:
         """Note that compiled code is about to run unchecked."""
@@ -288,7 +279,7 @@ class ReturnedTensors:
 
     def held_gradients(self) -> tuple[Returned, ...]:
         """The gradients that the program holds. Call it before a backward pass can send others in the same memory."""
-        return tuple(dict.fromkeys(sent for holder in self._gradient_holders() for sent in holder.held()))
+        return tuple(dict.fromkeys(sent for holder in self._all(self._gradients) for sent in holder.held()))
 
     def sent_again(
         self,
@@ -324,24 +315,14 @@ class ReturnedTensors:
                     actual = f"memory of a gradient of call {first.call}"
                     findings.append(_overwritten(subject, message, "memory of its own", actual))
                     break
-        for holder in self._gradient_holders():
+        for holder in self._all(self._gradients):
             holder.add(new)
         return findings
 
-    def _gradient_holders(self) -> list[_Gradients]:
-        return [self._gradients, *(session.part(_Gradients) for session in active_sessions())]
-
 
 def _overwritten(subject: str, message: str, expected: str, actual: str, source: str = "") -> Finding:
-    return Finding(
-        kind=Kind.ALIAS,
-        detail="alias.overwritten",
-        subject=subject,
-        message=message,
-        expected=expected,
-        actual=actual,
-        source=source or None,
-    )
+    detail = "alias.overwritten"
+    return Finding(Kind.ALIAS, subject, message, detail, expected=expected, actual=actual, source=source or None)
 
 
 def memory_ranges(values: Iterable[Any]) -> list[MemoryRange]:

@@ -42,6 +42,11 @@ class RngState:
         return cls(torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in cuda_devices})
 
     @classmethod
+    def of_process(cls) -> RngState:
+        """Copy the current states of the CPU's generator and, where CUDA is in use, of those of all its devices."""
+        return cls.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
+
+    @classmethod
     def for_inputs(cls, inputs: Sequence[Any]) -> RngState:
         """Copy the current states of the CPU's generator and of those of the inputs' CUDA devices."""
         devices = {value.device.index or 0 for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
@@ -84,15 +89,12 @@ class TorchState:
     @classmethod
     def capture(cls, device_types: Sequence[str]) -> TorchState:
         """Read the modes of this thread."""
-        return cls(
-            tuple(
-                (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-                for kind in device_types
-                if torch.amp.is_autocast_available(kind)
-            ),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
+        autocast = (
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in device_types
+            if torch.amp.is_autocast_available(kind)
         )
+        return cls(tuple(autocast), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -115,12 +117,8 @@ class TorchState:
 @contextmanager
 def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
     """Undo what a traced graph does to autocast, grad mode and transforms when it raises between enter and exit."""
-    before: dict[str, Any] = {
-        kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types
-    }
-    cache = torch.is_autocast_cache_enabled()
-    nesting = autocast_nesting()
-    grad = torch.is_grad_enabled()
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types]
+    cache, nesting, grad = torch.is_autocast_cache_enabled(), autocast_nesting(), torch.is_grad_enabled()
     try:
         with transforms_unharmed():
             yield
@@ -129,7 +127,7 @@ def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
             torch.set_grad_enabled(grad)
         while autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
-        for kind, (enabled, dtype) in before.items():
+        for kind, enabled, dtype in before:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(cache)

@@ -20,7 +20,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -118,11 +118,11 @@ _PACKAGES = (
 _REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = MappingProxyType({"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40})
 
-_OF_A_CACHE = (
-    *(OSError, ImportError, EOFError, pickle.UnpicklingError, BadZipFile),
-    *(json.JSONDecodeError, UnicodeDecodeError),
+_OF_COMPILING = (
+    *(OSError, ImportError, EOFError, pickle.UnpicklingError, BadZipFile, json.JSONDecodeError, UnicodeDecodeError),
+    subprocess.SubprocessError,
 )
-_FROM_SUBPROCESSES = (subprocess.SubprocessError,)
+"""What reading a broken cache raises, and what a compiler's process does."""
 
 
 def unsupported_here(
@@ -143,36 +143,29 @@ def unsupported_here(
         A finding of kind ``unsupported``; None if the candidate is to answer for it.
     """
     found = _limit_of(error, needed)
-    if found is not None:
+    if found is not None or not control or FakeError.inside(error) is not None:
         return found
-    if (
-        control
-        and FakeError.inside(error) is None
-        and (inductor or any(_is_about_compiling(cause) for cause in causes(error)))
-    ):
-        return nothing_compiles()
-    return None
+    return nothing_compiles() if inductor or any(map(_is_about_compiling, causes(error))) else None
 
 
+@dataclass(slots=True)
 class MachineLimits:
     """Asks `unsupported_here` about the exceptions of one region's candidate.
 
-    Args:
-        needed: Says how many bytes all of eager's tensors need together.
+    Attributes:
         works: Whether it is known that something can be compiled here.
     """
 
-    def __init__(self, needed: Callable[[], int], *, inductor: bool, works: bool = False) -> None:
-        self._needed = needed
-        self._inductor = inductor
-        self._machine_works = works
+    needed: Callable[[], int]
+    inductor: bool
+    works: bool = False
 
     def __call__(self, error: Exception) -> Finding | None:
         """A finding of kind ``unsupported``; None if the candidate is to answer for the error."""
-        control = not self._machine_works  # it need not be tried at each call of a candidate that crashes
+        control = not self.works  # it need not be tried at each call of a candidate that crashes
         with random_untouched():
-            found = unsupported_here(error, needed=self._needed, inductor=self._inductor, control=control)
-        self._machine_works = found is None
+            found = unsupported_here(error, needed=self.needed, inductor=self.inductor, control=control)
+        self.works = found is None
         return found
 
 
@@ -186,8 +179,8 @@ def no_process_here(error: BaseException) -> Finding | None:
     if short is None:
         return None
     advice = _LIMITS[short.detail.partition(".")[2]].advice
-    message = f"nothing was run: no process can be started here ({short.actual}). {advice}; or check without isolate"
-    return replace(short, message=f"{message}.")
+    message = f"nothing was run: no process can be started here ({short.actual}). {advice}; or check without isolate."
+    return replace(short, message=message)
 
 
 def nothing_compiles() -> Finding | None:
@@ -254,7 +247,7 @@ def _is_short(cause: BaseException, needed: int) -> bool:
 
 def _is_about_compiling(cause: BaseException) -> bool:
     """Whether it comes from the compiler's process or its files."""
-    return type(cause).__name__ == "CppCompileError" or isinstance(cause, (*_OF_A_CACHE, *_FROM_SUBPROCESSES))
+    return type(cause).__name__ == "CppCompileError" or isinstance(cause, _OF_COMPILING)
 
 
 def _in_cache(filename: object) -> bool:
@@ -266,17 +259,12 @@ def _in_cache(filename: object) -> bool:
 
 
 def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Finding:
-    return Finding(
-        kind=Kind.UNSUPPORTED,
-        detail=f"unsupported.{what}",
-        subject="candidate",
-        message=(
-            f"numcheck cannot judge this program: {why or actual}. Without a check it would fail here too. "
-            f"{_LIMITS[what].advice.replace('PACKAGES', packages)}."
-        ),
-        expected="no exception",
-        actual=actual,
+    message = (
+        f"numcheck cannot judge this program: {why or actual}. Without a check it would fail here too. "
+        f"{_LIMITS[what].advice.replace('PACKAGES', packages)}."
     )
+    detail = f"unsupported.{what}"
+    return Finding(Kind.UNSUPPORTED, "candidate", message, detail, expected="no exception", actual=actual)
 
 
 def out_of_memory(told: str) -> Finding:
@@ -287,9 +275,8 @@ def out_of_memory(told: str) -> Finding:
 def may_be_the_cache(error: BaseException) -> bool:
     """Whether a file that a process left half-written, or a folder that cannot be used, may have raised this."""
     inside = list(causes(error))
-    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in inside):
-        return False
-    return any(_is_about_compiling(cause) for cause in inside)
+    no_compiler = any(type(cause).__name__ == "InvalidCxxCompiler" for cause in inside)
+    return not no_compiler and any(map(_is_about_compiling, inside))
 
 
 def cache_remark(error: BaseException) -> str:
@@ -327,7 +314,12 @@ def compile_with_any_cache(
         except Exception as second:
             raise (second if isinstance(second, type(error)) else error) from None
         note(cache_remark(error))
-    return cache.kept_by(compiled)
+
+    def keeps_cache(*args: Any) -> Any:  # from whose folder it may load more files
+        return compiled(*args)
+
+    keeps_cache.checked_backend_cache = cache  # type: ignore[attr-defined]
+    return keeps_cache
 
 
 class FreshCache:
@@ -346,15 +338,6 @@ class FreshCache:
         """Compile with this cache, and with nothing that was remembered before."""
         with fresh_compile_caches(self._folder):
             yield
-
-    def kept_by(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled function that keeps the folder, from which it may load more files."""
-
-        def run(*args: Any) -> Any:
-            return compiled(*args)
-
-        run.checked_backend_cache = self  # type: ignore[attr-defined]
-        return run
 
 
 def _remove(folder: Path, owner: int) -> None:

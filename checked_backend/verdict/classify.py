@@ -24,21 +24,22 @@ class Classification(NamedTuple):
     message: str
 
 
-NONDETERMINISTIC = Classification(
+def _plain(kind: Kind, message: str) -> Classification:
+    return Classification(kind, str(kind), message)
+
+
+NONDETERMINISTIC = _plain(
     Kind.NONDETERMINISTIC,
-    "nondeterministic",
     "eager does not repeat itself from the same inputs and random state, so there is nothing to compare with "
     "(uninitialised memory, or an operator without a fixed order of summation)",
 )
-READS_JUNK = Classification(
+READS_JUNK = _plain(
     Kind.NONDETERMINISTIC,
-    "nondeterministic",
     "eager, left as it is, repeats itself bit for bit, but with other junk in uninitialised memory it does not: so it "
     "reads memory that nothing wrote, and there is nothing to compare with",
 )
-CHANGES_IN_FLOAT64 = Classification(
+CHANGES_IN_FLOAT64 = _plain(
     Kind.NONDETERMINISTIC,
-    "nondeterministic",
     "eager in float64 does not repeat itself, from the same inputs and random state, and at its own precision its "
     "noise would hide any error, so there is nothing to compare with",
 )
@@ -49,9 +50,7 @@ NOT_REPRODUCED = Classification(
     "numbers, the compiled program does not give this again. If it keeps no state of its own from call to call (a "
     "counter, a cache, a buffer), test this machine's memory and processor",
 )
-UNSUPPORTED = Classification(
-    Kind.UNSUPPORTED, "unsupported", "differs from eager, and no control could run to tell noise from error"
-)
+UNSUPPORTED = _plain(Kind.UNSUPPORTED, "differs from eager, and no control could run to tell noise from error")
 
 
 def singular(count: int) -> str:
@@ -114,12 +113,10 @@ def _without_twin(case: Evidence) -> Classification:
     """Classify by the size of the difference: no twin showed whether the logic is right or wrong."""
     if not is_floating(case.pair.reference):
         return _plain(Kind.LOGIC, "exact values differ, and no rounding in the program explains it")
+    beyond, tested = "further from float64 than this program's rounding explains", "no float64 twin could run"
     if case.high_precision is None:
         beyond = "differs from eager by more than this program's rounding explains"
         tested = "neither a float64 reference nor a float64 twin could run"
-    else:
-        beyond = "further from float64 than this program's rounding explains"
-        tested = "no float64 twin could run"
     if _beyond_any_precision(case):
         return _plain(Kind.LOGIC, f"{beyond}, and by more than any lower precision would ({tested})")
     return _plain(Kind.PRECISION, f"{beyond}, or its logic is wrong: {tested} to tell which")
@@ -157,10 +154,6 @@ def _in_proportion(case: Evidence) -> bool:
     left = root_mean_square(candidate - factor * reference)
     apart = abs(factor - 1)
     return apart > _COARSEST and left <= thresholds.FACTOR_REMAINDER * apart * root_mean_square(reference)
-
-
-def _plain(kind: Kind, message: str) -> Classification:
-    return Classification(kind, str(kind), message)
 
 
 def _name(case: Evidence) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -74,10 +73,10 @@ def close_as(context: Context, case: Evidence, named: Classification) -> None:
             case.evidence.setdefault(key, context.runs.missing[control])
     context.decisions.findings.append(
         Finding(
-            kind=named.kind,
-            detail=named.detail or str(named.kind),
-            subject=case.pair.subject,
-            message=named.message,
+            named.kind,
+            case.pair.subject,
+            named.message,
+            named.detail or str(named.kind),
             metrics=case.metrics,
             noise=case.noise(),
             evidence=case.evidence,
@@ -156,11 +155,12 @@ def close_what_is_left(context: Context) -> None:
 
 def _close_as_wrong(context: Context, case: Evidence) -> None:
     lost = context.runs.short_of_memory & (_INDISPENSABLE | _PRECISE)
-    if lost and not _stands_without(case, lost):
+    # whatever the runs that had no memory would have shown
+    is_wrong = _INDISPENSABLE.isdisjoint(lost) and (bool(case.outside.nonfinite) or is_many_times_its_noise(case))
+    if lost and not is_wrong:
         names = ", ".join(sorted(control.value for control in lost))
-        close_undecided(
-            context, case, f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
-        )
+        reason = f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
+        close_undecided(context, case, reason)
         return
     if case.envelope is None and case.high_precision is None:
         reason = "no control could run, so there is no verdict on it"
@@ -186,13 +186,6 @@ def _close_as_wrong(context: Context, case: Evidence) -> None:
     if not case.same_bits:
         case.evidence[EvidenceKey.ELEMENTS_OUTSIDE_NOISE] = case.outside.count
     close_as(context, case, classify(case))
-
-
-def _stands_without(case: Evidence, lost: Collection[Control]) -> bool:
-    """Whether a tensor is wrong, whatever the control runs that had no memory would have shown."""
-    if not _INDISPENSABLE.isdisjoint(lost):
-        return False
-    return bool(case.outside.nonfinite) or is_many_times_its_noise(case)
 
 
 def _has_half_of_its_digits(case: Evidence) -> bool:

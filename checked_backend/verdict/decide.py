@@ -8,7 +8,7 @@ compiled once for each region, at its first checked call. At a recheck it is ask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from checked_backend.verdict.closing import close_what_is_left
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline, times
 from checked_backend.verdict.evidence import Context, Evidence
-from checked_backend.verdict.runner import REPEAT, Control, Facts, Runner, Runs, monte_carlo, short
+from checked_backend.verdict.runner import REPEAT, Control, Runner, Runs, monte_carlo, short
 from checked_backend.verdict.steps.candidate_again import try_candidate_again
 from checked_backend.verdict.steps.float64 import ask_float64
 from checked_backend.verdict.steps.noise import (
@@ -35,14 +35,13 @@ from checked_backend.verdict.steps.zero_signs import zeros_of_another_sign
 
 Step = Callable[[Context], None]
 
-
 _BLIND_SPOTS = MappingProxyType(
     {
         Control.MONTE_CARLO: "Monte Carlo arithmetic cannot perturb what these return: {}",
         Control.FLOAT64: "these have no kernel for float64, so the float64 reference is no more precise there: {}",
     }
 )
-
+"""Notes about operators that the control runs could not perturb, or not compute in float64."""
 
 STEPS: Sequence[Step] = (
     repeat_eager,
@@ -113,28 +112,16 @@ def decide(
     if cases:
         # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
         asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not recheck}
-        context = Context(
-            cases,
-            runs(),
-            decisions,
-            frozenset(asked),
-            thorough=thorough,
-            low_precision=low_precision,
-        )
+        context = Context(cases, runs(), decisions, frozenset(asked), thorough=thorough, low_precision=low_precision)
         for step in STEPS:
             step(context)
-        decisions.notes += _blind_spots(runs().runner.facts)
+        for control, operators in runs().runner.facts.left_out.items():
+            if operators:
+                decisions.notes.append(_BLIND_SPOTS[control].format(", ".join(sorted(operators))))
         decisions.ratios |= {case.pair.name: ratio for case in cases if (ratio := _ratio(case)) is not None}
     if signs:
         decisions.findings += zeros_of_another_sign(pairs, runs, decisions)
     return decisions
-
-
-def _blind_spots(facts: Facts) -> Iterator[str]:
-    """Notes about operators that the control runs could not perturb, or not compute in float64."""
-    for control, operators in facts.left_out.items():
-        if operators:
-            yield _BLIND_SPOTS[control].format(", ".join(sorted(operators)))
 
 
 def _glances(pairs: Sequence[TensorPair]) -> list[QuickDiff | None]:
@@ -192,13 +179,13 @@ def _ratio(case: Evidence) -> float | None:
 def tolerate_flipped_shapes(
     findings: Sequence[Finding],
     runner: Callable[[], Runner],
-    name: Callable[[Finding], str] = lambda f: f.subject,
+    name: Callable[[str], str] = lambda subject: subject,
 ) -> tuple[list[Finding], list[Skip]]:
     """Take out findings about shapes that change in eager too when its roundings change.
 
     Args:
         runner: Gives what makes control runs; called only if a shape differs.
-        name: The key of a finding's tensor among a control run's values.
+        name: The key of a tensor among a control run's values, by its subject.
 
     Returns:
         The findings that remain, and a skip for each that does not: such a tensor stays undecided.
@@ -215,14 +202,11 @@ def tolerate_flipped_shapes(
                 values = run(monte_carlo(seed, magnitude)) or {}
                 changing |= {key for key, shape in shapes.items() if key not in values or values[key].shape != shape}
     except Exception as error:  # recorded: without controls the shape counts as wrong, but for want of memory
-        if is_out_of_memory(error):
-            return [finding for finding in findings if finding not in doubtful], [
-                Skip(finding.subject, f"another shape than eager's; control runs: {short(error)}", matters=True)
-                for finding in doubtful
-            ]
-        return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
-    tolerated = [finding for finding in doubtful if name(finding) in changing]
-    reason = "its shape depends on values that rounding changes, in eager too, so there is no verdict on it"
-    return [finding for finding in findings if finding not in tolerated], [
-        Skip(finding.subject, reason, matters=True) for finding in tolerated
-    ]
+        if not is_out_of_memory(error):
+            return list(findings), [Skip(f"control: {Control.SHAPES.value}", short(error))]
+        tolerated, reason = doubtful, f"another shape than eager's; control runs: {short(error)}"
+    else:
+        tolerated = [finding for finding in doubtful if name(finding.subject) in changing]
+        reason = "its shape depends on values that rounding changes, in eager too, so there is no verdict on it"
+    skips = [Skip(finding.subject, reason, matters=True) for finding in tolerated]
+    return [finding for finding in findings if finding not in tolerated], skips

@@ -74,7 +74,7 @@ def _distribution(
         shape=shape,
         matrix=(rows, columns),
         blocks=tuple(map(tuple, greatest.tolist())),
-        ulps=_trimmed(counts),
+        ulps=tuple(counts[: max((place for place, count in enumerate(counts) if count), default=-1) + 1]),
         worst=tuple(_element(place, reference, candidate, high_precision) for _, place in worst),
     )
 
@@ -96,19 +96,11 @@ def _ulps(reference: torch.Tensor, candidate: torch.Tensor) -> list[int]:
     return counted
 
 
-def _trimmed(counts: list[int]) -> tuple[int, ...]:
-    last = max((place for place, count in enumerate(counts) if count), default=-1)
-    return tuple(counts[: last + 1])
-
-
 def _element(
     place: int, reference: torch.Tensor, candidate: torch.Tensor, high_precision: torch.Tensor | None
 ) -> WorstElement:
     at = tuple(map(int, np.unravel_index(place, reference.shape)))
-    known = high_precision is not None and high_precision.shape == reference.shape
-    return WorstElement(
-        at,
-        reference[at].item(),
-        candidate[at].item(),
-        high_precision[at].item() if known and high_precision is not None else None,
-    )
+    in_float64 = None
+    if high_precision is not None and high_precision.shape == reference.shape:
+        in_float64 = high_precision[at].item()
+    return WorstElement(at, reference[at].item(), candidate[at].item(), in_float64)

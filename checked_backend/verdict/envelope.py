@@ -40,12 +40,12 @@ class Envelope:
     @classmethod
     def of(cls, reference: torch.Tensor, sample: torch.Tensor) -> Envelope:
         """The envelope of one control run."""
-        distance = difference(reference, sample)
-        return cls(*_finite_part(distance))
+        values, unstable = _finite_part(difference(reference, sample))
+        return cls(values, unstable=unstable)
 
     def add(self, reference: torch.Tensor, sample: torch.Tensor) -> None:
         """Take one more control run in."""
-        values, _, unstable = _finite_part(difference(reference, sample))
+        values, unstable = _finite_part(difference(reference, sample))
         torch.maximum(self.values, values, out=self.values)
         if unstable is not None:
             self.unstable = unstable if self.unstable is None else self.unstable | unstable
@@ -74,12 +74,12 @@ class Envelope:
         return LocalScale(parts, self.max)
 
 
-def _finite_part(distance: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor | None]:
-    """The start of an `Envelope`: the distances that are finite, one run, and where they are not."""
+def _finite_part(distance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The distances that are finite, and where they are not."""
     if all_finite(distance):
-        return distance, 1, None
+        return distance, None
     unstable = distance.isinf()
-    return torch.where(unstable, 0.0, distance), 1, unstable if bool(unstable.any()) else None
+    return torch.where(unstable, 0.0, distance), unstable if bool(unstable.any()) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,22 @@ class Evidence:
             rounded = rounded.float()  # torch has no arithmetic for float8
         return torch.where(rounded.isinf(), rounded.to(found.dtype), found)
 
+    def outliers(self, candidate: torch.Tensor, *, strong: bool = True) -> Outliers:
+        """The elements of a candidate that the noise known so far does not explain; there must be an envelope.
+
+        Args:
+            strong: Whether the noise of larger roundings explains some.
+        """
+        if self.envelope is None:
+            raise RuntimeError("the noise of this tensor is not known")
+        return outside_noise(
+            reference=self.pair.reference,
+            candidate=candidate,
+            envelope=self.envelope,
+            high_precision=self.high_precision,
+            strong=self.envelope_large if strong else None,
+        )
+
     def widen(self, values: Values, *, large: bool, float64: bool) -> None:
         """Take one more control run into the envelope of its kind."""
         reference = self.high_precision if float64 else self.pair.reference
@@ -115,19 +131,6 @@ class Evidence:
     def is_there(self, values: torch.Tensor) -> bool:
         """Whether values are of about eager's size, and not next to nothing. Zero is near to any small tensor."""
         return root_mean_square(values) * 2.0**thresholds.NEIGHBOUR_BITS >= self.metrics.reference_rms
-
-    def noise_source(self) -> str:
-        """The control runs that the noise scale comes from, in words."""
-        parts = []
-        if self.envelope is not None:
-            large = self.envelope_large
-            stronger = "" if large is None else f" and {large.runs} with larger roundings"
-            parts.append(f"Monte Carlo arithmetic on eager, {self.envelope.runs} runs{stronger}")
-        if self.high_precision is not None:
-            parts.append("float64 reference")
-        if self.logic_differs is not None:
-            parts.append("float64 twin")
-        return ", ".join(parts) or "none: no control could run"
 
     @property
     def float64_repeats(self) -> bool:
@@ -154,14 +157,20 @@ class Evidence:
         """The noise scale, for a finding."""
         if self.envelope is None:
             return None
+        large = self.envelope_large
+        stronger = "" if large is None else f" and {large.runs} with larger roundings"
+        source = f"Monte Carlo arithmetic on eager, {self.envelope.runs} runs{stronger}"
+        source += "" if self.high_precision is None else ", float64 reference"
+        source += "" if self.logic_differs is None else ", float64 twin"
         scale = self.metrics.reference_rms
         limit = thresholds.ENVELOPE_FACTOR * self.envelope.rms / scale if scale else None
-        return NoiseScale(self.envelope.rms, self.envelope.max, self.noise_source(), limit)
+        return NoiseScale(self.envelope.rms, self.envelope.max, source, limit)
 
     def detection_limit(self) -> float:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
-            spread = 0.0 if self.twin_is_equal else self._spread_in_float64()
+            known = [] if self.twin_is_equal else [self.float64_envelope, self.float64_envelope_large]
+            spread = max((runs.rms for runs in known if runs is not None), default=0.0)
             # eager may have NaN where float64 has large numbers, and noise where float64 has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))
             logic = max(thresholds.TWIN_TOLERANCE, thresholds.TWIN_ENVELOPE_FACTOR * spread / size)
@@ -173,11 +182,6 @@ class Evidence:
         least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
         noise = self.envelope.rms if self.envelope else 0.0
         return max(least, thresholds.ENVELOPE_FACTOR * noise / self._size())
-
-    def _spread_in_float64(self) -> float:
-        return max(
-            (runs.rms for runs in (self.float64_envelope, self.float64_envelope_large) if runs is not None), default=0.0
-        )
 
     def mostly_hidden(self) -> bool:
         """Whether most of the tensor (of its squares) is in elements that are no larger than what noise allows them."""
@@ -206,9 +210,8 @@ class Evidence:
         """Elements that are no larger than their noise at their own precision allows, or that noise turns into NaN."""
         if self.envelope is None:
             return torch.ones_like(size, dtype=torch.bool)
-        noise = torch.maximum(
-            self.envelope.values.to(torch.float64), local_root_mean_square(self.envelope.values, size)
-        )
+        values = self.envelope.values
+        noise = torch.maximum(values.to(torch.float64), local_root_mean_square(values, size))
         lost = thresholds.ENVELOPE_FACTOR * noise >= size
         return lost if self.envelope.unstable is None else lost | self.envelope.unstable
 
@@ -220,13 +223,7 @@ class Evidence:
         """
         if self.float64_nonfinite is None or self.envelope_large is None or self.envelope is None or self.same_bits:
             return 0
-        found = outside_noise(
-            reference=self.pair.reference,
-            candidate=self.pair.candidate,
-            envelope=self.envelope,
-            high_precision=self.high_precision,
-        )
-        return found.unconfirmed
+        return self.outliers(self.pair.candidate, strong=False).unconfirmed
 
     def remembered(self, *, coarse: bool) -> NoiseBaseline:
         """The noise scale, for later calls.

@@ -127,16 +127,8 @@ def local_error(
     size = _root_mean_square((magnitude * weights).clamp_max_(_GREATEST_RATIO * _GREATEST_RATIO), kept)
     weights.square_().mul_(right)
     bias, bias_allowed = _bias(found, eager, right, moved, weights, kept, roundoff, _quantum(candidate.dtype))
-    return LocalError(
-        spread,
-        allowed,
-        bias,
-        bias_allowed,
-        relative / own if own else 0.0,
-        allowed / size if size else 0.0,
-        outliers,
-        worst,
-    )
+    relative, limit = relative / own if own else 0.0, allowed / size if size else 0.0
+    return LocalError(spread, allowed, bias, bias_allowed, relative, limit, outliers, worst)
 
 
 def _noise(

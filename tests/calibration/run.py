@@ -140,16 +140,15 @@ class Seen:
 def watched() -> Iterator[Seen]:
     """Listen to the verdict: its numbers are in the report only where it found something."""
     seen = Seen()
-    outside_noise, twin_difference = noise_runs.outside_noise, double.twin_difference
+    compare_with_noise, twin_difference = noise_runs.compare_with_noise, double.twin_difference
     as_good_as_eager, covers = closing.as_good_as_eager, NoiseBaseline.covers
 
-    def outside(**tensors: Any) -> Any:
-        found = outside_noise(**tensors)
-        if tensors.get("high_precision") is None:
-            seen.noise.append(found.worst)
-        elif found:
-            seen.late.append((tensors["envelope"].runs, found.worst))
-        return found
+    def compare(cases: Any) -> None:
+        compare_with_noise(cases)
+        known = [case for case in cases if case.envelope is not None and not case.same_bits]
+        seen.noise += [case.outside.worst for case in known if case.high_precision is None]
+        late = [case for case in known if case.high_precision is not None and case.outside]
+        seen.late += [(case.envelope.runs, case.outside.worst) for case in late]
 
     def twin(**tensors: Any) -> Any:
         found = twin_difference(**tensors)
@@ -169,7 +168,8 @@ def watched() -> Iterator[Seen]:
 
     with (
         mock.patch.object(NoiseBaseline, "covers", covered),
-        mock.patch.object(noise_runs, "outside_noise", outside),
+        mock.patch.object(noise_runs, "compare_with_noise", compare),
+        mock.patch.object(double, "compare_with_noise", compare),
         mock.patch.object(double, "twin_difference", twin),
         mock.patch.object(closing, "as_good_as_eager", close),
     ):

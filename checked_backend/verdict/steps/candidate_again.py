@@ -17,7 +17,6 @@ from checked_backend.verdict.classify import Classification
 from checked_backend.verdict.closing import agrees, close_as, close_as_noise, close_undecided, rounds_less_often
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Context, Evidence
-from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import BARE, Build, Control, Recipe
 
 AGAIN = tuple(Recipe(Control.CANDIDATE_AGAIN, Build.COMPILED, number=number) for number in range(thresholds.FEW_RUNS))
@@ -75,14 +74,8 @@ def _explain_by_fused_rounding(context: Context) -> None:
 def _still_differs(case: Evidence, sample: torch.Tensor) -> bool:
     if sample.dtype != case.pair.reference.dtype or case.envelope is None:
         return bool((difference(case.pair.reference, sample) != 0).any())
-    found = outside_noise(
-        reference=case.pair.reference,
-        candidate=sample,
-        envelope=case.envelope,
-        high_precision=case.high_precision,
-        strong=case.envelope_large,
-    )
-    return bool(found) or bool(case.logic_differs and (difference(case.pair.reference, sample) != 0).any())
+    differs = case.logic_differs and (difference(case.pair.reference, sample) != 0).any()
+    return bool(case.outliers(sample)) or bool(differs)
 
 
 def _again(context: Context, case: Evidence) -> Sequence[torch.Tensor]:

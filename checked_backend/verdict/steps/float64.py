@@ -137,13 +137,7 @@ def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
     """
     if case.envelope is None or case.twin is None:
         return
-    seen = outside_noise(
-        reference=case.pair.reference,
-        candidate=case.twin.to(case.pair.reference.dtype),
-        envelope=case.envelope,
-        high_precision=case.high_precision,
-    )
-    if seen.worst > thresholds.TWIN_WOULD_SHOW:
+    if case.outliers(case.twin.to(case.pair.reference.dtype), strong=False).worst > thresholds.TWIN_WOULD_SHOW:
         case.logic_differs = None
         notes.append(
             f"{case.pair.subject}: compiled in float64 the region is wrong where it is right at its own precision, so "

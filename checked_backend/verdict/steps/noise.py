@@ -8,7 +8,6 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.closing import close_as_noise, is_as_near_as_eager
 from checked_backend.verdict.evidence import Context, Evidence
-from checked_backend.verdict.outliers import outside_noise
 from checked_backend.verdict.runner import Runs, monte_carlo
 
 
@@ -95,10 +94,4 @@ def compare_with_noise(cases: Iterable[Evidence]) -> None:
     """Find the elements that the evidence so far does not explain."""
     for case in cases:
         if case.envelope is not None and not case.same_bits:
-            case.outside = outside_noise(
-                reference=case.pair.reference,
-                candidate=case.pair.candidate,
-                envelope=case.envelope,
-                high_precision=case.high_precision,
-                strong=case.envelope_large,
-            )
+            case.outside = case.outliers(case.pair.candidate)

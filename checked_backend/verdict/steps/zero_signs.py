@@ -84,15 +84,10 @@ def _finding(pair: TensorPair, where: torch.Tensor) -> Finding:
     place = tuple(where.nonzero()[0].tolist())
     count = int(where.sum())
     parts = "real and imaginary parts" if pair.reference.is_complex() else "elements"
-    return Finding(
-        kind=Kind.LOGIC,
-        detail="logic.sign_of_zero",
-        subject=pair.subject,
-        message=(
-            f"{count} of its {where.numel()} {parts}: zeros of another sign than eager's, which rounding does not "
-            "change and float64 confirms; 1 / x, atan2 and signbit tell the two apart"
-        ),
-        expected=f"{float(_parts(pair.reference)[place])} at {list(place)}",
-        actual=f"{float(_parts(pair.candidate)[place])} at {list(place)}",
-        source=pair.source or None,
+    message = (
+        f"{count} of its {where.numel()} {parts}: zeros of another sign than eager's, which rounding does not change "
+        "and float64 confirms; 1 / x, atan2 and signbit tell the two apart"
     )
+    expected, actual = (f"{float(_parts(one)[place])} at {list(place)}" for one in (pair.reference, pair.candidate))
+    detail, source = "logic.sign_of_zero", pair.source or None
+    return Finding(Kind.LOGIC, pair.subject, message, detail, expected=expected, actual=actual, source=source)
