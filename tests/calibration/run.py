@@ -239,7 +239,7 @@ def _effect(
     def values(function: Callable[..., Any], *modes: Callable[[], Any], wide: bool = False) -> dict[str, Tensor]:
         entered = [mode() for mode in modes]
         program = Program(function, tensors, {}, RngState.capture(()), training)
-        outcome = program.run(modes=lambda _: entered, wide=wide)
+        [outcome] = program.run_all(modes=lambda _: entered, wide=wide)
         if outcome.error is not None:
             raise outcome.error
         return outcome.values
