@@ -47,6 +47,7 @@ class GeneratedModule:
         written: The graph's inputs that are written to.
         text: The module's text, which has the sources of the kernels as strings.
         made: By the name of a buffer: the names of the nodes that it is computed from.
+        captures: Whether its calls may be captured in CUDA graphs, which then run in their place.
     """
 
     kind: Literal["forward", "backward", "inference"]
@@ -56,6 +57,7 @@ class GeneratedModule:
     written: Collection[str]
     text: str = ""
     made: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    captures: bool = False
 
 
 @contextmanager
@@ -94,6 +96,8 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
 
 
 def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
+    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
+
     forward: Literal["forward", "inference"] = "inference" if lowering.is_inference else "forward"
     kind = "backward" if lowering.is_backward else forward
     made = {
@@ -101,8 +105,9 @@ def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
         for operation in lowering.operations
         for buffer in operation.get_outputs()
     }
-    written = frozenset(lowering.mutated_inputs)
-    return GeneratedModule(kind, lowering.module, _held(lowering), _functions(module, text), written, text, made)
+    written, captures = frozenset(lowering.mutated_inputs), bool(config.triton.cudagraphs)
+    held, functions = _held(lowering), _functions(module, text)
+    return GeneratedModule(kind, lowering.module, held, functions, written, text, made, captures)
 
 
 def kernel_calls(module: GeneratedModule) -> Iterator[KernelCall]:

@@ -69,7 +69,7 @@ class OperatorDecisions:
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
             operators were checked, None if none was.
         reason: Why no operator, or no operator's gradient, was checked; "" if they were.
-        lowered: What the region was lowered to; None if its kernels cannot be seen.
+        lowered: What the region was lowered to; None if its kernels cannot be seen, or are captured in CUDA graphs.
     """
 
     forward: list[Finding] = field(default_factory=list)
@@ -166,7 +166,9 @@ class OperatorCheck:
         with self._lock:
             checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
         self._conclude(gm, of_region(gm, checked), subjects, decisions)
-        decisions.lowered = LoweredRegion(kernels.region, [one.module for one in checked])
+        modules = [one.module for one in checked]
+        if not any(module.captures for module in modules):  # a graph of the user's would be captured of what runs then
+            decisions.lowered = LoweredRegion(kernels.region, modules)
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions

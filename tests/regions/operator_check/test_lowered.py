@@ -17,6 +17,7 @@ import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.lowered import LoweredRegion
+from checked_backend.regions.operator_check.step import OperatorStep
 from tests.support.planted import Fault, Table, in_half_precision, planted, scaled
 from tests.support.region_tools import agreed, checked, gathered
 
@@ -125,6 +126,23 @@ def test_what_does_not_run_in_float64_is_checked_with_a_probe(monkeypatch: pytes
     with planted(Fault("gelu", "pointwise", "decomposition", in_half_precision)), without_compile_caches():
         report = report_of(program, *inputs())
     assert "torch._C._nn.gelu" in {finding.op for finding in report.findings}, str(report)
+
+
+def test_no_cuda_graph_is_captured_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it run where one might be, on whatever device."""
+    asked: list[object] = []
+    lowered = OperatorStep.lowered
+
+    def noted(step: OperatorStep, call: Any) -> LoweredRegion | None:
+        asked.append(lowered(step, call))
+        return lowered(step, call)
+
+    monkeypatch.setattr(OperatorStep, "lowered", noted)
+    for cudagraphs in (True, False):
+        compiled = checked(program, "inductor", compiler_options={"triton.cudagraphs": cudagraphs})
+        assert agreed(gathered(lambda: compiled(*inputs()).sum().backward()))  # noqa: B023  called at once
+        assert [one is None for one in asked] == [cudagraphs] * 2
+        asked.clear()
 
 
 def test_another_thread_goes_on_calling_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
