@@ -30,13 +30,13 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     found: list[str] = []
-    load = CppPythonBindingsCodeCache.load_pybinding
+    load = CppPythonBindingsCodeCache.load_pybinding_async
 
-    def noted(types: Any, source: str) -> Any:
+    def noted(types: Any, source: str, **rest: Any) -> Any:
         found.append(source)
-        return load(types, source)
+        return load(types, source, **rest)
 
-    monkeypatch.setattr(CppPythonBindingsCodeCache, "load_pybinding", noted)
+    monkeypatch.setattr(CppPythonBindingsCodeCache, "load_pybinding_async", noted)
     return found
 
 
@@ -52,8 +52,12 @@ def values(*, dynamic: bool = False) -> list[torch.Tensor]:
     return [result.detach(), x.grad, w.grad]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_they_compute_the_same(sources: list[str], dynamic: bool) -> None:
+def test_they_compute_the_same(
+    sources: list[str], dynamic: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch._inductor.async_compile.get_compile_threads", lambda: threads)
     expected = values(dynamic=dynamic)
     alone = len(sources)
     with cpp_kernels_together():
@@ -94,6 +98,19 @@ def test_other_threads_compile_as_ever(sources: list[str]) -> None:
         thread.join()
     assert found
     assert not any("namespace kernel_1" in source for source in sources)
+
+
+def test_blocks_of_several_threads_end_in_any_order() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    before = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    first, second, third = (cpp_kernels_together() for _ in range(3))
+    for block in (first, second, third):
+        block.__enter__()
+    assert AsyncCompile.wait is not before[1]
+    for block in (second, first, third):
+        block.__exit__(None, None, None)
+    assert (AsyncCompile.cpp_pybinding, AsyncCompile.wait) == before
 
 
 def test_a_float64_twin_is_compiled_so_and_the_candidate_is_not(sources: list[str]) -> None:

@@ -19,6 +19,8 @@ _ENTRY = re.compile(r'extern "C"\s+void\s+kernel\(')
 _DIRECTIVE = re.compile(r"^\s*#\s*(?!include\b|pragma\b)", re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*#\s*include\b.*$", re.MULTILINE)
 _BATCH = "checked_backend_batch"
+_LEAST = 4
+"""The least number of kernels that are a part: the headers take as long as a few kernels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,40 +49,72 @@ def cpp_kernels_together() -> Iterator[None]:
     """
     from torch._inductor.async_compile import AsyncCompile  # noqa: PLC0415  Inductor is slow to import
 
-    compiler: Any = AsyncCompile
-    one_by_one, wait, thread = compiler.cpp_pybinding, compiler.wait, threading.get_ident()
+    thread, alone = threading.get_ident(), AsyncCompile.cpp_pybinding
 
-    def collect(compiling: Any, types: list[str], source: str) -> Any:
-        kernel = _Kernel(types, source)
-        if threading.get_ident() != thread or not kernel.joins:
-            return one_by_one(compiling, types, source)
-        vars(compiling).setdefault(_BATCH, []).append(kernel)
-        return kernel
+    def collecting(below: Callable[..., Any]) -> Callable[..., Any]:
+        def collect(compiling: Any, types: list[str], source: str) -> Any:
+            kernel = _Kernel(types, source)
+            if threading.get_ident() != thread or not kernel.joins:
+                return below(compiling, types, source)
+            vars(compiling).setdefault(_BATCH, []).append(kernel)
+            return kernel
 
-    def wait_for_all(compiling: Any, scope: dict[str, Any]) -> None:
-        batch = vars(compiling).pop(_BATCH, [])
-        made: list[Any] = []
-        if len(batch) > 1:
-            with suppress(Exception):  # whatever the compiler does not take is told when it gets it alone
-                made = _compiled(batch)
-        made = made or [one_by_one(compiling, kernel.types, kernel.source) for kernel in batch]
-        known = {id(kernel): function for kernel, function in zip(batch, made, strict=True)}
-        scope.update({name: known[id(value)] for name, value in scope.items() if id(value) in known})
-        wait(compiling, scope)
+        return collect
 
-    compiler.cpp_pybinding, compiler.wait = collect, wait_for_all
+    def waiting(wait: Callable[..., None]) -> Callable[..., None]:
+        def wait_for_all(compiling: Any, scope: dict[str, Any]) -> None:
+            batch = vars(compiling).pop(_BATCH, [])
+            made: list[Any] = []
+            if len(batch) > 1:
+                with suppress(Exception):  # whatever the compiler does not take is told when it gets it alone
+                    made = _compiled(compiling, batch)
+            made = made or [alone(compiling, kernel.types, kernel.source) for kernel in batch]
+            known = {id(kernel): function for kernel, function in zip(batch, made, strict=True)}
+            scope.update({name: known[id(value)] for name, value in scope.items() if id(value) in known})
+            wait(compiling, scope)
+
+        return wait_for_all
+
+    with _replaced(AsyncCompile, "cpp_pybinding", collecting), _replaced(AsyncCompile, "wait", waiting):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace a method in this block. Blocks of several threads may end in any order."""
+    below = getattr(owner, name)
+    own, ended = make(below), False
+
+    def method(*args: Any) -> Any:
+        return (below if ended else own)(*args)
+
+    vars(method).update(below=below, has_ended=lambda: ended)
+    setattr(owner, name, method)
     try:
         yield
     finally:
-        compiler.cpp_pybinding, compiler.wait = one_by_one, wait
+        ended = True
+        while (ends := vars(getattr(owner, name)).get("has_ended")) is not None and ends():
+            setattr(owner, name, vars(getattr(owner, name))["below"])
 
 
-def _compiled(batch: Sequence[_Kernel]) -> list[Callable[..., None]]:
-    from torch._inductor.codecache import CppPythonBindingsCodeCache  # noqa: PLC0415  Inductor is slow to import
+def _compiled(compiling: Any, batch: Sequence[_Kernel]) -> list[Callable[..., None]]:
+    """The functions of kernels, compiled in as many parts as there are threads to compile."""
+    from torch._inductor.async_compile import get_compile_threads  # noqa: PLC0415  Inductor is slow to import
+    from torch._inductor.codecache import CppPythonBindingsCodeCache  # noqa: PLC0415
 
-    most = max(len(kernel.types) for kernel in batch)
-    function = CppPythonBindingsCodeCache.load_pybinding(["int64_t", *["uintptr_t"] * most], _joined(batch, most))
-    return [partial(_call, function, number, most) for number in range(len(batch))]
+    threads, most = get_compile_threads(), max(len(kernel.types) for kernel in batch)
+    size = max(-(-len(batch) // threads), _LEAST)
+    types, submit = ["int64_t", *["uintptr_t"] * most], compiling.submit if threads > 1 else None
+    parts = [batch[start : start + size] for start in range(0, len(batch), size)]
+    results = [
+        CppPythonBindingsCodeCache.load_pybinding_async(types, _joined(part, most), submit_fn=submit) for part in parts
+    ]
+    return [
+        partial(_call, function, number, most)
+        for function, part in zip([result() for result in results], parts, strict=True)
+        for number in range(len(part))
+    ]
 
 
 def _joined(batch: Sequence[_Kernel], most: int) -> str:

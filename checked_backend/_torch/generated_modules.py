@@ -47,7 +47,6 @@ class GeneratedModule:
         written: The graph's inputs that are written to.
         text: The module's text, which has the sources of the kernels as strings.
         made: By the name of a buffer: the names of the nodes that it is computed from.
-        captures: Whether its calls may be captured in CUDA graphs, which then run in their place.
     """
 
     kind: Literal["forward", "backward", "inference"]
@@ -57,7 +56,6 @@ class GeneratedModule:
     written: Collection[str]
     text: str = ""
     made: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    captures: bool = False
 
 
 @contextmanager
@@ -96,8 +94,6 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
 
 
 def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
-    from torch._inductor import config  # noqa: PLC0415  Inductor is slow to import
-
     forward: Literal["forward", "inference"] = "inference" if lowering.is_inference else "forward"
     kind = "backward" if lowering.is_backward else forward
     made = {
@@ -105,9 +101,8 @@ def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
         for operation in lowering.operations
         for buffer in operation.get_outputs()
     }
-    written, captures = frozenset(lowering.mutated_inputs), bool(config.triton.cudagraphs)
-    held, functions = _held(lowering), _functions(module, text)
-    return GeneratedModule(kind, lowering.module, held, functions, written, text, made, captures)
+    written = frozenset(lowering.mutated_inputs)
+    return GeneratedModule(kind, lowering.module, _held(lowering), _functions(module, text), written, text, made)
 
 
 def kernel_calls(module: GeneratedModule) -> Iterator[KernelCall]:

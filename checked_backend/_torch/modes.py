@@ -11,7 +11,6 @@ from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 
 __all__ = [
     "DisableTorchDispatch",
@@ -19,7 +18,6 @@ __all__ = [
     "DisableTorchFunctionSubclass",
     "TorchDispatchMode",
     "disable_current_modes",
-    "dispatch_modes",
     "enter_autocast",
     "exit_autocast",
     "set_inference_mode",

@@ -182,7 +182,7 @@ class CallComparison:
             self._reporter.postponed(str(error), backward=True)
             return found, gradients
         if self._variants.operators is not None:
-            self._variants.operators.backward(call, decisions, self._scales)
+            self._variants.operators.backward(decisions, self._scales)
         self._reporter.end_backward({"gradients": len(parts)})
         return [*found, *self._absorb(decisions)], gradients
 

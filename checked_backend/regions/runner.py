@@ -23,7 +23,6 @@ from checked_backend.regions.compile import CompiledOnce
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.float64_twin import TwinError, default_dtype
 from checked_backend.regions.memory_pressure import MemoryPressure
-from checked_backend.regions.operator_check.lowered import LoweredRegion
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.waiting import Waiting
@@ -119,7 +118,7 @@ class EagerTape:
         if recipe.keeps_choices and recipe.float64 in self.choices:
             # after the noise, so that it does not see the parts of an operator that the noise takes apart
             modes.append(ReplayChoices(self.choices[recipe.float64]))
-        if recipe.float64 and recipe.build in (Build.EAGER, Build.LOWERED):
+        if recipe.float64 and recipe.build is Build.EAGER:
             modes.append(Float64Mode(default_dtype=default_dtype, coarse=coarse and recipe.seed is not None))
         return modes
 
@@ -170,8 +169,6 @@ class RegionRunner:
             return self._values(self.variants.reference, recipe)
         if recipe.build is Build.COMPILED:
             return self._values(self.variants.candidate, recipe)
-        if recipe.build is Build.LOWERED:
-            return self._lowered(recipe)
         widens = recipe.float64 and self.variants.default_dtype
         with ExitStack() as stack:
             if recipe.build is Build.TWIN:
@@ -184,26 +181,16 @@ class RegionRunner:
             values = self._values(region, replace(recipe, replays_draws=False))
             return self._values(region, recipe) if self.facts.draws else values
 
-    def _lowered(self, recipe: Recipe) -> Values | None:
-        operators = self.variants.operators
-        lowered = None if operators is None else operators.lowered(self.call)
-        if lowered is None:
-            return None
-        try:
-            return self._values(lowered.region, recipe, lowered)
-        except Exception:  # not everything runs in float64; then what was lowered is checked in another way
-            return None
-
     def _record(self) -> None:
         if self._tape.draws is None:
             self.run(REPEAT)
 
-    def _values(self, region: Region, recipe: Recipe, lowered: LoweredRegion | None = None) -> Values:
+    def _values(self, region: Region, recipe: Recipe) -> Values:
         tape, call = self._tape.of_run(recipe), self.call
         modes = tape.modes(recipe, noise_of(recipe), default_dtype=self.variants.default_dtype, coarse=True)
         execution = call.run(
             region,
-            modes=modes if lowered is None else [*modes, lowered.interpreted(modes[-1])],
+            modes=modes,
             wide=recipe.float64,
             rng=None if recipe.reseeded is None else call.rng.reseeded(recipe.reseeded),
             cotangents=None if self.cotangents is None else self.cotangents.copied(wide=recipe.float64),
@@ -211,8 +198,7 @@ class RegionRunner:
         self._tape = tape
         if tape.draws is not None:
             self.facts.draws, self.facts.draws_by_values = not tape.draws.empty, tape.draws.by_values
-        if lowered is None:
-            learn(self.facts, recipe, tape, modes)
+        learn(self.facts, recipe, tape, modes)
         if self.cotangents is None:
             return {**execution.values(call.subjects, sorted(call.inputs.mutated)), **execution.sent}
         return {**execution.gradient_values(call.subjects), **execution.sent}

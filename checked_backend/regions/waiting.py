@@ -25,7 +25,6 @@ CONTROL_RUNS: Mapping[Control, str] = MappingProxyType(
         Control.ONE_ZERO: "running eager with zeros of one sign",
         Control.FLOAT64: "running eager in float64",
         Control.FLOAT64_NOISE: "running eager in float64",
-        Control.LOWERED: "running what it was lowered to in float64",
         Control.TWIN: "running the compiled program in float64",
         Control.UNFUSED: "running the compiled program without fusion",
         Control.RECOMPILED: "running what was compiled once more",

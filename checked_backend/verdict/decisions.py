@@ -42,8 +42,6 @@ class Decisions:
             not show it either, by name.
         ratios: The difference divided by the noise, by name, if the noise is known; 0 for equal bits.
         recheck: Whether the scales of earlier calls settled nothing, or only what is within them as they are.
-        lowered_alike: Whether the graph that kernels were generated from computes in float64 what eager does; None if
-            that was not asked.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -55,4 +53,3 @@ class Decisions:
     ratios: dict[str, float] = field(default_factory=dict)
     compared: int = 0
     recheck: bool = False
-    lowered_alike: bool | None = None

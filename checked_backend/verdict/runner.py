@@ -33,7 +33,6 @@ class Control(Enum):
     SHAPES = "shapes under Monte Carlo arithmetic"
     FLOAT64 = "high-precision reference"
     FLOAT64_NOISE = "float64 noise"
-    LOWERED = "lowered graph in float64"
     TWIN = "float64 twin"
     CANDIDATE_AGAIN = "candidate again"
     CANDIDATE_REPLAYED = "candidate on recorded random numbers"
@@ -47,7 +46,6 @@ class Build(Enum):
 
     EAGER = "eager"
     COMPILED = "compiled"
-    LOWERED = "the graph that its kernels were generated from"
     TWIN = "compiled in float64"
     UNFUSED = "compiled so that it rounds wherever eager does"
     RECOMPILED = "compiled once more, like the float64 twin but at its own dtypes"

@@ -81,7 +81,6 @@ class Scripted:
             Control.BARE: self.left_alone or eager,
             Control.CANDIDATE_REPLAYED: self.replayed or missing,
             Control.CANDIDATE_AGAIN: self.alone or missing,
-            Control.LOWERED: None,  # what compiles it is no compiler with graphs of its own
             Control.TWIN: self.twin_value,
             Control.RECOMPILED: self.recompiled_value,
             Control.UNFUSED: self.unfused_value,

@@ -21,17 +21,16 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
-from checked_backend.regions.execution import Call, Subjects
+from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
-from checked_backend.regions.operator_check.lowered import LoweredRegion
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, expose, run_region
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Walk, walk_again
-from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.runner import short
 
 LARGEST = 1 << 31
@@ -69,7 +68,6 @@ class OperatorDecisions:
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
             operators were checked, None if none was.
         reason: Why no operator, or no operator's gradient, was checked; "" if they were.
-        lowered: What the region was lowered to; None if its kernels cannot be seen, or are captured in CUDA graphs.
     """
 
     forward: list[Finding] = field(default_factory=list)
@@ -79,12 +77,6 @@ class OperatorDecisions:
     checked: int = 0
     limits: Mapping[str, float] | None = None
     reason: str = ""
-    lowered: LoweredRegion | None = None
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether an operator is wrong."""
-        return bool(self.forward or self.backward)
 
 
 class ProbeError(CheckedBackendError):
@@ -128,47 +120,45 @@ class OperatorCheck:
         self._fronts = 0
         self._failed: str | None = None
 
-    def check_kernels(self, call: Call) -> OperatorDecisions:
-        """Check the kernels of the compiled region as they run, if they can be seen."""
+    def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
+        """Check the operators of one call."""
         decisions = OperatorDecisions()
-        if self._kernels is None:
-            return decisions
-        with _undisturbed(call, decisions):
+        try:
+            with _undisturbed(rng), ambient.entered():
+                self._check_operators(inputs, rng, subjects, decisions)
+        except Exception as error:  # the region as a whole is compared all the same
+            decisions.reason, decisions.limits = short(error), {}
+            decisions.skips.append(Skip(SUBJECT, f"not checked: {short(error)}"))
+        return decisions
+
+    def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
+        if self._kernels is not None:
             try:
-                self._check_kernels(self._kernels, call, decisions)
+                self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
             except NotInPlaceError:
                 self._kernels = None
                 self._forget()
-        return decisions
-
-    def check_rest(self, call: Call, decisions: OperatorDecisions, *, lowered_alike: bool) -> None:
-        """Check with a probe what the kernels do not show, and add it to what is known of the call.
-
-        If the kernels are known, that is what comes before code generation.
-
-        Args:
-            lowered_alike: Whether float64 has shown this to be right.
-        """
-        if decisions.is_wrong or (self._kernels is not None and self._fronts == FRONTS):
+        if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
-        with _undisturbed(call, decisions):
-            if not lowered_alike:
-                self._check_with_probe(call.inputs, call.rng, call.subjects, decisions)
-            self._fronts += self._kernels is not None
-            if self._fronts == FRONTS:
-                self._forget()
+        self._check_with_probe(inputs, rng, subjects, decisions)
+        self._fronts += self._kernels is not None
+        if self._fronts == FRONTS:
+            self._forget()
 
-    def _check_kernels(self, kernels: KernelCheck, call: Call, decisions: OperatorDecisions) -> None:
-        inputs, rng, subjects = call.inputs, call.rng, call.subjects
+    def _check_kernels(
+        self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
+    ) -> None:
+        """Check the kernels of the compiled region as they run.
+
+        Raises:
+            NotInPlaceError: They cannot be seen.
+        """
         given, _ = inputs.fresh()
         gm = eager_graph(self._graph)
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
             checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
         self._conclude(gm, of_region(gm, checked), subjects, decisions)
-        modules = [one.module for one in checked]
-        if not any(module.captures for module in modules):  # a graph of the user's would be captured of what runs then
-            decisions.lowered = LoweredRegion(kernels.region, modules)
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
@@ -337,14 +327,9 @@ def _names(nodes: Iterable[str]) -> str:
 
 
 @contextmanager
-def _undisturbed(call: Call, decisions: OperatorDecisions) -> Iterator[None]:
-    """Leave the random state as it was. An exception becomes a skip: the region as a whole is compared all the same."""
-    before = RngState.capture(tuple(call.rng.cuda))
+def _undisturbed(rng: RngState) -> Iterator[None]:
+    before = RngState.capture(tuple(rng.cuda))
     try:
-        with call.ambient.entered():
-            yield
-    except Exception as error:
-        decisions.reason, decisions.limits = short(error), {}
-        decisions.skips.append(Skip(SUBJECT, f"not checked: {short(error)}"))
+        yield
     finally:
         before.restore()

@@ -54,7 +54,6 @@ class KernelCheck:
         lower: Compiles it once more for given inputs, past torch's caches of graphs.
 
     Attributes:
-        region: The region, compiled once more if it came from a cache.
         modules: What was generated for it, as far as that is known by now.
     """
 
@@ -64,7 +63,7 @@ class KernelCheck:
         modules: Iterable[GeneratedModule],
         lower: Callable[[Sequence[Any]], Callable[..., Any]],
     ) -> None:
-        self.region = region
+        self._region = region
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
         self._earlier: dict[int, TensorChecks] = {}  # by the identity of a module, which is kept
@@ -96,7 +95,7 @@ class KernelCheck:
             lower, self._lower = self._lower, None
             given, _ = inputs.fresh()
             with without_compile_caches(), generated_modules_noted(self.modules):
-                self.region = lower(given)
+                self._region = lower(given)
                 called = self._recorded(inputs, rng, cotangents, room)
         if not called:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
@@ -120,7 +119,7 @@ class KernelCheck:
         while known < len(self.modules):  # a backward pass may be compiled when it is first run
             known = len(self.modules)
             with generated_modules_noted(self.modules), recorded(self.modules, room) as recordings:
-                sent = run_region(self.region, inputs, rng, cotangents).cotangents
+                sent = run_region(self._region, inputs, rng, cotangents).cotangents
         called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
         kinds = {module.kind for module, _ in called}
         mixed = any(recording.is_mixed for _, recording in called)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -18,7 +16,7 @@ from checked_backend._torch.generated_modules import GeneratedModule, buffers_in
 from checked_backend._torch.tensors import clone_preserve_strides
 
 _NAME = "checked_backend_recording"
-_CODES = f"{_NAME}_codes"
+_CODE = f"{_NAME}_code"
 _NO_ROOM = -1.0
 
 
@@ -99,63 +97,32 @@ def recorded(modules: Iterable[GeneratedModule], room: float) -> Iterator[list[t
     Another thread that calls a module waits for none of this, but only one thread at a time may record it.
     """
     recordings = [(module, Recording(room)) for module in modules]
-    changes = [
-        Change(function, partial(_recording_code, function, definition, module.written), recording, Recording(_NO_ROOM))
-        for module, recording in recordings
-        for function, definition in module.functions
-    ]
-    with exchanged(_NAME, changes):
+    functions = [(function, *rest) for (module, *rest) in recordings for function, _ in module.functions]
+    with ExitStack() as stack:
+        for function, *_ in sorted(functions, key=lambda entry: id(entry[0])):
+            stack.enter_context(vars(function).setdefault(_NAME, threading.RLock()))
+        for module, recording in recordings:
+            for function, definition in module.functions:
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__globals__[_NAME] = recording
+                # another thread may be in the middle of the code that records
+                stack.callback(function.__globals__.__setitem__, _NAME, Recording(_NO_ROOM))
+                function.__code__ = _instrumented(function, definition, module.written)
         yield recordings
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Other code for a function of a generated module, for a while.
-
-    Attributes:
-        make: Makes the code. It is made once, and kept at the function.
-        works_with: What the code finds as a global.
-        idle: What it finds there afterwards: another thread may be in the middle of it.
-    """
-
-    function: FunctionType
-    make: Callable[[], CodeType]
-    works_with: Any
-    idle: Any
-
-
-@contextmanager
-def exchanged(name: str, changes: Sequence[Change]) -> Iterator[None]:
-    """Change the code of functions in this block. Only one thread at a time may do so with a function.
-
-    Args:
-        name: The global that the code works with.
-    """
-    with ExitStack() as stack:
-        for change in sorted(changes, key=lambda change: id(change.function)):
-            stack.enter_context(vars(change.function).setdefault(_NAME, threading.RLock()))
-        for change in changes:
-            function, codes = change.function, vars(change.function).setdefault(_CODES, {})
-            stack.callback(setattr, function, "__code__", function.__code__)
-            function.__globals__[name] = change.works_with
-            stack.callback(function.__globals__.__setitem__, name, change.idle)
-            function.__code__ = codes[name] if name in codes else codes.setdefault(name, change.make())
-        yield
-
-
-def code_of(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
-    """The code of another definition of a function."""
-    module = ast.fix_missing_locations(ast.Module([definition], []))
-    constants = compile(module, function.__code__.co_filename, "exec").co_consts
-    [code] = [one for one in constants if isinstance(one, CodeType)]
+def _instrumented(function: FunctionType, definition: ast.FunctionDef, written: Collection[str]) -> CodeType:
+    """The code of a function that records what it does. It is made once, and kept at the function."""
+    if _CODE not in vars(function):
+        changed = _Instrument().visit(copy.deepcopy(definition))
+        arguments = [argument.arg for argument in definition.args.args if argument.arg != "self"]
+        places = _places_written(definition, written)
+        changed.body.insert(0, ast.parse(f"{_NAME}.begin({arguments[0]}, {places!r})").body[0])
+        module = ast.fix_missing_locations(ast.Module([changed], []))
+        constants = compile(module, function.__code__.co_filename, "exec").co_consts
+        [vars(function)[_CODE]] = [one for one in constants if isinstance(one, CodeType)]
+    code: CodeType = vars(function)[_CODE]
     return code
-
-
-def _recording_code(function: FunctionType, definition: ast.FunctionDef, written: Collection[str]) -> CodeType:
-    changed = _Instrument().visit(copy.deepcopy(definition))
-    places = _places_written(definition, written)
-    changed.body.insert(0, ast.parse(f"{_NAME}.begin({definition.args.args[-1].arg}, {places!r})").body[0])
-    return code_of(function, changed)
 
 
 def _places_written(definition: ast.FunctionDef, written: Collection[str]) -> set[int]:

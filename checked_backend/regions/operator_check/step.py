@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
-from checked_backend.regions.execution import Call, Subjects
+from checked_backend.regions.execution import Subjects
+from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
 from checked_backend.regions.operator_check.findings import findings_of, inputs_behind
-from checked_backend.regions.operator_check.lowered import LoweredRegion
 from checked_backend.regions.operator_check.tensor_checks import Wrong
+from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
 
@@ -21,27 +23,35 @@ _HIDDEN = (
 )
 
 
+class _Call(Protocol):
+    """The parts of a region's call that the operator check needs."""
+
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def ambient(self) -> TorchState: ...
+    @property
+    def rng(self) -> RngState: ...
+    @property
+    def subjects(self) -> Subjects: ...
+
+
 class OperatorStep:
     """Adds what the operator check finds to the decisions of a region's calls.
 
     Args:
-        local: Makes of a call one without exchanges with other ranks; None for a region that exchanges nothing.
+        local: A call as the check gets it: without exchanges with other ranks.
     """
 
-    def __init__(self, check: OperatorCheck, local: Callable[[Call], Call] | None = None) -> None:
+    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] = lambda call: call) -> None:
         self._check = check
         self._local = local
         self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
-        self._kernels: tuple[int, OperatorDecisions] | None = None
-        self._last: tuple[OperatorDecisions, Subjects, bool] | None = None
+        self._last: tuple[OperatorDecisions, Subjects] | None = None
         self._reason = ""
 
-    def lowered(self, call: Call) -> LoweredRegion | None:
-        """What the region was lowered to; None if its kernels cannot be seen."""
-        return self._of_kernels(call).lowered if self._local is None else None
-
-    def forward(self, call: Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
+    def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
         """Check the operators of a call that is rechecked, unless an error has been found in it already.
 
         Findings about their gradients are kept until the region's backward pass is compared.
@@ -55,10 +65,9 @@ class OperatorStep:
         """
         checked = 0
         if decisions.recheck and not _fails(decisions):
-            found, alike = self._of_kernels(call), bool(decisions.lowered_alike)
-            self._check_rest(call, found, lowered_alike=alike)
+            found = self._checked(call)
             with self._lock:
-                self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects, alike), found.reason
+                self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
             decisions.findings += found.forward
             decisions.skips += found.skips
             checked = found.checked
@@ -66,28 +75,14 @@ class OperatorStep:
         self._tell(decisions, {**scales, **decisions.scales})
         return checked
 
-    def _of_kernels(self, call: Call) -> OperatorDecisions:
-        """What the kernels show in a call. They are checked once for it."""
-        with self._lock:
-            known = self._kernels
-        if known is not None and known[0] == call.number:
-            return known[1]
+    def _checked(self, call: _Call) -> OperatorDecisions:
         try:
-            found = self._check.check_kernels(self._alone(call))
+            given = self._local(call)
         except CheckedBackendError as error:
-            found = OperatorDecisions(skips=[Skip(SUBJECT, f"not checked: {error}")], reason=str(error))
-        with self._lock:
-            self._kernels = call.number, found
-        return found
+            return OperatorDecisions(skips=[Skip(SUBJECT, f"not checked: {error}")], reason=str(error))
+        return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
 
-    def _check_rest(self, call: Call, found: OperatorDecisions, *, lowered_alike: bool) -> None:
-        if not found.reason:
-            self._check.check_rest(self._alone(call), found, lowered_alike=lowered_alike)
-
-    def _alone(self, call: Call) -> Call:
-        return call if self._local is None else self._local(call)
-
-    def backward(self, call: Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
+    def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.
 
         What only reaches gradients of inputs that are zero but for rounding is left out. Roundings that go the same
@@ -101,15 +96,8 @@ class OperatorStep:
         with self._lock:
             last, self._last = self._last, None
         if last is not None and not _fails(decisions):
-            found, subjects, alike = last
+            found, subjects = last
             decisions.findings += _gradient_findings(found, subjects, known)
-            if alike and decisions.lowered_alike is False:  # so the results were not checked with a probe
-                rest = OperatorDecisions()
-                self._check_rest(call, rest, lowered_alike=False)
-                decisions.findings += [*rest.forward, *_gradient_findings(rest, subjects, known)]
-                decisions.skips += rest.skips
-                with self._lock:
-                    self._limits, self._reason = self._limits if rest.limits else {}, rest.reason
         self._limit(decisions)
         self._tell(decisions, known)
 

@@ -20,7 +20,6 @@ from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
 TWIN = Recipe(Control.TWIN, Build.TWIN, replays_draws=True, float64=True)
-LOWERED = Recipe(Control.LOWERED, Build.LOWERED, replays_draws=True, float64=True)
 FIRST_SEEDS = range(1, 1 + thresholds.FEW_RUNS)
 """Seeds of the first perturbed runs in float64."""
 
@@ -38,8 +37,6 @@ def ask_float64(context: Context) -> None:
     doubtful = [case for case in asked if case in outside or case.outside or context.wants_twin(case)]
     if doubtful:
         _hold_against_twin(doubtful, context.runs, context.decisions.notes)
-    if doubtful and context.low_precision and not any(case.logic_differs for case in doubtful):
-        context.decisions.lowered_alike = _lowered_alike(doubtful, context.runs)
 
 
 def _run_high_precision(cases: Sequence[Evidence], runs: Runs) -> bool:
@@ -90,26 +87,17 @@ def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) 
         _let_candidate_answer(case, notes)
 
 
-def _lowered_alike(cases: Sequence[Evidence], runs: Runs) -> bool:
-    """Whether the graph that the candidate's kernels were generated from computes in float64 what eager computes.
-
-    It has the candidate's decompositions and graph passes. A twin may have others, if they depend on the precision.
-    """
-    lowered = runs.run(LOWERED)
-    for case in cases:
-        found = case.sample_in_float64(lowered)
-        if found is None or case.high_precision is None or case.float64_says_nothing:
-            return False
-        if _twin_difference(case, case.high_precision, found).differs:
-            return False
-    return True
-
-
 def _compare(cases: Iterable[Evidence]) -> None:
     for case in cases:
         if case.high_precision is None or case.twin is None:
             continue
-        found = _twin_difference(case, case.high_precision, case.twin)
+        found = twin_difference(
+            high_precision=case.high_precision,
+            twin=case.twin,
+            envelope=case.float64_envelope,
+            further=case.float64_envelope_large,
+            float64_nonfinite=case.float64_nonfinite,
+        )
         if case.float64_says_nothing:
             case.evidence[EvidenceKey.TWIN] = "says nothing: float64 has NaN or infinity wherever eager has a number"
             continue
@@ -117,16 +105,6 @@ def _compare(cases: Iterable[Evidence]) -> None:
         case.twin_is_equal = found.equal
         case.twin_difference = found.relative
         case.evidence[EvidenceKey.TWIN_ERROR] = found.relative
-
-
-def _twin_difference(case: Evidence, high_precision: torch.Tensor, twin: torch.Tensor) -> TwinDifference:
-    return twin_difference(
-        high_precision=high_precision,
-        twin=twin,
-        envelope=case.float64_envelope,
-        further=case.float64_envelope_large,
-        float64_nonfinite=case.float64_nonfinite,
-    )
 
 
 def _let_candidate_answer(case: Evidence, notes: list[str]) -> None:
