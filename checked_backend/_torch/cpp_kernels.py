@@ -137,5 +137,5 @@ def _joined(batch: Sequence[_Kernel], most: int) -> str:
 
 
 def _call(function: Callable[..., None], number: int, most: int, *args: Any) -> None:
-    given = [value.data_ptr() if isinstance(value, torch.Tensor) else int(value) for value in args]
+    given = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in args]
     function(number, *given, *[0] * (most - len(given)))
