@@ -41,6 +41,15 @@ def without_compile_caches() -> Iterator[None]:
         yield
 
 
+def compile_cache_folder() -> Path | None:
+    """The folder in which torch keeps what it compiled, until the user empties it; None if it keeps no graphs there."""
+    from torch._inductor import config as inductor  # noqa: PLC0415  slow to import
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # noqa: PLC0415
+
+    kept = inductor.fx_graph_cache and not inductor.force_disable_caches
+    return Path(cache_dir()) if kept else None
+
+
 @contextmanager
 def fresh_compile_caches(folder: Path) -> Iterator[None]:
     """Compile everything anew, kernels too, with this empty folder as cache and with empty caches in memory.

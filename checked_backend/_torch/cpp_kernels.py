@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from checked_backend._torch.patches import replaced
+
 _ENTRY = re.compile(r'extern "C"\s+void\s+kernel\(')
 _DIRECTIVE = re.compile(r"^\s*#\s*(?!include\b|pragma\b)", re.MULTILINE)
 _INCLUDE = re.compile(r"^\s*#\s*include\b.*$", re.MULTILINE)
@@ -75,27 +77,8 @@ def cpp_kernels_together() -> Iterator[None]:
 
         return wait_for_all
 
-    with _replaced(AsyncCompile, "cpp_pybinding", collecting), _replaced(AsyncCompile, "wait", waiting):
+    with replaced(AsyncCompile, "cpp_pybinding", collecting), replaced(AsyncCompile, "wait", waiting):
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace a method in this block. Blocks of several threads may end in any order."""
-    below = getattr(owner, name)
-    own, ended = make(below), False
-
-    def method(*args: Any) -> Any:
-        return (below if ended else own)(*args)
-
-    vars(method).update(below=below, has_ended=lambda: ended)
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        ended = True
-        while (ends := vars(getattr(owner, name)).get("has_ended")) is not None and ends():
-            setattr(owner, name, vars(getattr(owner, name))["below"])
 
 
 def _compiled(compiling: Any, batch: Sequence[_Kernel]) -> list[Callable[..., None]]:

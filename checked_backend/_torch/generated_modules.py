@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from checked_backend._torch.graph_json import graph_from_json, graph_to_json
 from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.patches import replaced
 
 _BUFFER = re.compile(r"buf\d+")
 _NO_KERNEL = re.compile(r"empty_strided|reinterpret_tensor|assert_|args\.clear|get_raw_stream|device\(")
 """The beginnings of calls that write no element."""
+
+_KEPT, _FORMAT = "checked_backend_module", "1"
+"""The attribute in which torch keeps what is noted, and the format that this release writes and reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +63,58 @@ class GeneratedModule:
     text: str = ""
     made: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    def to_json(self) -> str:
+        """What of the module is not in its text.
+
+        Raises:
+            NotInJsonError: Its graph cannot be kept.
+        """
+        held = {name: [node and node.name for node in nodes] for name, nodes in self.held.items()}
+        made = {name: [*nodes] for name, nodes in self.made.items()}
+        return json.dumps({_FORMAT: [self.kind, graph_to_json(self.graph), held, sorted(self.written), made]})
+
 
 @contextmanager
 def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
-    """Note the module of each graph that Inductor lowers in this block, in this process.
+    """Note the module of each graph that Inductor compiles in this block, in this process.
 
-    A graph that comes from one of torch's caches is not lowered. A module in C++ is not noted.
+    What is noted is kept beside the module in torch's cache of graphs, as JSON. A graph that comes from the cache is
+    noted if that was kept: the graph has sizes that are known, and nothing inside but operators. A module in C++ is not
+    noted.
 
     Args:
-        found: Gets the modules, in the order in which they are generated.
+        found: Gets the modules, in the order in which they are generated or loaded.
     """
-    from torch._inductor.graph import GraphLowering  # noqa: PLC0415  Inductor is slow to import
+    from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415  Inductor is slow to import
 
-    lowering: Any = GraphLowering
-    compile_to_module, save_output_code = lowering.compile_to_module, lowering.save_output_code
-    texts: list[str] = []
+    def generated(init: Callable[..., None]) -> Callable[..., None]:
+        def note(compiled: Any, function: Any, lowering: Any, *args: Any, **kwargs: Any) -> None:
+            init(compiled, function, lowering, *args, **kwargs)
+            if not lowering.cpp_wrapper:
+                with suppress(Exception):  # a release of torch that names these otherwise: the module is not noted
+                    found.append(_noted(lowering, function.__globals__, compiled.source_code))
+                    setattr(compiled, _KEPT, found[-1].to_json())
 
-    def save(text: str) -> None:
-        texts.append(text)
-        if save_output_code is not None:
-            save_output_code(text)
+        return note
 
-    def compiled(graph: Any) -> Any:
-        texts.clear()
-        module = compile_to_module(graph)
-        if texts and isinstance(module, ModuleType) and not graph.cpp_wrapper:
-            with suppress(Exception):  # a release of torch that names these otherwise: the module is not noted
-                found.append(_noted(graph, module, texts[-1]))
-        return module
+    def loaded(load: Callable[..., Any]) -> Callable[..., Any]:
+        def note(compiled: Any, *args: Any) -> Any:
+            path = load(compiled, *args)
+            with suppress(Exception):  # nothing was kept
+                scope = compiled.current_callable.__globals__
+                found.append(_from_json(getattr(compiled, _KEPT), scope, compiled.source_code))
+            return path
 
-    lowering.compile_to_module, lowering.save_output_code = compiled, staticmethod(save)
-    try:
+        return note
+
+    with (
+        replaced(CompiledFxGraph, "__init__", generated),
+        replaced(CompiledFxGraph, "after_deserialization", loaded),
+    ):
         yield
-    finally:
-        lowering.compile_to_module, lowering.save_output_code = compile_to_module, save_output_code
 
 
-def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
+def _noted(lowering: Any, scope: Mapping[str, Any], text: str) -> GeneratedModule:
     forward: Literal["forward", "inference"] = "inference" if lowering.is_inference else "forward"
     kind = "backward" if lowering.is_backward else forward
     made = {
@@ -102,7 +123,15 @@ def _noted(lowering: Any, module: ModuleType, text: str) -> GeneratedModule:
         for buffer in operation.get_outputs()
     }
     written = frozenset(lowering.mutated_inputs)
-    return GeneratedModule(kind, lowering.module, _held(lowering), _functions(module, text), written, text, made)
+    return GeneratedModule(kind, lowering.module, _held(lowering), _functions(scope, text), written, text, made)
+
+
+def _from_json(kept: str, scope: Mapping[str, Any], text: str) -> GeneratedModule:
+    kind, entries, held, written, made = json.loads(kept)[_FORMAT]
+    graph = graph_from_json(entries)
+    nodes = {None: None, **{node.name: node for node in graph.graph.nodes}}
+    known = {name: [nodes[one] for one in names] for name, names in held.items()}
+    return GeneratedModule(kind, graph, known, _functions(scope, text), frozenset(written), text, made)
 
 
 def kernel_calls(module: GeneratedModule) -> Iterator[KernelCall]:
@@ -131,13 +160,13 @@ def buffers_in(statement: ast.stmt) -> set[str]:
     return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and _BUFFER.fullmatch(one.id)}
 
 
-def _functions(module: ModuleType, text: str) -> list[tuple[FunctionType, ast.FunctionDef]]:
+def _functions(scope: Mapping[str, Any], text: str) -> list[tuple[FunctionType, ast.FunctionDef]]:
     found = []
     tree = ast.parse(text)
-    for owner, body in [(module, tree.body), *((vars(module).get(node.name), node.body) for node in _classes(tree))]:
+    for names, body in [(scope, tree.body), *((vars(scope.get(node.name)), node.body) for node in _classes(tree))]:
         for node in body:
             if isinstance(node, ast.FunctionDef) and (node.name == "call" or node.name.startswith("partition_")):
-                function = vars(owner).get(node.name)
+                function = names.get(node.name)
                 if isinstance(function, FunctionType):
                     found.append((function, node))
     return found

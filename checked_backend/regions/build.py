@@ -81,7 +81,8 @@ def build_region(
     Args:
         gm: The Dynamo graph; or an AOT graph, for a compiler of such graphs.
         mode: What the user passed as ``torch.compile(mode=...)``.
-        thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision.
+        thorough: Compile the float64 twin for every difference, not only for suspicious ones and low precision; and
+            look again at what earlier runs of the program found right.
         can_compile: Whether it is known that this machine compiles something, so that a crash is the candidate's.
         info: Names, if they are not those that the graph has from Dynamo.
         investigator: Finds out where a failure comes from, if the options say ``localize``.
@@ -102,7 +103,7 @@ def build_region(
     keep_accumulating(pristine)
     tells = options.progress and not (silent and investigator is None)
     waiting = Waiting(info.name, tells=tells)
-    source = _Source(compiler, pristine, _traced(gm, example_inputs), waiting, options, mode)
+    source = _Source(compiler, pristine, _traced(gm, example_inputs), waiting, options, mode, thorough)
     settings = ProcessState.capture()
     before_compiling = clock()
     modules: list[GeneratedModule] | None = None
@@ -151,6 +152,7 @@ class _Source:
         graph: A pristine copy of the Dynamo graph.
         traced: The fake values of its placeholders as Dynamo traced them.
         mode: What the user passed as ``torch.compile(mode=...)``.
+        thorough: Whether to look again at what earlier runs found right.
     """
 
     compiler: Compiler
@@ -159,6 +161,7 @@ class _Source:
     waiting: Waiting
     options: CheckOptions
     mode: str | None
+    thorough: bool
 
     def compiled_by(self, compiler: Compiler, words: str) -> CompiledOnce:
         """The region compiled by a compiler, when it is first needed."""
@@ -228,6 +231,7 @@ def _operator_step(
         candidate=candidate,
         kernels=kernels,
         front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
+        remembers=not source.thorough,
     )
     return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of
@@ -24,6 +25,7 @@ from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.findings import findings_of
+from checked_backend.regions.operator_check.front_record import FrontRecord
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
 from checked_backend.regions.operator_check.out_of_place import out_of_place
@@ -40,7 +42,10 @@ SHARE = 1 / 12
 """The most that is handed out, as a share of the memory: taps, gradients and float64 copies take several times it."""
 
 FRONTS = 2
-"""The first checks of a region that look at what comes before code generation, too: it is the same in each call."""
+"""The first checks of a region that look at what comes before code generation, too: it is the same in each call.
+
+Where both find it right, later runs of the program that get the same from torch's caches do not look at it.
+"""
 
 SUBJECT = "operators by themselves"
 
@@ -94,6 +99,7 @@ class OperatorCheck:
         candidate: The compiled region, whose results say whether the probe is the same program.
         kernels: Checks the kernels; None if the compiler is not Inductor.
         front: The compiler up to code generation, if there are ``kernels``.
+        remembers: Whether the front is not checked where earlier runs of the program found it right.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class OperatorCheck:
         candidate: Callable[..., Any],
         kernels: KernelCheck | None = None,
         front: Compiler | None = None,
+        remembers: bool = False,
     ) -> None:
         self._compiler = compiler
         self._graph = gm
@@ -114,10 +121,13 @@ class OperatorCheck:
         self._candidate = candidate
         self._kernels = kernels
         self._front = front
+        self._remembers = remembers
         self._lock = threading.Lock()
         self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
         self._earlier: TensorChecks | None = None
         self._fronts = 0
+        self._front_record: FrontRecord | None = None
+        self._doubts = False
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -134,21 +144,34 @@ class OperatorCheck:
     def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
         if self._kernels is not None:
             try:
-                self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
+                modules = self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
+                if self._remembers and self._fronts < FRONTS:
+                    self._front_record = FrontRecord.of(self._graph, self._example_inputs, modules)
+                    if self._front_record is not None and self._front_record.is_right():
+                        self._fronts = FRONTS
             except NotInPlaceError:
                 self._kernels = None
                 self._forget()
         if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
         self._check_with_probe(inputs, rng, subjects, decisions)
-        self._fronts += self._kernels is not None
+        if self._kernels is None:
+            return
+        self._fronts += 1
+        front, record = self._earlier, self._front_record
+        self._doubts |= front is None or bool(front.wrong or front.unchecked or decisions.reason)
         if self._fronts == FRONTS:
+            if record is not None and not self._doubts:
+                record.note_right()
             self._forget()
 
     def _check_kernels(
         self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
-    ) -> None:
+    ) -> Sequence[GeneratedModule]:
         """Check the kernels of the compiled region as they run.
+
+        Returns:
+            The modules that they are in.
 
         Raises:
             NotInPlaceError: They cannot be seen.
@@ -159,6 +182,7 @@ class OperatorCheck:
         with self._lock:
             checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
         self._conclude(gm, of_region(gm, checked), subjects, decisions)
+        return [one.module for one in checked]
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch._inductor.graph import GraphLowering
+from torch._inductor.output_code import CompiledFxGraph
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
@@ -121,7 +121,7 @@ def test_a_long_kernel_is_cut_and_says_so() -> None:
 
 @pytest.mark.inductor
 def test_inductor_says_which_call_computes_a_node_and_is_left_as_it_was() -> None:
-    before = GraphLowering.save_output_code
+    before = CompiledFxGraph.__init__, CompiledFxGraph.after_deserialization
     net, x = nn.Linear(4, 4, bias=False), torch.randn(3, 4)  # no kernel of its own: no C++ is compiled
     found: list[GeneratedModule] = []
     with without_compile_caches(), generated_modules_noted(found):
@@ -132,15 +132,15 @@ def test_inductor_says_which_call_computes_a_node_and_is_left_as_it_was() -> Non
     assert "out=buf0" in forward.code
     assert kernel_in(found, "dynamo", "linear", dynamo()) == forward
     assert kernel_in(found, "backward", "mm_1", dynamo()).name == "extern_kernels.mm"
-    assert GraphLowering.save_output_code is before
+    assert (CompiledFxGraph.__init__, CompiledFxGraph.after_deserialization) == before
 
 
 @pytest.mark.inductor
 def test_inductor_is_left_as_it_was_after_an_error() -> None:
-    before = GraphLowering.save_output_code
+    before = CompiledFxGraph.__init__, CompiledFxGraph.after_deserialization
     with pytest.raises(ZeroDivisionError), generated_modules_noted([]):
         raise ZeroDivisionError
-    assert GraphLowering.save_output_code is before
+    assert (CompiledFxGraph.__init__, CompiledFxGraph.after_deserialization) == before
 
 
 @pytest.mark.slow

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
+from torch._inductor.graph import GraphLowering
 
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.diagnose.localize import search
 from checked_backend.graphs.nodes import origin_of
+from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
@@ -41,7 +45,7 @@ def inputs() -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("clean", [program, variances])
 def test_a_clean_program_passes_and_its_kernels_are_checked(clean: Callable[..., torch.Tensor]) -> None:
-    for _ in range(2):  # the second comes from the caches of torch, so it is lowered once more
+    for _ in range(2):  # the second comes from the caches of torch
         torch._dynamo.reset()
         report = cb.check(clean, inputs(), compiler="inductor", localize=False)
         assert report.verdict is cb.Verdict.PASS, report.to_text()
@@ -83,8 +87,90 @@ def test_what_comes_before_code_generation_is_the_same_in_each_call(monkeypatch:
         for _ in range(8):
             model(*inputs()).sum().backward()
 
-    assert agreed(gathered(run))
+    with without_compile_caches():
+        assert agreed(gathered(run))
     assert looked == ["kernels", "front"] * 2 + ["kernels"] * 2
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's caches of graphs, empty at first."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+def next_run(function: Callable[..., torch.Tensor], calls: int = 4) -> tuple[cb.Report, list[str]]:
+    """What a run of a program shows that has nothing from an earlier one but torch's caches, and what was looked at."""
+    looked: list[str] = []
+    torch._dynamo.reset()
+    model = checked(function, "inductor")
+
+    def run() -> None:
+        for _ in range(calls):
+            model(*inputs()).sum().backward()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((KernelCheck, "run"), (OperatorCheck, "_check_probe"), (GraphLowering, "run")):
+            patch.setattr(owner, name, noting(looked, owner, name))
+        report = gathered(run)
+    return report, looked
+
+
+def noting(looked: list[str], owner: type, name: str) -> Callable[..., Any]:
+    method = getattr(owner, name)
+    return lambda *args, **kwargs: (looked.append(f"{owner.__name__}.{name}"), method(*args, **kwargs))[1]
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_next_run_of_a_program_lowers_nothing_and_checks_its_kernels() -> None:
+    first, looked = next_run(program)
+    assert agreed(first)
+    assert looked.count("OperatorCheck._check_probe") == 2
+    assert "GraphLowering.run" in looked
+    second, looked = next_run(program)
+    assert agreed(second)
+    assert set(looked) == {"KernelCheck.run"}
+    assert second.coverage.checked["operators"] > 8
+    assert not second.coverage.skipped
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize("calls", [1, 4])
+def test_a_fault_that_comes_from_the_cache_is_found_in_each_run(calls: int) -> None:
+    with planted(Fault("tanh", "pointwise", "lowering", in_half_precision)):
+        wrong, _ = next_run(program, 1)
+    again, looked = next_run(program, calls)
+    assert "GraphLowering.run" not in looked[: looked.index("KernelCheck.run")]
+    assert again.verdict is wrong.verdict is cb.Verdict.FAIL
+    told = [[(one.kind, one.detail, one.subject, one.op) for one in report.findings] for report in (wrong, again)]
+    assert told[0] == told[1]
+    assert any(op == "torch.tanh" for *_, op in told[0])
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_what_is_rewritten_otherwise_is_looked_at_again() -> None:
+    assert agreed(next_run(program)[0])
+    with planted(Fault("tanh_backward", "pointwise", "decomposition", in_half_precision)):
+        torch._dynamo.reset()
+        with functorch_config.patch(enable_autograd_cache=False):
+            report, looked = next_run(program, 1)
+    assert "OperatorCheck._check_probe" in looked
+    assert report.verdict is cb.Verdict.FAIL
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_front_that_was_not_found_right_twice_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_run(program, 1)
+    assert "OperatorCheck._check_probe" in next_run(program, 1)[1]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no graph can be traced")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "expose", refuse)
+        next_run(program)
+    report, looked = next_run(program)
+    assert looked.count("OperatorCheck._check_probe") == 2
+    assert agreed(report)
 
 
 def test_kernels_count_although_what_comes_before_them_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
