@@ -39,8 +39,7 @@ def test_a_graph_computes_the_same_and_has_the_names_and_records_that_it_had() -
         value, copy = node.meta.get("val"), own.meta["val"]
         for one, two in zip(*((v if isinstance(v, (tuple, list)) else [v]) for v in (value, copy)), strict=True):
             if isinstance(one, torch.Tensor):
-                assert (one.shape, one.stride(), one.dtype) == (two.shape, two.stride(), two.dtype)
-                assert two.device.type == "meta"
+                assert (one.shape, one.dtype) == (two.shape, two.dtype)
     assert graph_to_json(back) == graph_to_json(gm)
 
 
@@ -74,7 +73,7 @@ def test_origins_constants_and_graphs_inside_are_kept() -> None:
         (torch.ops.aten.mul.Tensor, torch.arange(65.0)),
         (torch.ops.aten.mul.Tensor, nn.Parameter(torch.ones(1))),
         (torch.ops.aten.mul.Scalar, 1 + 2j),
-        (operator.mul, 2.0),
+        (torch.mul, 2.0),
     ],
 )
 def test_what_is_not_kept_is_refused(target: Any, factor: Any) -> None:
@@ -87,14 +86,29 @@ def test_what_is_not_kept_is_refused(target: Any, factor: Any) -> None:
         graph_to_json(fx.GraphModule(home, graph))
 
 
-def test_symbolic_sizes_are_refused() -> None:
-    gm = make_fx(lambda x: x + 1, tracing_mode="symbolic")(torch.randn(5, 3))
-    with pytest.raises(NotInJsonError):
-        graph_to_json(gm)
+def test_symbols_for_sizes_are_symbols_again() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1).new_zeros(x.shape[0] * 2, 3) + x.shape[0] // 2
+
+    gm = make_fx(program, tracing_mode="symbolic")(torch.randn(5, 3))
+    back = kept(gm)
+    assert torch.equal(back(torch.randn(7, 3)), gm(torch.randn(7, 3)))
+    [x] = back.graph.find_nodes(op="placeholder")
+    assert [isinstance(size, int) for size in x.meta["val"].shape] == [False, False]
+    assert graph_to_json(back) == graph_to_json(gm)
 
 
 @pytest.mark.parametrize(
-    "target", ["os.system", "aten.no_such_operator.default", "system", "aten.add", "aten.__class__.x"]
+    "target",
+    [
+        "os.system",
+        "aten.no_such_operator.default",
+        "system",
+        "aten.add",
+        "aten.__class__.x",
+        "operator.attrgetter",
+        "higher_order",
+    ],
 )
 def test_what_is_no_operator_is_refused(target: str) -> None:
     gm = traced(lambda x: x + 1, torch.randn(3))

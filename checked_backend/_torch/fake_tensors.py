@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "ShapeEnv",
     "UnsupportedOperatorException",
     "detect_fake_mode",
     "disable_fake_tensor_cache",

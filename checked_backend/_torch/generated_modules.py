@@ -79,8 +79,7 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
     """Note the module of each graph that Inductor compiles in this block, in this process.
 
     What is noted is kept beside the module in torch's cache of graphs, as JSON. A graph that comes from the cache is
-    noted if that was kept: the graph has sizes that are known, and nothing inside but operators. A module in C++ is not
-    noted.
+    noted if that was kept (`graph_to_json`). A module in C++ is not noted.
 
     Args:
         found: Gets the modules, in the order in which they are generated or loaded.

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend._torch.fake_tensors import ShapeEnv
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 
 LARGEST_CONSTANT = 64
 """The most elements of a tensor in a graph that is kept."""
+
+_ON_SIZES = frozenset(
+    {
+        "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lt", "mod", "mul", "ne", "neg", "or_", "pow",
+        "sub", "truediv",
+    }
+)  # fmt: skip
+"""Functions of Python's ``operator``, which graphs call on sizes and on sequences of tensors."""
 
 _ORIGINS = ("source_fn_stack", "fwd_source_fn_stack")
 _PLAIN = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class NotInJsonError(TypeError):
-    """Raised if a graph has something that is not kept: symbolic sizes, functions of Python, large constants."""
+    """Raised if a graph has something that is not kept: functions of Python, large constants, complex numbers."""
 
 
 def graph_to_json(gm: fx.GraphModule) -> list[Any]:
-    """What a list in JSON keeps of a graph of operators with sizes that are known, and of the graphs inside it.
+    """What a list in JSON keeps of a graph of operators, and of the graphs inside it. Symbols for sizes are left out.
 
     Raises:
         NotInJsonError: The graph has something else.
@@ -43,44 +52,49 @@ def graph_to_json(gm: fx.GraphModule) -> list[Any]:
 
 
 def graph_from_json(entries: list[Any]) -> fx.GraphModule:
-    """The graph that was kept. What its nodes record are tensors without memory.
+    """The graph that was kept. What its nodes record are tensors without memory, with one symbol for all sizes.
 
     Raises:
         Exception: The list is not one of `graph_to_json`, or an operator is not registered here.
     """
     home, graph = torch.nn.Module(), fx.Graph()
     nodes: dict[str, fx.Node] = {}
+    symbol = ShapeEnv().create_unbacked_symint()
     for op, name, target, args, kwargs, described, origins in entries:
         if op == "get_attr":
             [(target, constant)] = target.items()
             setattr(home, target, _constant(constant))
         called = _function(target) if op == "call_function" else target
         node = graph.create_node(op, called, tuple(_decoded(args, nodes)), _decoded(kwargs, nodes), name)
-        node.meta["val"] = _value(described)
+        node.meta["val"] = _value(described, symbol)
         node.meta.update({key: [(origin, None)] for key, origin in origins.items()})
         nodes[name] = node
     return fx.GraphModule(home, graph)
 
 
 def value_to_json(value: Any) -> Any:
-    """The shape, strides and dtype of a tensor that tracing recorded.
+    """The shape and dtype of a tensor that tracing recorded; None stands for a symbol.
 
     Raises:
-        NotInJsonError: The tensor has sizes that are not known.
+        NotInJsonError: It is none that is kept.
     """
     if isinstance(value, (list, tuple)):
         return [value_to_json(one) for one in value]
+    if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+        return {"value": None}
     if not isinstance(value, torch.Tensor):
         return {"value": _encoded(value)}
     if value.layout is not torch.strided:
         raise NotInJsonError("a tensor that is not strided")
-    return {"shape": _encoded(tuple(value.shape)), "strides": _encoded(value.stride()), "dtype": _encoded(value.dtype)}
+    shape: Sequence[Any] = value.shape
+    return {"shape": [size if isinstance(size, int) else None for size in shape], "dtype": _encoded(value.dtype)}
 
 
 def _target(gm: fx.GraphModule, node: fx.Node) -> Any:
     target = node.target
-    if target is operator.getitem:
-        return "getitem"
+    name = getattr(target, "__name__", "")
+    if name in _ON_SIZES and target is getattr(operator, name):
+        return f"operator.{name}"
     if isinstance(target, HigherOrderOperator):
         return target.name()
     if isinstance(target, OpOverload) or node.op in ("placeholder", "output"):
@@ -96,20 +110,22 @@ def _target(gm: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _function(target: str) -> Callable[..., Any]:
-    if target == "getitem":
-        return operator.getitem
-    found: Any = torch.ops
-    for name in target.split(".") if "." in target else ("higher_order", target):
-        found = getattr(found, name)
-    if not isinstance(found, (OpOverload, HigherOrderOperator)):
+    home, _, name = target.partition(".")
+    if home == "operator" and name in _ON_SIZES:
+        found: Callable[..., Any] = getattr(operator, name)
+        return found
+    known: Any = torch.ops
+    for part in target.split(".") if name else ("higher_order", target):
+        known = getattr(known, part)
+    if not isinstance(known, (OpOverload, HigherOrderOperator)):
         raise TypeError(f"{target} is no operator")
-    return found
+    return known
 
 
 def _constant(kept: Mapping[str, Any]) -> fx.GraphModule | torch.Tensor:
     if "graph" in kept:
         return graph_from_json(kept["graph"])
-    return torch.tensor(kept["values"], dtype=_decoded(kept["dtype"], {}))
+    return torch.tensor(kept["values"], dtype=_decoded(kept["dtype"], {}), device="cpu")
 
 
 def _encoded(value: Any) -> Any:
@@ -141,10 +157,10 @@ def _decoded(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
     return torch.device(held) if kind == "device" else getattr(torch, held)
 
 
-def _value(described: Any) -> Any:
+def _value(described: Any, symbol: torch.SymInt) -> Any:
     if isinstance(described, list):
-        return [_value(one) for one in described]
+        return [_value(one, symbol) for one in described]
     if "value" in described:
         return _decoded(described["value"], {})
-    dtype = _decoded(described["dtype"], {})
-    return torch.empty_strided(described["shape"], described["strides"], dtype=dtype, device="meta")
+    shape = [symbol if size is None else size for size in described["shape"]]
+    return torch.empty(shape, dtype=_decoded(described["dtype"], {}), device="meta")

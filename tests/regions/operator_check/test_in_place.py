@@ -98,11 +98,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
-def next_run(function: Callable[..., torch.Tensor], calls: int = 4) -> tuple[cb.Report, list[str]]:
+def next_run(
+    function: Callable[..., torch.Tensor], calls: int = 4, *, dynamic: bool | None = None
+) -> tuple[cb.Report, list[str]]:
     """What a run of a program shows that has nothing from an earlier one but torch's caches, and what was looked at."""
     looked: list[str] = []
     torch._dynamo.reset()
-    model = checked(function, "inductor")
+    model = checked(function, "inductor", dynamic=dynamic)
 
     def run() -> None:
         for _ in range(calls):
@@ -121,12 +123,13 @@ def noting(looked: list[str], owner: type, name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("empty_cache")
-def test_the_next_run_of_a_program_lowers_nothing_and_checks_its_kernels() -> None:
-    first, looked = next_run(program)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_next_run_of_a_program_lowers_nothing_and_checks_its_kernels(dynamic: bool | None) -> None:
+    first, looked = next_run(program, dynamic=dynamic)
     assert agreed(first)
     assert looked.count("OperatorCheck._check_probe") == 2
     assert "GraphLowering.run" in looked
-    second, looked = next_run(program)
+    second, looked = next_run(program, dynamic=dynamic)
     assert agreed(second)
     assert set(looked) == {"KernelCheck.run"}
     assert second.coverage.checked["operators"] > 8
