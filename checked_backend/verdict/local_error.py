@@ -18,6 +18,9 @@ from checked_backend.verdict.elements import all_finite, least_number, local_roo
 _GREATEST_RATIO = 1e4
 """Ratios above this count as this, so that their squares can be added up."""
 
+WHOLE, ROW, COLUMN = "its elements", "the elements of a row", "the elements of a column"
+"""Parts of a tensor that may have a factor in common. A row is along the last dimension, a column along all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
@@ -26,13 +29,14 @@ class LocalError:
     Attributes:
         spread: Root mean square of the errors, in units of the elements' own noise, without the greatest few.
         spread_allowed: How large `spread` may be.
-        bias: The factor that all elements have in common, less 1.
+        bias: The factor that all elements have in common, less 1; that of one row or column, if it alone is too large.
         bias_allowed: How far from 0 `bias` may be.
         relative: Root mean square of the error, over that of the result.
         limit: The smallest relative error over the whole tensor that would have been found, whatever its signs; 0 for
             a tensor of zeros.
         outliers: The number of single elements that rounding does not explain.
         worst: The relative error of the worst of these elements.
+        part: What has the factor of `bias` in common.
     """
 
     spread: float
@@ -43,6 +47,7 @@ class LocalError:
     limit: float
     outliers: int = 0
     worst: float = 0.0
+    part: str = WHOLE
 
     @property
     def in_few(self) -> bool:
@@ -51,7 +56,7 @@ class LocalError:
 
     @property
     def is_factor(self) -> bool:
-        """Whether only a factor that all elements have in common shows that the tensor is wrong."""
+        """Whether only a factor that elements have in common shows that the tensor is wrong."""
         return self.spread <= self.spread_allowed and abs(self.bias) > self.bias_allowed
 
     @property
@@ -117,6 +122,12 @@ def local_error(
         worst = float((error / sizes_there)[outside].max()) if outliers else 0.0
     left_out = 0
     weights = 1 / noise
+    by_part: dict[str, tuple[float, float]] = {}
+    if smooth and not jumps and candidate.dim() > 1 and count == candidate.numel():
+        each = weights.square().mul_(right)
+        by_part = _bias_of_parts(
+            found, eager, right, moved, each, candidate.shape[-1], roundoff, _quantum(candidate.dtype)
+        )
     if count >= thresholds.FEW_ELEMENTS:
         left_out = max(1, count // (thresholds.TRIMMED_JUMPS if jumps else thresholds.TRIMMED))
         worst_places = ratios.topk(left_out, sorted=False).indices
@@ -127,8 +138,12 @@ def local_error(
     size = _root_mean_square((magnitude * weights).clamp_max_(_GREATEST_RATIO * _GREATEST_RATIO), kept)
     weights.square_().mul_(right)
     bias, bias_allowed = _bias(found, eager, right, moved, weights, kept, roundoff, _quantum(candidate.dtype))
+    part = WHOLE
+    for name, (own_bias, own_allowed) in by_part.items():
+        if abs(bias) <= bias_allowed and abs(own_bias) > own_allowed:
+            bias, bias_allowed, part = own_bias, own_allowed, name
     relative, limit = relative / own if own else 0.0, allowed / size if size else 0.0
-    return LocalError(spread, allowed, bias, bias_allowed, relative, limit, outliers, worst)
+    return LocalError(spread, allowed, bias, bias_allowed, relative, limit, outliers, worst, part)
 
 
 def _noise(
@@ -198,6 +213,50 @@ def _bias(
     )
     flushed = quantum * float(torch.linalg.vector_norm(weights, 1)) / total  # subnormals all round the same way
     return factor(found), allowed + flushed
+
+
+def _bias_of_parts(
+    found: torch.Tensor,
+    eager: torch.Tensor,
+    right: torch.Tensor,
+    moved: Sequence[torch.Tensor],
+    weights: torch.Tensor,
+    width: int,
+    roundoff: float,
+    quantum: float,
+) -> dict[str, tuple[float, float]]:
+    """The common factor less 1 of the worst row and of the worst column, and how far from 0 it may be.
+
+    A kernel that is wrong in one block or behind the last whole tile is wrong in few elements, by a common factor.
+
+    Args:
+        weights: The exact result over the square of its noise.
+        width: The length of a row.
+    """
+    rows = right.numel() // width
+    worst: dict[str, tuple[float, float]] = {}
+    for name, dim, size in ((ROW, 1, width), (COLUMN, 0, rows)):
+        if not thresholds.FEW_ELEMENTS <= size < right.numel():
+            continue
+
+        def sums(values: torch.Tensor, dim: int = dim) -> torch.Tensor:
+            return (weights * values).view(rows, width).sum(dim)
+
+        total = sums(right).clamp_min_(torch.finfo(torch.float64).tiny)
+        chance = total.rsqrt() + size / total
+        # by chance the runs may agree in one part; the others show the noise then
+        control, by_eager = (
+            max((float((sums(values - right).abs_() / total / chance).max()) for values in runs), default=0.0)
+            for runs in (moved, (eager,))
+        )
+        allowed = thresholds.BIAS_ROUNDOFFS * roundoff + chance * (
+            thresholds.BIAS_FACTOR * (1 + control) + 2 * by_eager
+        )
+        allowed += quantum * weights.abs().view(rows, width).sum(dim) / total
+        factors = sums(found - right) / total
+        place = (factors.abs() / allowed).nan_to_num_(0.0).argmax()
+        worst[name] = float(factors[place]), float(allowed[place])
+    return worst
 
 
 def _quantum(dtype: torch.dtype) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from checked_backend.verdict.local_error import LocalError, local_error
+from checked_backend.verdict.local_error import COLUMN, ROW, WHOLE, LocalError, local_error
 
 ROUNDOFF = 2.0**-8
 
@@ -57,3 +58,81 @@ def test_what_hides_a_factor_is_the_share_of_noise_in_the_squares() -> None:
 
 def test_as_much_noise_as_signal_does_not_hide_that_a_tensor_is_many_times_too_large() -> None:
     assert _error(torch.zeros(256, dtype=torch.float64), 1e-3, 1.0, shares=8.0).wrong
+
+
+FUNCTIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "exp": torch.exp, "softmax": lambda x: x.softmax(-1)}
+
+
+def _error_in_part(
+    function: Callable[[Tensor], Tensor], size: tuple[int, ...], made: Callable[[Tensor], object], **given: bool
+) -> LocalError:
+    """The error of a kernel that leaves out the rounding of its inputs, and spoils its result."""
+    x = torch.randn(size).to(torch.bfloat16).double()
+
+    def moved() -> Tensor:
+        return function(x * (1 + (torch.rand_like(x) * 2 - 1) * ROUNDOFF))
+
+    right, candidate = function(x), moved()
+    made(candidate)
+    error = local_error(
+        candidate=candidate.to(torch.bfloat16),
+        reference=right.to(torch.bfloat16),
+        exact=right,
+        samples=[moved() for _ in range(3)],
+        roundoff=ROUNDOFF,
+        **{"smooth": True, **given},
+    )
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("size", [(256, 256), (4, 8, 32, 64), (40, 500)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_factor_of_a_row_or_a_column_is_found(name: str, size: tuple[int, ...]) -> None:
+    function = FUNCTIONS[name]
+    clean = _error_in_part(function, size, lambda _: None)
+    assert not clean.wrong
+    assert clean.excess < 0.5
+    assert clean.part == WHOLE
+    column = _error_in_part(function, size, lambda made: made[..., -1].mul_(1.03))
+    assert column.wrong
+    assert column.is_factor
+    assert column.part == COLUMN
+    assert column.bias == pytest.approx(0.03, abs=0.01)
+    row = _error_in_part(function, size, lambda made: made.view(-1, size[-1])[3].mul_(0.97))
+    assert row.wrong
+    assert row.part == ROW
+    assert row.bias == pytest.approx(-0.03, abs=0.01)
+    whole = _error_in_part(function, size, lambda made: made.mul_(1.03))
+    assert whole.wrong
+    assert whole.part == WHOLE
+
+
+def test_parts_say_nothing_where_an_element_may_jump() -> None:
+    """One choice that flips is a percent of a row."""
+
+    def flip(made: Tensor) -> None:
+        made[3, 5] *= 4
+
+    assert not _error_in_part(torch.relu, (64, 64), flip, smooth=False).wrong
+    assert not _error_in_part(torch.relu, (64, 64), flip, jumps=True).wrong
+
+
+@pytest.mark.parametrize("size", [(16, 16), (1, 64), (64, 1), (64, 64, 0)])
+def test_parts_of_few_elements_are_none(size: tuple[int, ...]) -> None:
+    x = torch.randn(size)
+    error = local_error(
+        candidate=x.bfloat16(), reference=x.bfloat16(), exact=x.double(), samples=[], roundoff=ROUNDOFF, smooth=True
+    )
+    assert error is None or (not error.wrong and error.part == WHOLE)
+
+
+def test_rows_of_zeros_are_right() -> None:
+    def spoil(made: Tensor) -> None:
+        made[7] = 1e-3
+
+    def cut(x: Tensor) -> Tensor:
+        return torch.relu(x) * (torch.arange(64)[:, None] % 8 != 7)
+
+    assert not _error_in_part(cut, (64, 64), lambda _: None).wrong
+    assert _error_in_part(cut, (64, 64), spoil).wrong

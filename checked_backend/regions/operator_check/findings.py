@@ -97,7 +97,7 @@ def error_message(what: str, dtype: str, error: LocalError, count: int) -> str:
         )
     if error.is_factor:
         return (
-            f"{what} is too {'large' if error.bias > 0 else 'small'} in {dtype}: its elements have a factor of "
+            f"{what} is too {'large' if error.bias > 0 else 'small'} in {dtype}: {error.part} have a factor of "
             f"{1 + error.bias:.4g} in common. Roundings, which go either way, explain {error.bias_allowed:.2g} more or "
             "less than 1"
         )

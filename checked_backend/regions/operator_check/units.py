@@ -41,6 +41,11 @@ _SMOOTH = frozenset(
         "getattr", "chunk", "split", "tensor_split", "unbind", "contiguous", "to", "type", "type_as", "float", "half",
         "bfloat16", "clone", "detach", "flatten", "unflatten", "movedim", "swapaxes", "t", "repeat", "pad", "roll",
         "flip", "select", "narrow", "index_select", "gather", "squeeze_", "unsqueeze_",
+        # of lowered graphs
+        "convert_element_type", "var_mean", "convolution", "full", "full_like", "iota", "scalar_tensor", "slice",
+        "slice_scatter", "select_scatter", "constant_pad_nd", "index", "_unsafe_index", "copy", "split_with_sizes",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     }
 )  # fmt: skip
 """Operators whose value and gradient have no step anywhere."""

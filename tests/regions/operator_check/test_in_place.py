@@ -22,7 +22,7 @@ from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
-from tests.support.planted import Fault, in_half_precision, planted
+from tests.support.planted import Fault, in_half_precision, planted, tail_in_half_precision
 from tests.support.region_tools import agreed, checked, gathered
 
 pytestmark = [pytest.mark.inductor]
@@ -199,6 +199,16 @@ def test_what_is_wrong_in_its_own_precision_alone_is_named(operator: str) -> Non
     assert finding.subject == ("grad[x]" if backward else "output[0]")
     assert "torch.tanh(x @ w)" in (finding.source or "")
     assert ("by the kernel that ran" in report.to_text(verbose=True)) is not backward
+
+
+def test_what_is_wrong_in_one_column_in_its_own_precision_alone_is_named() -> None:
+    given = tuple(torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((64, 32), (32, 48)))
+    assert cb.check(program, given, compiler="inductor", localize=False).verdict is cb.Verdict.PASS
+    with planted(Fault("tanh", "pointwise", "lowering", tail_in_half_precision)), without_compile_caches():
+        report = cb.check(program, given, compiler="inductor", localize=False)
+    finding = next(finding for finding in report.findings if finding.detail == "logic.this_dtype")
+    assert finding.op == "torch.tanh"
+    assert "the elements of a column have a factor of 1.04" in finding.message
 
 
 def test_what_a_buffer_holds_is_known() -> None:
