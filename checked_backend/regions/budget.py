@@ -72,10 +72,11 @@ class Budget:
 
     def next(self, caller: RegionBudget) -> RegionBudget:
         """The region that was given least, of those that the program still calls."""
-        if self._next is None or not self._next.is_called:
+        first = self._next
+        if first is None or not first.is_called:
             with self._lock:
-                self._next = min([caller, *self._called()], key=lambda one: (one.given, one.needed))
-        return self._next
+                first = self._next = min([caller, *self._called()], key=lambda one: (one.given, one.needed))
+        return first
 
     def charge(self, region: RegionBudget, seconds: float) -> None:
         """Pay for what ends now."""
@@ -141,17 +142,18 @@ class RegionBudget(Schedule):
         holds = budget.holds(now)
         if holds < self.needed:
             return False
-        first = budget.next(self)
-        if first is not self and holds < self.needed + first.needed:
+        ahead = budget.next(self)
+        if ahead is not self and holds < self.needed + ahead.needed:
             return False
         recheck = is_recheck(self._number)
         # what was postponed has waited for its time; and where known noise does not suffice, something has changed
         self._limit = holds if recheck and not self._was_postponed else inf
-        if self._wait is None:
+        wait = self._wait
+        if wait is None:
             to_earn = self._calls / max(now - self._built, 1e-9) * self.needed / budget.share
-            self._wait = 0 if recheck else int(to_earn * budget.random.random())
-        self._wait -= 1
-        return self._wait < 0
+            wait = 0 if recheck else int(to_earn * budget.random.random())
+        self._wait = wait - 1
+        return wait <= 0
 
     def unchecked(self, run: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Run a call, and time it."""

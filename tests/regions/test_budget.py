@@ -34,7 +34,7 @@ class Region:
         period: It is called every so many steps.
         until: It is not called after this time.
         building: Seconds in which it is built.
-        first: Those that its first check is expected to take beside its runs.
+        first: Those that its first check takes beside a recheck's, as it compiles.
         checks: When it was checked, and whether that was a recheck.
     """
 
@@ -59,14 +59,15 @@ class Run:
         self.gradients = gradients
         self.pause = pause
         self.steps = 0
+        self.regions = list[Region]()
         self.build(*regions)
 
     def build(self, *regions: Region) -> None:
         schedule.clock = lambda: self.now
-        self.regions = regions
         for region in regions:
             self.now += region.building
             region.schedule = RegionBudget(self.budget, building=region.building, first=region.first)
+            self.regions.append(region)
 
     def until(self, seconds: float) -> Run:
         while self.now < seconds:
@@ -96,6 +97,7 @@ class Run:
 
     def check(self, region: Region, check: TimedCheck, scale: float, *, backward: bool = False) -> None:
         seconds = (region.recheck if is_recheck(check.number) else region.known) * scale
+        seconds += region.first if check.number == 1 and not backward else 0.0
         with region.schedule.charged(check, backward=backward):
             check.made = True
             self.now += seconds
@@ -169,13 +171,14 @@ def test_any_sequence_of_costs_spends_the_share_and_starves_no_region(
     assert all({recheck for _, recheck in region.checks} == {True, False} for region in run.regions)
 
 
-def test_regions_take_turns() -> None:
+def test_regions_take_turns_and_checks_are_spread_out() -> None:
     regions = [Region() for _ in range(5)]
-    Run(0.05, *regions).until(20000.0)
+    run = Run(0.05, *regions).until(20000.0)
     counts = [sum(at > 5000.0 for at, _ in region.checks) for region in regions]
     assert max(counts) < 1.2 * min(counts)
     gaps = [later[0] - one[0] for r in regions for one, later in zip(r.checks[20:], r.checks[21:], strict=False)]
     assert max(gaps) < 20 * sum(gaps) / len(gaps)
+    assert max(run.share(start, start + 500) for start in range(5000, 20000, 500)) < 1.5 * 0.05
 
 
 def test_the_first_check_of_a_region_comes_before_the_second_of_another() -> None:
@@ -194,15 +197,22 @@ def test_a_region_that_is_seldom_called_is_checked_too() -> None:
     assert len(validation.checks) > 3
 
 
-def test_a_region_that_comes_first_after_each_rest_leaves_others_their_turn() -> None:
-    """Its checks end so shortly before the other regions are called that these always come during the rest."""
-    first, *others = regions = [Region(own=0.01, known=0.1, recheck=0.2) for _ in range(3)]
-    run = Run(0.3, *regions, gradients=False)
-    for _ in range(100):
-        run.step()
-        run.now += 10.0
-    assert first.checks
-    assert all(len(region.checks) > 20 for region in others)
+def test_a_region_that_is_built_later_leaves_the_others_their_turn() -> None:
+    earlier, later = Region(), Region()
+    run = Run(0.1, earlier).until(20000.0)
+    known = len(earlier.checks)
+    run.build(later)
+    run.until(22000.0)
+    assert len(later.checks) > 20
+    assert len(earlier.checks) > known + 20
+
+
+def test_what_the_first_check_compiles_is_not_expected_of_the_second() -> None:
+    region = Region(first=100.0)
+    Run(0.1, region).until(2000.0)
+    (first, _), (second, _) = region.checks[:2]
+    assert first > 1000.0
+    assert second < first + 100.0 + 300.0
 
 
 def test_a_region_that_is_called_no_more_does_not_hold_up_the_others() -> None:
@@ -216,6 +226,7 @@ def test_a_region_that_is_called_no_more_does_not_hold_up_the_others() -> None:
 def test_a_region_that_is_compiled_anew_has_the_same_budget() -> None:
     run = Run(0.05, Region()).until(5000.0)
     for _ in range(4):
+        run.regions.clear()
         run.build(Region())
         run.until(run.now + 1000.0)
     assert run.share() <= 0.06
@@ -237,14 +248,9 @@ def test_nothing_is_spent_in_a_burst_after_an_idle_hour() -> None:
     assert run.share(since=before) <= 0.05 + 2 * 12.0 / 1000.0  # the bucket holds two of the dearest checks
 
 
-def test_checks_are_spread_out() -> None:
-    run = Run(0.05, *(Region() for _ in range(4))).until(10000.0)
-    assert max(run.share(start, start + 500) for start in range(4000, 10000, 500)) < 1.5 * 0.05
-
-
 def test_building_a_region_earns_nothing_and_costs_nothing() -> None:
     run = Run(0.1, Region(first=1.0), pause=0.0).until(5.0)
-    run.build(*run.regions, Region(building=1000.0))
+    run.build(Region(building=1000.0))
     assert run.budget.holds(run.now) == pytest.approx(0.5, rel=0.1)
     assert run.budget.spent == 0.0
 
