@@ -111,7 +111,9 @@ class RegionReporter(Reporter):
 
     def gradients_wanted(self) -> None:
         """Note that the gradients of a checked call are to be checked too (option ``budget``)."""
-        for ledger in self._ledgers() if self._options.budget is not None else ():
+        if self._options.budget is None:
+            return
+        for ledger in self._ledgers():
             ledger.gradients_wanted(self, Skip("gradients", _NO_BACKWARD, matters=True, region=self._region.name))
 
     def end_backward(self, checked: Mapping[str, int]) -> None:

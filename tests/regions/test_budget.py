@@ -32,7 +32,6 @@ class Region:
         known: Those of a check against known noise, for each of the forward and the backward part.
         recheck: Those of a recheck.
         period: It is called every so many steps.
-        until: It is not called after this time.
         building: Seconds in which it is built.
         first: Those that its first check takes beside a recheck's, as it compiles.
         checks: When it was checked, and whether that was a recheck.
@@ -42,7 +41,6 @@ class Region:
     known: float = 1.0
     recheck: float = 6.0
     period: int = 1
-    until: float = float("inf")
     building: float = 0.0
     first: float = 0.0
     checks: list[tuple[float, bool]] = field(default_factory=list)
@@ -52,11 +50,10 @@ class Region:
 class Run:
     """A program that calls regions in turn, step by step."""
 
-    def __init__(self, share: float, *regions: Region, gradients: bool = True, pause: float = 0.2) -> None:
+    def __init__(self, share: float, *regions: Region, pause: float = 0.2) -> None:
         self.budget = Budget(share)
         self.now = 0.0
         self.paid: list[tuple[float, float]] = []
-        self.gradients = gradients
         self.pause = pause
         self.steps = 0
         self.regions = list[Region]()
@@ -78,7 +75,7 @@ class Run:
         self.steps += 1
         backward = []
         for region in self.regions:
-            if self.steps % region.period or self.now > region.until:
+            if self.steps % region.period:
                 continue
             if region.schedule.skip():
                 self.now += region.own
@@ -87,7 +84,7 @@ class Run:
             else:
                 region.checks.append((self.now, is_recheck(check.number)))
                 self.check(region, check, scale)
-                backward += [(region, check)] * self.gradients
+                backward.append((region, check))
         for region, check in backward:
             self.check(region, check, scale, backward=True)
         self.now += self.pause
@@ -217,8 +214,10 @@ def test_what_the_first_check_compiles_is_not_expected_of_the_second() -> None:
 
 def test_a_region_that_is_called_no_more_does_not_hold_up_the_others() -> None:
     """It waits for a check that costs a hundred times what the others' do."""
-    left, other = Region(first=50.0, until=60.0), Region()
-    Run(0.05, left, other).until(20000.0)
+    left, other = Region(first=50.0), Region()
+    run = Run(0.05, left, other).until(60.0)
+    run.regions.remove(left)
+    run.until(20000.0)
     assert not left.checks
     assert len(other.checks) > 400
 
@@ -235,7 +234,7 @@ def test_a_region_that_is_compiled_anew_has_the_same_budget() -> None:
 
 def test_rechecks_become_fewer() -> None:
     region = Region()
-    Run(0.2, region, gradients=False).until(5000.0)
+    Run(0.2, region).until(5000.0)
     numbers = [number for number, (_, recheck) in enumerate(region.checks, 1) if recheck]
     assert numbers == [1 << place for place in range(len(region.checks).bit_length())]
 
