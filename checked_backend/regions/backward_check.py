@@ -14,8 +14,8 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
+from checked_backend.regions import schedule
 from checked_backend.regions.backward import BackwardObserver, BackwardPass, BackwardWatch, Gradients
-from checked_backend.regions.budget import Meter, Schedule
 from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, same_exception
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
@@ -35,6 +35,7 @@ from checked_backend.regions.returned_tensors import (
     memory_ranges,
 )
 from checked_backend.regions.runner import Variants
+from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.unsupported import MachineLimits
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
@@ -144,7 +145,7 @@ class BackwardCheck(BackwardObserver):
 
     def now(self) -> float:
         """The time by which checks are paid for."""
-        return self._checks.schedule.clock()
+        return schedule.clock()
 
     def again(self, error: Exception) -> AbstractContextManager[Any] | None:
         """Compile it anew where the compiler's cache may be what failed."""
@@ -177,9 +178,8 @@ class BackwardCheck(BackwardObserver):
 
     def passed(self, passed: BackwardPass) -> Gradients | None:
         """Compare the gradients. Return eager's gradients if the program must go on with these."""
-        due, compared = self._call.due, self._reporter.compared
-        with self._checks.schedule.charged(due, compared, backward=True, already=passed.seconds) as meter:
-            return self._checked(passed, meter)
+        with self._checks.schedule.charged(self._call.check, backward=True, already=passed.seconds):
+            return self._checked(passed)
 
     def _exchange_failed(self, passed: BackwardPass) -> bool:
         """Note the exchanges of a backward pass. Return whether one of them failed."""
@@ -189,12 +189,12 @@ class BackwardCheck(BackwardObserver):
         exchanges.backward_passed(passed.exchanged)
         return exchanges.failed is not None
 
-    def _checked(self, passed: BackwardPass, meter: Meter) -> Gradients | None:
+    def _checked(self, passed: BackwardPass) -> Gradients | None:
         call, earlier = self._call, self._checks.earlier
         if self._reporter.stopped or not passed.cotangents or self._exchange_failed(passed):
             return None
         left = self._settings_left(passed)
-        call.ratios, call.meter = None, meter  # not those of the results
+        call.ratios = None  # not those of the results
         results, held, _over = passed.begun
         left += results.overwritten(earlier.calls, earlier.region, counted=False)
         try:
@@ -212,7 +212,7 @@ class BackwardCheck(BackwardObserver):
                 for side in (passed.gradients, gradients)
             )
             findings += earlier.sent_again(call.number, sent, reference, [*self._given, *passed.arrived], held)
-            self._checks.health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
+            self._checks.health.checked(call.number, call.ratios, findings, call.check.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
 

@@ -21,8 +21,9 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
 from checked_backend.options import CheckOptions
 from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
+from checked_backend.regions import schedule
 from checked_backend.regions.backward_check import Checks
-from checked_backend.regions.budget import clock_of_run, schedule_of
+from checked_backend.regions.budget import schedule_of
 from checked_backend.regions.compile import (
     CompiledOnce,
     Compiler,
@@ -90,8 +91,7 @@ def build_region(
     Raises:
         OptionError: The compiler is unknown.
     """
-    clock = clock_of_run()
-    began = clock()
+    began = schedule.clock()
     compiler = resolve_compiler(options, mode)
     gm, example_inputs, spread = spread_lists(gm, example_inputs)
     gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
@@ -105,7 +105,7 @@ def build_region(
     waiting = Waiting(info.name, tells=tells)
     source = _Source(compiler, pristine, _traced(gm, example_inputs), waiting, options, mode, thorough)
     settings = ProcessState.capture()
-    before_compiling = clock()
+    before_compiling = schedule.clock()
     modules: list[GeneratedModule] | None = None
     with ExitStack() as stack:
         stack.enter_context(waiting.at("compiling it"))
@@ -113,24 +113,23 @@ def build_region(
             modules = []
             stack.enter_context(generated_modules_noted(modules))
         candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
-    compiling = clock() - before_compiling
+    compiling = schedule.clock() - before_compiling
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
     kernels = None if modules is None else _kernels(source, candidate, modules, local)
     variants = _variants(source, candidate, local, compiling, kernels)
-    schedule = schedule_of(
-        options,
-        compiling=compiling,
-        building=clock() - began,
-        nodes=info.nodes,
-        low_precision=variants.low_precision,
-    )
     checks = Checks(
         info,
         variants,
         options,
-        schedule,
+        schedule_of(
+            options,
+            compiling=compiling,
+            building=schedule.clock() - began,
+            nodes=info.nodes,
+            low_precision=variants.low_precision,
+        ),
         thorough=thorough,
         silent=silent,
         can_compile=can_compile,

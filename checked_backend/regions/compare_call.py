@@ -29,6 +29,7 @@ from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.runner import RegionRunner, Variants
+from checked_backend.regions.schedule import is_recheck
 from checked_backend.verdict.decide import decide, tolerate_flipped_shapes
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
@@ -263,7 +264,7 @@ class CallComparison:
             self._comparisons[backward] += 1
             number = self._comparisons[backward]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
-            recheck = number & (number - 1) == 0 if call.due.recheck is None else call.due.recheck
+            recheck = is_recheck(call.check.number or number)
             whole = recheck and self._rechecks[backward] < WHOLE_RECHECKS
             known = {} if whole else dict(self._scales)
         decisions = decide(
@@ -277,6 +278,7 @@ class CallComparison:
         )
         with self._lock:
             self._rechecks[backward] += recheck  # not if it was postponed
+        call.check.made = True
         call.ratios = decisions.ratios
         return decisions
 

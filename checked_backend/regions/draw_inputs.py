@@ -21,6 +21,7 @@ from checked_backend.regions.compile import CompiledOnce, Compiler, compile_agai
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.float64_twin import compile_twin
 from checked_backend.regions.runner import RegionRunner, Variants
+from checked_backend.regions.schedule import TimedCheck
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.runner import REPEAT, Build, Values
@@ -147,7 +148,7 @@ def compare_draw_inputs(
         variants = draws.variants(own.variants, bare)
     subjects = Subjects(call.subjects.inputs, (*outputs, *draws.names))
     probing = RegionRunner(
-        variants, replace(call, subjects=subjects, final_rng_states=None, meter=None), memory=own.memory
+        variants, replace(call, subjects=subjects, final_rng_states=None, check=TimedCheck()), memory=own.memory
     )
 
     def both() -> tuple[Values, Values]:

@@ -15,8 +15,8 @@ from checked_backend._torch.tensors import inner_tensors
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import with_memory
 from checked_backend.ranks.exchanges import Exchanges, replaying
-from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
+from checked_backend.regions.schedule import TimedCheck
 from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState
 
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
@@ -168,7 +168,6 @@ class Call:
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.
         number: The number of the call in its region, from 1.
-        meter: Measures the part of the check that runs, results or gradients; None where nothing is paid for.
     """
 
     inputs: Inputs
@@ -177,11 +176,10 @@ class Call:
     subjects: Subjects
     graph: AutogradGraph | None = None
     final_rng_states: FinalRngStates | None = None
-    due: Due = field(default_factory=Due)
+    check: TimedCheck = field(default_factory=TimedCheck)
     exchanges: Exchanges | None = None
     ratios: Mapping[str, float] | None = None
     number: int = 0
-    meter: Meter | None = None
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

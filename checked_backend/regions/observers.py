@@ -23,7 +23,6 @@ from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
-from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call_findings import rng_state_differs, unexpected_mutation
 from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
@@ -42,6 +41,7 @@ from checked_backend.regions.process_state import ProcessState, check_settings
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import ReturnedTensors
 from checked_backend.regions.runner import RegionRunner
+from checked_backend.regions.schedule import TimedCheck
 from checked_backend.regions.torch_state import FinalRngStates, OtherThreads, RngState, TorchState
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
@@ -65,7 +65,6 @@ class CallRecord:
     threads: OtherThreads
     edges: Mapping[Any, int]
     since: int
-    meter: Meter
     runner: RegionRunner
     reference: Execution | Exception | None = None
     eager_settings: tuple[ProcessState, ProcessState] | None = None
@@ -143,7 +142,7 @@ class CallRecorder:
                 self._known = effects, Subjects(tuple(names), self._info.outputs)
             return self._known
 
-    def begin(self, args: Sequence[Any], random: RngState, due: Due, meter: Meter) -> CallRecord:
+    def begin(self, args: Sequence[Any], random: RngState, check: TimedCheck) -> CallRecord:
         """Copy what the check of one call needs. Nothing ran yet."""
         info, (effects, subjects) = self._info, self._first_look(args)
         devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
@@ -152,10 +151,9 @@ class CallRecorder:
             TorchState.capture(sorted(devices)),
             random,
             subjects,
-            due=due,
+            check=check,
             exchanges=None if info.collectives is None else Exchanges(info.collectives, hands_over=info.hands_over),
             number=self._earlier.calls,
-            meter=meter,
         )
         return CallRecord(
             args,
@@ -165,7 +163,6 @@ class CallRecorder:
             OtherThreads.now(),
             input_edges(args, call.inputs.requires_grad),
             autograd_sequence_number(),
-            meter,
             self._runner(call),
         )
 

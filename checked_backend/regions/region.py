@@ -13,7 +13,6 @@ from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_device_lost, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.regions.backward_check import BackwardCheck, Checks
-from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call_findings import (
     candidate_crashed,
     exception_missing,
@@ -23,6 +22,7 @@ from checked_backend.regions.call_findings import (
 from checked_backend.regions.eager import eager_instead, run_eager
 from checked_backend.regions.execution import Call, Execution
 from checked_backend.regions.observers import OBSERVERS, CallRecord, CallRecorder, Observer, confirmed
+from checked_backend.regions.schedule import TimedCheck, is_recheck
 from checked_backend.regions.unchecked_calls import UncheckedCalls, is_traced, is_unobserved
 
 EAGER_FORWARD = "eager's forward pass"
@@ -60,12 +60,12 @@ class CheckedRegion:
             self._unchecked_calls.count()
             self._reporter.respond([self._unsupported])
             return self._reference(*args)
-        due = None if self._reporter.stopped else self._checks.schedule.due()
-        if due is None and self._earlier.calls == 1 and (self._candidate.missing or self._left_compiling):
-            due = Due()  # findings of compiling are reported at once
-        if due is not None and self._memory.due():
-            with self._checks.schedule.charged(due, self._reporter.compared) as meter:
-                return self._checked_call(args, due, meter)
+        check = None if self._reporter.stopped else self._checks.schedule.due()
+        if check is None and self._earlier.calls == 1 and (self._candidate.missing or self._left_compiling):
+            check = TimedCheck()  # findings of compiling are reported at once
+        if check is not None and self._memory.due():
+            with self._checks.schedule.charged(check):
+                return self._checked_call(args, check)
         if self._reporter.stopped or self._candidate.missing:
             return self._reference(*args)
         self._unchecked_calls.count()
@@ -79,16 +79,16 @@ class CheckedRegion:
                 self._reporter.hear(cause=error)  # another rank may have ended
             raise
 
-    def _checked_call(self, args: Sequence[Any], due: Due, meter: Meter) -> Any:
+    def _checked_call(self, args: Sequence[Any], check: TimedCheck) -> Any:
         self._reporter.hear()
         self._waiting.begin()
         random = self._recorder.prepare(args)
-        self._reporter.begin_call(self._earlier.calls, drawn=due.recheck is False)
+        self._reporter.begin_call(self._earlier.calls, drawn=not is_recheck(check.number))
         if self._remark:
             self._reporter.note(self._remark)
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         try:
-            record = self._recorder.begin(args, random, due, meter)
+            record = self._recorder.begin(args, random, check)
             observers = [observer(record) for observer in OBSERVERS]
             if record.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
                 self._run_reference(record)
@@ -98,14 +98,14 @@ class CheckedRegion:
         if record is None:
             random.restore()
             self._earlier.unchecked()
-            with meter.program():
+            with check.program():
                 return self._reference(*args) if self._candidate.missing else self._unchecked(*args)
         call = record.call
         call.rng.restore()
         try:
             exchanged = nullcontext() if call.exchanges is None else call.exchanges.recorded()
             compiled = self._waiting.at("running the compiled program")
-            with meter.program(), exchanged, compiled, profiled("checked_backend::candidate"):
+            with check.program(), exchanged, compiled, profiled("checked_backend::candidate"):
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
             self._reporter.not_checked()
@@ -171,7 +171,7 @@ class CheckedRegion:
             findings = self._checks.comparison.forward(call, reference, returned, args)
         findings += [*confirmed(suspicions, findings, skip), *left]
         record.after_candidate.restore()
-        self._checks.health.checked(call.number, call.ratios, findings, record.meter.spent)
+        self._checks.health.checked(call.number, call.ratios, findings, call.check.spent)
         if self._reporter.respond(findings, call=call):
             return False
         arrived = returned if call.exchanges is None else call.exchanges.arrived(returned)
@@ -181,8 +181,7 @@ class CheckedRegion:
             self._reporter.skip(Skip("gradients", why, matters=True))
             return True
         if call.inputs.requires_grad and self._checks.options.gradients:
-            if self._checks.schedule.limited:
-                self._reporter.gradients_wanted()
+            self._reporter.gradients_wanted()
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)

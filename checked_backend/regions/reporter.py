@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -77,7 +76,6 @@ class RegionReporter(Reporter):
         self.devices: frozenset[str] = frozenset()
         self.call = 0
         self._drawn = 0
-        self._compared = Counter[bool]()
         self._other_random_numbers: Finding | None = None
         self._place = CompilePlace.now()
         if options.on_divergence == "raise" and not silent:
@@ -87,7 +85,6 @@ class RegionReporter(Reporter):
         """Note that a call is being checked, and whether it was drawn at random."""
         self.call = number
         self._drawn = int(drawn)
-        self._compared[False] += 1
         self._add_calls(calls=1, checked=1, drawn=self._drawn)
 
     def postponed(self, why: str, *, backward: bool) -> None:
@@ -105,12 +102,7 @@ class RegionReporter(Reporter):
 
     def not_checked(self) -> None:
         """Note that the call whose check began was not checked after all."""
-        self._compared[False] -= 1
         self._add_calls(checked=-1, drawn=-self._drawn)
-
-    def compared(self, backward: bool) -> int:
-        """How many calls were compared, or how many backward passes. The call that is being checked counts."""
-        return self._compared[backward]
 
     def passing(self) -> PassedCalls:
         """A counter of calls that are not checked, for the ledgers of now."""
@@ -119,12 +111,13 @@ class RegionReporter(Reporter):
 
     def gradients_wanted(self) -> None:
         """Note that the gradients of a checked call are to be checked too (option ``budget``)."""
+        if self._options.budget is None:
+            return
         for ledger in self._ledgers():
             ledger.gradients_wanted(self, Skip("gradients", _NO_BACKWARD, matters=True, region=self._region.name))
 
     def end_backward(self, checked: Mapping[str, int]) -> None:
         """Note that a backward pass was checked."""
-        self._compared[True] += 1
         self._add_calls(backwards=1)
         self.count(checked)
 

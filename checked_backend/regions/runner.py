@@ -214,14 +214,14 @@ class RegionRunner:
         lossy = [] if recipe.build is not Build.TWIN else self.facts.left_out[Control.FLOAT64]
         if short := sorted(name for name in lossy if not is_built_in(name)):
             raise TwinError(f"{', '.join(short)} returns less than float64 in float64")
-        make, meter, seconds = self.variants.compilers.get(recipe.build), self.call.meter, self.variants.compiling
+        make, seconds = self.variants.compilers.get(recipe.build), self.variants.compiling
         if make is None:
             return None
         bare, _ = self.call.fresh(wide=recipe.float64)
         autocast = torch.autocast("cpu", enabled=False) if recipe.float64 else nullcontext()
         with self.call.undisturbed(), self.call.ambient.entered(), autocast:
             free = recipe.urgent or not isinstance(make, CompiledOnce) or make.is_ready(bare)
-            if not (free or meter is None or meter.may_take(seconds)):
+            if not (free or self.call.check.may_take(seconds)):
                 raise PostponedError(f"compiling its float64 twin takes about {seconds:.2g} s")
             return make(bare)
 

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from checked_backend._torch.fake_tensors import FakeTensor
-from checked_backend.regions.budget import Schedule
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import Results, ReturnedTensors
+from checked_backend.regions.schedule import Schedule
 from checked_backend.report.ledger import PassedCalls
 from checked_backend.report.session import Session, active_sessions
 from checked_backend.tensors.streams import is_capturing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.regions import backward, budget
-from checked_backend.regions.budget import Budgets
+from checked_backend.regions import backward, budget, schedule
+from checked_backend.regions.budget import Budget
 from checked_backend.regions.compare_call import CallComparison
+from checked_backend.regions.schedule import is_recheck
 from tests.support.region_tools import agreed, backwards, calls, checked, gathered
 
 
@@ -31,7 +33,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(budget, "_run", Budgets(clock))
+    monkeypatch.setattr(schedule, "clock", clock)
+    monkeypatch.setattr(budget, "budget_of", cache(Budget))
     return clock
 
 
@@ -210,7 +213,7 @@ def test_a_recomputation_that_ends_early_is_no_check(clock: Clock) -> None:
 
 def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Clock) -> None:
     """Without one, the next check would compare with noise that no check has established."""
-    rechecked: list[bool | None] = []
+    rechecked: list[bool] = []
 
     def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         return gm.forward
@@ -219,7 +222,7 @@ def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Cl
     forward = CallComparison.forward
 
     def short_of_memory(self: CallComparison, call: Any, *rest: Any) -> Any:
-        rechecked.append(call.due.recheck)
+        rechecked.append(is_recheck(call.check.number))
         if len(rechecked) <= 2:
             raise MemoryError
         return forward(self, call, *rest)
@@ -256,4 +259,4 @@ def test_copying_the_gradients_that_arrive_is_paid_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(backward, "_kept", slowly)
     report = gathered(training(checked(Net(), "aot_eager", budget=0.1), clock, 40))
     assert backwards(report) > 5
-    assert backwards(report) < budget._run.of(0.1).spent < 1.2 * 0.1 * clock.now
+    assert backwards(report) < budget.budget_of(0.1).spent < 1.2 * 0.1 * clock.now
