@@ -37,16 +37,8 @@ def run_eager(
         The execution, or the exception, which is the user's; and the settings of the process when the run began, and
         when it was over. They are set back.
     """
-
-    def run() -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
-        call.rng.restore()
-        result, settings = _run(reference, call)
-        if isinstance(result, Exception) and is_out_of_memory(result):
-            raise result
-        return result, settings
-
     try:
-        return memory.twice(run, "eager's forward pass")
+        return memory.twice(lambda: _run(reference, call), "eager's forward pass")
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -54,8 +46,10 @@ def run_eager(
 
 
 def _run(reference: Region, call: Call) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
+    """Run it once. Only running out of memory raises."""
     settings: tuple[ProcessState, ProcessState] | None = None
     result: Execution | Exception
+    call.rng.restore()
     arguments, leaves = call.fresh()
     before = ProcessState.capture()
     try:
@@ -68,9 +62,12 @@ def _run(reference: Region, call: Call) -> tuple[Execution | Exception, tuple[Pr
             finally:
                 settings = start, ProcessState.capture()
     except Exception as error:  # the user's: raised to them, unless only eager raises
+        if is_out_of_memory(error):
+            raise
         result = error
-    if settings is not None:
-        before.restore(start.changed(settings[1]))
+    finally:
+        if settings is not None:
+            before.restore(settings[0].changed(settings[1]))
     return result, settings
 
 
