@@ -95,7 +95,7 @@ class OwnCall:
         self._function, self._arguments, self._captured = function, (args, kwargs), copier.originals()
         self._remembered = reached.now()
         self._settings = ProcessState.capture()
-        self._ambient = TorchState.capture(("cpu", "cuda") if cuda else ("cpu",))
+        self._ambient = TorchState.capture()
         self._tensors = [(own, copy, own._version) for own, copy in copier.tensors() if not own.is_inference()]
         self._wanted: Sequence[str] = ()
         self._edges: Mapping[Edge, int] = {}

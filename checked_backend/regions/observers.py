@@ -146,10 +146,9 @@ class CallRecorder:
     def begin(self, args: Sequence[Any], random: RngState, due: Due, meter: Meter) -> CallRecord:
         """Copy what the check of one call needs. Nothing ran yet."""
         info, (effects, subjects) = self._info, self._first_look(args)
-        devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or info.enables_grad),
-            TorchState.capture(sorted(devices)),
+            TorchState.capture(),
             random,
             subjects,
             due=due,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transforms_unharmed
 from checked_backend.random_state import HostRandom
-from checked_backend.regions.process_state import autocast_nesting
+from checked_backend.regions.process_state import MODES, ProcessState
 
 SECONDS_TO_DRAW = 0.1
 """Seconds in which a thread that draws random numbers all the time will have drawn some."""
@@ -76,25 +76,24 @@ class RngState:
 
 @dataclass(frozen=True, slots=True)
 class TorchState:
-    """Thread-local modes under which a region was called, so that it can be run again the same way later.
+    """Modes of a thread under which a region was called, so that it can be run again the same way later.
 
     A backward pass usually runs outside of the ``autocast`` block of its forward pass; a control run there must
     enter it again.
     """
 
-    autocast: tuple[tuple[str, torch.dtype, bool], ...]
-    grad_enabled: bool
-    inference: bool
+    modes: ProcessState
 
     @classmethod
-    def capture(cls, device_types: Sequence[str]) -> TorchState:
+    def capture(cls) -> TorchState:
         """Read the modes of this thread."""
-        autocast = (
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in device_types
-            if torch.amp.is_autocast_available(kind)
-        )
-        return cls(tuple(autocast), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        return cls(ProcessState.capture(MODES))
+
+    @property
+    def autocast(self) -> dict[str, torch.dtype]:
+        """The dtypes of autocast, by kind of device, where it is on."""
+        casts = ((name.partition(".")[2], value) for name, value in self.modes.values.items() if "autocast." in name)
+        return {kind: dtype for kind, (enabled, dtype) in casts if enabled}
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -103,33 +102,23 @@ class TorchState:
         The user's saved-tensor hooks are not in force inside, and the autocast weight cache is off: it would keep a
         copy of every parameter until the user's own autocast block ends.
         """
-        with ExitStack() as stack:
-            stack.enter_context(saved_tensor_hooks_lifted())
-            stack.enter_context(modes_unharmed(tuple(kind for kind, _, _ in self.autocast)))
-            if torch.is_inference_mode_enabled() != self.inference:
-                stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
-            for kind, dtype, enabled in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+        inference = self.modes.values["inference_mode"]
+        same = torch.is_inference_mode_enabled() == inference
+        with saved_tensor_hooks_lifted(), modes_restored(), nullcontext() if same else torch.inference_mode(inference):
+            self.modes.restore()
+            torch.set_autocast_cache_enabled(False)
             yield
 
 
 @contextmanager
-def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
+def modes_restored() -> Iterator[None]:
     """Undo what a traced graph does to autocast, grad mode and transforms when it raises between enter and exit."""
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types]
-    cache, nesting, grad = torch.is_autocast_cache_enabled(), autocast_nesting(), torch.is_grad_enabled()
+    before, cache = ProcessState.capture({*MODES, "autocast.nesting"}), torch.is_autocast_cache_enabled()
     try:
         with transforms_unharmed():
             yield
     finally:
-        if torch.is_grad_enabled() != grad:
-            torch.set_grad_enabled(grad)
-        while autocast_nesting() > nesting:
-            torch.autocast_decrement_nesting()
-        for kind, enabled, dtype in before:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
+        before.restore()
         torch.set_autocast_cache_enabled(cache)
 
 
