@@ -211,7 +211,7 @@ class BackwardCheck(BackwardObserver):
                 {call.subjects.gradient(position): gradient for position, gradient in side.items()}
                 for side in (passed.gradients, gradients)
             )
-            findings += earlier.sent_again(call.number, sent, reference, [*self._given, *passed.arrived], held)
+            findings += earlier.reuses_memory(call.number, sent, reference, [*self._given, *passed.arrived], held)
             self._checks.health.checked(call.number, call.ratios, findings, meter.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
