@@ -135,7 +135,7 @@ def rng_state_differs() -> Finding:
 def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
     """Inputs that changed and should not have."""
     message = "the compiled program changed an input that eager leaves alone"
-    return [_written_to(subject, message) for subject in subjects]
+    return [memory_written(subject, message) for subject in subjects]
 
 
 def gradient_overwritten(result: str) -> Finding:
@@ -144,11 +144,12 @@ def gradient_overwritten(result: str) -> Finding:
         "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
         "else uses that tensor finds other numbers in it"
     )
-    return _written_to(f"gradient of {result}", message)
+    return memory_written(f"gradient of {result}", message)
 
 
-def _written_to(subject: str, message: str) -> Finding:
-    return Finding(Kind.MUTATION, subject, message, "mutation.unexpected", expected="unchanged", actual="changed")
+def memory_written(subject: str, message: str, detail: str = "mutation.unexpected") -> Finding:
+    """The compiled program has written to memory that eager leaves alone."""
+    return Finding(Kind.MUTATION, subject, message, detail, expected="unchanged", actual="changed")
 
 
 @dataclass(frozen=True, slots=True)

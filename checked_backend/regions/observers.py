@@ -7,11 +7,10 @@ does when it runs again is a finding; where it does not, and somebody else may h
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.budget import Due, Meter
-from checked_backend.regions.call_findings import rng_state_differs, unexpected_mutation
+from checked_backend.regions.call_findings import memory_written, rng_state_differs, unexpected_mutation
 from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import GraphInfo, qualified_names
@@ -73,10 +72,18 @@ class CallRecord:
     after_candidate: RngState = field(init=False)
     settings: ProcessState | None = None
     returned: Any = None
+    _observations: Mapping[object, Observation] = field(init=False)
 
-    def candidate_ended(self) -> None:
-        """Note the settings that the candidate leaves, before eager runs after it."""
-        self.settings = ProcessState.capture()
+    def observe(self, skip: Callable[[Skip], None]) -> None:
+        """Have all observers look, before the candidate runs. `skip` receives what cannot be looked at."""
+        self._observations = {observer: observer(self, skip) for observer in (*IF_ONE_RAISES, *IF_BOTH_RETURN)}
+        for observation in self._observations.values():
+            next(observation)
+
+    def suspicions(self, observers: Sequence[object]) -> Iterator[Suspicion]:
+        """What some observers see once the candidate has run, or has raised."""
+        for observer in observers:
+            yield from filter(None, self._observations[observer])
 
     def rng_now(self) -> RngState:
         """The random state now, of the generators that the call may draw from."""
@@ -156,7 +163,7 @@ class CallRecorder:
             number=self._earlier.calls,
             meter=meter,
         )
-        return CallRecord(
+        record = CallRecord(
             args,
             info,
             call,
@@ -167,16 +174,15 @@ class CallRecorder:
             meter,
             self._runner(call),
         )
+        record.observe(self._reporter.skip)
+        return record
 
-
-Run = Callable[[Sequence[Any]], object]
-"""Runs a region on inputs."""
 
 FARTHEST = 4
 """On either side of a view, memory is looked at up to this many times the view's span."""
 
 
-def _surroundings(args: Sequence[Any]) -> dict[int, int | None]:
+def _fingerprints_around(args: Sequence[Any]) -> dict[int, int | None]:
     """Checksums of the memory around views among inputs, by the position of the first view of each."""
     groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for place, tensor in enumerate(args):
@@ -186,12 +192,17 @@ def _surroundings(args: Sequence[Any]) -> dict[int, int | None]:
     return {place: fingerprint(memory) for place, memory in around.items() if memory is not None}
 
 
-def _changed_by(run: Run, args: Sequence[Any], inputs: Inputs, places: Iterable[int]) -> set[int]:
+def _changed(before: Mapping[int, int | None], args: Sequence[Any]) -> set[int]:
+    now = _fingerprints_around(args)
+    return {place for place, known in before.items() if now.get(place, known) != known}
+
+
+def _changed_by(region: Callable[..., Any], call: Call, args: Sequence[Any], places: Iterable[int]) -> set[int]:
     """The views among the inputs, at these positions, around which a run on copies changes memory.
 
     Each bit of the memory around them is turned there: what is there now may be what the run would write too.
     """
-    given, _ = inputs.fresh()
+    given, _ = call.inputs.fresh()
     views = {storage_key(args[place]) for place in places}
     shared = [
         place
@@ -204,14 +215,9 @@ def _changed_by(run: Run, args: Sequence[Any], inputs: Inputs, places: Iterable[
         torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).bitwise_not_()
     for place, copy, value in zip(shared, copies, values, strict=True):
         given[place] = copy.copy_(value).requires_grad_(given[place].requires_grad)
-    before = _surroundings(given)
-    run(given)
+    before = _fingerprints_around(given)
+    call.run(region, given)
     return _changed(before, given)
-
-
-def _changed(before: Mapping[int, int | None], args: Sequence[Any]) -> set[int]:
-    now = _surroundings(args)
-    return {place for place, known in before.items() if now.get(place, known) != known}
 
 
 def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -277,141 +283,102 @@ def confirmed(
             skip(Skip(finding.subject, f"could not be compared again: {error}".splitlines()[0], matters=True))
 
 
-class Observer(ABC):
-    """Looks at something when it is made, before the candidate runs.
-
-    Attributes:
-        of_exceptions: Whether it is asked where a side raises, too.
-    """
-
-    of_exceptions: ClassVar[bool] = False
-
-    @abstractmethod
-    def __init__(self, record: CallRecord) -> None: ...
-
-    @abstractmethod
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        """Look again, after both sides have run. `skip` receives what cannot be looked at."""
+Observation = Iterator[Suspicion | None]
+"""What an observer yields: None once it has looked before the candidate runs, and after both sides have run what seems
+to have changed. An observer gets the record of the call, and a function that receives what cannot be looked at."""
 
 
-class _Settings(Observer):
+def _settings(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
     """The settings of the process. They are set to eager's at once, or the program would go on with others."""
-
-    of_exceptions = True
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = ProcessState.capture()
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        eager = record.eager_settings
-        findings = check_settings(
-            self._before,
-            self._before if eager is None else self._before.moved(*eager),
-            record.settings or ProcessState.capture(),
-            again=partial(record.runner.run, AGAIN[0]),
-            skip=skip,
-            others_ran=record.threads.active_since(),
-            ran=isinstance(record.reference, Execution),
-        )
-        return map(Suspicion, findings)
+    before = ProcessState.capture()
+    yield None
+    eager = record.eager_settings
+    findings = check_settings(
+        before,
+        before if eager is None else before.moved(*eager),
+        record.settings or ProcessState.capture(),
+        again=partial(record.runner.run, AGAIN[0]),
+        skip=skip,
+        others_ran=record.threads.active_since(),
+        ran=isinstance(record.reference, Execution),
+    )
+    yield from map(Suspicion, findings)
 
 
-class _EarlierResults(Observer):
-    """Results of earlier calls that the program holds."""
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = record.earlier.look(record.args)
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        outputs = record.reference.outputs if isinstance(record.reference, Execution) else ()
-        call, region = record.call.number, record.earlier.region
-        return map(Suspicion, self._before.overwritten(call, region, record.returned, outputs))
-
-
-class _Inputs(Observer):
+def _inputs(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
     """Inputs that eager leaves alone, and the counts of writes to the others.
 
     Of AOT autograd's graphs nothing is counted, since their caller counts.
     """
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = record.call.inputs.fingerprints(record.args)
-        self._writes = WriteCounts.of(record.args if record.info.graph is None else ())
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
-        now = fingerprints([args[place] for place in self._before])
-        changed = [place for (place, value), new in zip(self._before.items(), now, strict=True) if new != value]
-        findings = unexpected_mutation([subjects.mutated(place) for place in changed])
-        if isinstance(record.reference, Execution):
-            findings += uncounted_writes(
-                {place: subjects.mutated(place) for place in inputs.mutated},
-                inputs.pristine,
-                (record.reference.arguments, record.reference.counted),
-                (args, self._writes),
-            )
-        return map(Suspicion, findings)
+    inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
+    before, writes = inputs.fingerprints(args), WriteCounts.of(args if record.info.graph is None else ())
+    yield None
+    now = fingerprints([args[place] for place in before])
+    changed = [place for (place, value), new in zip(before.items(), now, strict=True) if new != value]
+    yield from map(Suspicion, unexpected_mutation([subjects.mutated(place) for place in changed]))
+    if isinstance(record.reference, Execution):
+        names = {place: subjects.mutated(place) for place in inputs.mutated}
+        eagers = record.reference.arguments, record.reference.counted
+        yield from map(Suspicion, uncounted_writes(names, inputs.pristine, eagers, (args, writes)))
 
 
-class _Surroundings(Observer):
+def _earlier_results(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+    """Results of earlier calls that the program holds."""
+    before = record.earlier.look(record.args)
+    yield None
+    outputs = record.reference.outputs if isinstance(record.reference, Execution) else ()
+    yield from map(Suspicion, before.overwritten(record.call.number, record.earlier.region, record.returned, outputs))
+
+
+def _surroundings(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
     """Memory around views.
 
     A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
     """
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = _surroundings(record.args)
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        changed = _changed(self._before, record.args)
-        if not changed:
-            return
-        call, variants, subjects = record.call, record.runner.variants, record.call.subjects
-        by_eager, again = (
-            cache(partial(_changed_by, partial(call.run, region), record.args, call.inputs, self._before))
-            for region in (variants.reference, variants.candidate)
-        )
-        # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
-        others = threading.active_count() > 1 or record.threads.active_since()
-        why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
-        for place in sorted(changed):
-            yield Suspicion(
-                Finding(
-                    kind=Kind.MUTATION,
-                    detail="mutation.beyond",
-                    subject=subjects.mutated(place),
-                    message=(
-                        "the compiled program wrote to memory beside this input, which is a view: to elements of its "
-                        "base that are outside of it, and that eager leaves alone"
-                    ),
-                    expected="unchanged",
-                    actual="changed",
-                ),
-                by_eager=lambda place=place: place in by_eager(),  # type: ignore[misc]
-                again=(lambda place=place: place in again()) if others else None,  # type: ignore[misc]
-                doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=True),
-            )
-
-
-class _RandomState(Observer):
-    """The states of torch's generators. They are the whole process's: another thread that draws moves them too."""
-
-    def __init__(self, record: CallRecord) -> None:
-        """Nothing is to be kept: both sides begin from the state that the record has."""
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        left = record.call.final_rng_states
-        if left is None or left.candidate.same_as(left.reference):
-            return
-        run_both = record.runner.random_states
-        alone = threading.active_count() == 1 and not left.others_ran
+    before = _fingerprints_around(record.args)
+    yield None
+    changed = _changed(before, record.args)
+    if not changed:
+        return
+    call, variants, subjects = record.call, record.runner.variants, record.call.subjects
+    by_eager, again = (
+        cache(partial(_changed_by, region, call, record.args, before))
+        for region in (variants.reference, variants.candidate)
+    )
+    # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
+    others = threading.active_count() > 1 or record.threads.active_since()
+    message = (
+        "the compiled program wrote to memory beside this input, which is a view: to elements of its base that are "
+        "outside of it, and that eager leaves alone"
+    )
+    why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
+    for place in sorted(changed):
         yield Suspicion(
-            rng_state_differs(),
-            by_eager=lambda: not run_both()[0].same_as(left.reference),  # torch.seed, or a thread that draws
-            again=None if alone else lambda: left.others_drew(run_both) is None,
-            doubt=Skip("rng state", "it differed, not each time, and another thread ran meanwhile, which may draw"),
+            memory_written(subjects.mutated(place), message, "mutation.beyond"),
+            by_eager=lambda place=place: place in by_eager(),  # type: ignore[misc]
+            again=(lambda place=place: place in again()) if others else None,  # type: ignore[misc]
+            doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=True),
         )
 
 
-OBSERVERS: tuple[type[Observer], ...] = (_Settings, _Inputs, _EarlierResults, _Surroundings, _RandomState)
-"""Those that are asked at each checked call, in this order."""
+def _random_state(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+    """The states of torch's generators. They are the whole process's: another thread that draws moves them too."""
+    yield None  # both sides begin from the state that the record has
+    left = record.call.final_rng_states
+    if left is None or left.candidate.same_as(left.reference):
+        return
+    run_both = record.runner.random_states
+    alone = threading.active_count() == 1 and not left.others_ran
+    yield Suspicion(
+        rng_state_differs(),
+        by_eager=lambda: not run_both()[0].same_as(left.reference),  # torch.seed, or a thread that draws
+        again=None if alone else lambda: left.others_drew(run_both) is None,
+        doubt=Skip("rng state", "it differed, not each time, and another thread ran meanwhile, which may draw"),
+    )
+
+
+IF_ONE_RAISES = (_settings,)
+"""The observers that are also asked where a side raises."""
+
+IF_BOTH_RETURN = (_inputs, _earlier_results, _surroundings, _random_state)
+"""Those that are asked where both sides return, in this order."""

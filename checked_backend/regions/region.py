@@ -22,7 +22,8 @@ from checked_backend.regions.call_findings import (
 )
 from checked_backend.regions.eager import eager_instead, run_eager
 from checked_backend.regions.execution import Call, Execution
-from checked_backend.regions.observers import OBSERVERS, CallRecord, CallRecorder, Observer, confirmed
+from checked_backend.regions.observers import IF_BOTH_RETURN, IF_ONE_RAISES, CallRecord, CallRecorder, confirmed
+from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.unchecked_calls import UncheckedCalls, is_traced, is_unobserved
 
 EAGER_FORWARD = "eager's forward pass"
@@ -89,7 +90,6 @@ class CheckedRegion:
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         try:
             record = self._recorder.begin(args, random, due, meter)
-            observers = [observer(record) for observer in OBSERVERS]
             if record.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
                 self._run_reference(record)
         except Exception as error:
@@ -111,10 +111,9 @@ class CheckedRegion:
             self._reporter.not_checked()
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
-            return self._candidate_raised(record, observers, error)
+            return self._candidate_raised(record, error)
         record.returned, record.after_candidate = returned, record.rng_now()
         if call.exchanges is not None:
-            record.candidate_ended()
             self._run_reference(record)
             record.after_candidate.restore()  # the program goes on as if eager had not run after it
             if record.not_replayed:
@@ -125,7 +124,7 @@ class CheckedRegion:
             return returned
         try:
             call.final_rng_states = record.final_rng_states()
-            good = self._after_candidate(record, observers)
+            good = self._after_candidate(record)
         except Exception as error:
             if error is record.reference:
                 raise
@@ -135,8 +134,9 @@ class CheckedRegion:
         return returned if good else self._eager_instead(args, call)
 
     def _run_reference(self, record: CallRecord) -> None:
-        call = record.call
-        region = self._reference if call.exchanges is None else call.exchanges.paired_region(self._reference)
+        call, region = record.call, self._reference
+        if call.exchanges is not None:  # the candidate has run
+            record.settings, region = ProcessState.capture(), call.exchanges.paired_region(region)
         with self._waiting.at("running eager"):
             reference, record.eager_settings = run_eager(region, call, self._memory)
         record.after_reference = record.rng_now()
@@ -145,10 +145,10 @@ class CheckedRegion:
         record.reference = reference
         call.rng.restore()
 
-    def _after_candidate(self, record: CallRecord, observers: Sequence[Observer]) -> bool:
+    def _after_candidate(self, record: CallRecord) -> bool:
         """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference, args, returned = record.call, record.reference, record.args, record.returned
-        left = self._seen_always(record, observers)
+        left = self._settings_left(record)
         if isinstance(reference, Exception):
             self._reporter.respond([exception_missing(reference), *left], cause=reference, call=call)
             if self._reporter.stopped:
@@ -161,12 +161,7 @@ class CheckedRegion:
             self._reporter.note("the program got eager's outputs: it cannot go on with the candidate's")
             return False
         skip = self._reporter.skip
-        suspicions = [
-            suspicion
-            for observer in observers
-            if not observer.of_exceptions
-            for suspicion in observer.after(record, skip)
-        ]
+        suspicions = [*record.suspicions(IF_BOTH_RETURN)]
         with profiled("checked_backend::comparison"), self._waiting.at("comparing the results"):
             findings = self._checks.comparison.forward(call, reference, returned, args)
         findings += [*confirmed(suspicions, findings, skip), *left]
@@ -195,14 +190,12 @@ class CheckedRegion:
         """Whether eager's activations are kept for its backward pass."""
         return bool(call.inputs.requires_grad) and self._checks.options.gradients and self._memory.keeps_activations
 
-    def _seen_always(self, record: CallRecord, observers: Sequence[Observer]) -> list[Finding]:
-        """What is looked at also where a side raises; at the first call with what compiling has left."""
+    def _settings_left(self, record: CallRecord) -> list[Finding]:
+        """Findings about settings, also where a side raises; at the first call with what compiling has left."""
         compiled, self._left_compiling = self._left_compiling, []
-        skip = self._reporter.skip
-        always = [observer for observer in observers if observer.of_exceptions]
-        return [*compiled, *confirmed((s for observer in always for s in observer.after(record, skip)), (), skip)]
+        return [*compiled, *confirmed(record.suspicions(IF_ONE_RAISES), (), self._reporter.skip)]
 
-    def _candidate_raised(self, record: CallRecord, observers: Sequence[Observer], error: Exception) -> Any:
+    def _candidate_raised(self, record: CallRecord, error: Exception) -> Any:
         call, args = record.call, record.args
         if is_device_lost(error):
             if record.reference is None or is_device_lost(record.reference):  # by eager, or by an earlier call
@@ -214,7 +207,6 @@ class CheckedRegion:
             if call.exchanges.failed is not None:
                 self._reporter.hear(cause=error)
                 raise error  # a connection broke, or another rank did not come: no fault of the program's
-            record.candidate_ended()
             self._run_reference(record)
             if record.not_replayed:
                 record.reference = None  # eager does not raise before the candidate does
@@ -235,7 +227,7 @@ class CheckedRegion:
             if not same_exception(reference, error):
                 self._memory.not_compared(EAGER_FORWARD, reference)
             raise error
-        left = self._seen_always(record, observers)
+        left = self._settings_left(record)
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._checks.unsupported(error)
         if short is not None:
