@@ -20,7 +20,7 @@ from checked_backend.regions.call_findings import candidate_crashed, compare_exc
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.eager import NOT_CONTINUED
+from checked_backend.regions.eager import NOT_CONTINUED, eager_outputs
 from checked_backend.regions.execution import Call
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.health import HEALTH, Health, RegionHealth
@@ -103,7 +103,7 @@ class BackwardCheck(BackwardObserver):
     of_errors = True
 
     def __init__(self, checks: Checks, call: Call, given: Sequence[MemoryRange]) -> None:
-        super().__init__()
+        super().__init__(clock=checks.schedule.clock)
         self._checks, self._call, self._given = checks, call, given
         self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
 
@@ -136,35 +136,25 @@ class BackwardCheck(BackwardObserver):
             since,
             check,
             exchanges=call.exchanges is not None,
-            eager=partial(checks.comparison.eager_outputs, call) if call.exchanges is None else None,
+            eager=partial(eager_outputs, checks.variants.reference, call) if call.exchanges is None else None,
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             checks.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 
-    def now(self) -> float:
-        """The time by which checks are paid for."""
-        return self._checks.schedule.clock()
-
     def again(self, error: Exception) -> AbstractContextManager[Any] | None:
         """Compile it anew where the compiler's cache may be what failed."""
         return self._checks.candidate.backward_again(error)
 
-    def begins(self) -> tuple[Snapshot, tuple[Returned, ...], Callable[[], None]]:
+    def begins(self, running: ExitStack) -> tuple[Snapshot, tuple[Returned, ...]]:
         """Look at the results and the gradients that the program holds of earlier calls. Note that it has not ended."""
         self._reporter.hear()
         self._reporter.call = self._call.number
         skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
-        running, earlier = ExitStack(), self._checks.earlier
         running.callback(self._reporter.skip_until(skip))
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
-        return earlier.look(), earlier.held_gradients(), running.close
-
-    def ends(self, begun: Any) -> None:
-        """Take back that it has not ended."""
-        _results, _gradients, over = begun
-        over()
+        return self._checks.earlier.look(), self._checks.earlier.held_gradients()
 
     def left_out(self) -> None:
         """Note that compiled autograd captures it."""
@@ -195,7 +185,7 @@ class BackwardCheck(BackwardObserver):
             return None
         left = self._settings_left(passed)
         call.ratios, call.meter = None, meter  # not those of the results
-        results, held, _over = passed.begun
+        results, held = passed.begun
         left += results.overwritten(earlier.calls, earlier.region, counted=False)
         try:
             comparing = self._checks.variants.waiting.at("comparing the gradients")

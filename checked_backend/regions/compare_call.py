@@ -23,7 +23,7 @@ from checked_backend.regions.call_findings import (
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
-from checked_backend.regions.eager import InputsChangedError, eager_gradients, eager_outputs
+from checked_backend.regions.eager import InputsChangedError, eager_gradients
 from checked_backend.regions.execution import Call, Cotangents, Execution, Subjects, flat_tensors
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -193,15 +193,6 @@ class CallComparison:
         except Exception as error:
             return error
 
-    def eager_outputs(self, call: Call) -> Sequence[Any]:
-        """Eager's outputs once more, with their history.
-
-        Raises:
-            InputsChangedError: The inputs were written to.
-            Exception: Whatever eager raises.
-        """
-        return eager_outputs(self._variants.reference, call)
-
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
         """Compare the exceptions of a call in which both raise.
 
@@ -326,15 +317,9 @@ class CallComparison:
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:
     """Findings about incoming gradients that the candidate wrote to, and eager did not."""
-    for place, index in passed.overwritten:
-        kept, name = (
-            (before.outputs.get(index), subjects.output(index))
-            if place == "output"
-            else (before.mutated.get(index), subjects.mutated(index))
-        )
-        given = (passed.cotangents.outputs if place == "output" else passed.cotangents.mutated).get(index)
-        if not was_written_to(kept, given):
-            yield gradient_overwritten(name)
+    for result in passed.overwritten:
+        if not was_written_to(before.by_result.get(result), passed.cotangents.by_result.get(result)):
+            yield gradient_overwritten(subjects.result(result))
 
 
 def _is_layout(finding: Finding) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -21,6 +21,10 @@ from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchS
 
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 """Layouts of sparse tensors whose indices are compressed along one dimension."""
+
+
+Result = tuple[Literal["output", "mutated"], int]
+"""A result of a region: an output by its index, or a mutated input by its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class Subjects:
         """``mutated[bn.running_mean]``."""
         return f"mutated[{self.inputs[position]}]"
 
+    def result(self, result: Result) -> str:
+        """``output[0]`` or ``mutated[bn.running_mean]``."""
+        return self.output(result[1]) if result[0] == "output" else self.mutated(result[1])
+
     def gradient(self, position: int) -> str:
         """``grad[layer.weight]``."""
         return f"grad[{self.inputs[position]}]"
@@ -50,26 +58,22 @@ class Subjects:
 
 @dataclass(frozen=True, slots=True)
 class Cotangents:
-    """The gradients that arrived at a region's results in a backward pass.
+    """The gradients that arrived at a region's results in a backward pass."""
 
-    Attributes:
-        outputs: By index of the output.
-        mutated: By position of the mutated input.
-    """
-
-    outputs: Mapping[int, torch.Tensor]
-    mutated: Mapping[int, torch.Tensor]
+    by_result: Mapping[Result, torch.Tensor]
 
     def __bool__(self) -> bool:
-        return bool(self.outputs or self.mutated)
+        return bool(self.by_result)
+
+    @property
+    def outputs(self) -> dict[int, torch.Tensor]:
+        """Those of outputs alone, by index."""
+        return {index: gradient for (place, index), gradient in self.by_result.items() if place == "output"}
 
     def copied(self, *, wide: bool = False) -> Cotangents:
         """Copies, in float64 if asked, for a backward pass that may write to them: in a layout in which it may fail."""
-        copied = copy_values([*self.outputs.values(), *self.mutated.values()])
-        copies = iter(to_float64(copied) if wide else copied)
-        return Cotangents(
-            {index: next(copies) for index in self.outputs}, {position: next(copies) for position in self.mutated}
-        )
+        copies = copy_values([*self.by_result.values()])
+        return Cotangents(dict(zip(self.by_result, to_float64(copies) if wide else copies, strict=True)))
 
 
 @dataclass(slots=True)
@@ -95,11 +99,10 @@ class Execution:
 
     def graph(self, mutated: Iterable[int]) -> AutogradGraph:
         """The autograd graph alone, without the values."""
-        return AutogradGraph(
-            {index: root for index, value in enumerate(self.outputs) if (root := _root(value)) is not None},
-            {position: root for position in mutated if (root := _root(self.arguments[position])) is not None},
-            self.leaves,
-        )
+        results: dict[Result, Any] = {("output", index): value for index, value in enumerate(self.outputs)}
+        results.update({("mutated", position): self.arguments[position] for position in mutated})
+        roots = {result: root for result, value in results.items() if (root := _root(value)) is not None}
+        return AutogradGraph(roots, self.leaves)
 
     def without_graph(self) -> Execution:
         """This execution without its autograd graph, so that the activations that the graph holds are freed.
@@ -127,13 +130,11 @@ class AutogradGraph:
     """The autograd graph of an execution: everything that its backward pass needs, without the results' memory.
 
     Attributes:
-        outputs: The places where gradients of outputs enter, with their dtype there, by index.
-        mutated: The places where gradients of mutated inputs enter, by position.
+        roots: The places where gradients of results enter, with their dtype there.
         leaves: The tensors whose gradients are taken, by position of the input.
     """
 
-    outputs: Mapping[int, tuple[GradientEdge, torch.dtype]]
-    mutated: Mapping[int, tuple[GradientEdge, torch.dtype]]
+    roots: Mapping[Result, tuple[GradientEdge, torch.dtype]]
     leaves: Mapping[int, torch.Tensor]
 
     def backward(self, cotangents: Cotangents, *, retain_graph: bool) -> dict[int, torch.Tensor | None]:
@@ -141,8 +142,7 @@ class AutogradGraph:
 
         Results that do not require grad here take no part, as in eager.
         """
-        pairs = [(self.outputs[index], grad) for index, grad in cotangents.outputs.items() if index in self.outputs]
-        pairs += [(self.mutated[place], grad) for place, grad in cotangents.mutated.items() if place in self.mutated]
+        pairs = [(self.roots[result], grad) for result, grad in cotangents.by_result.items() if result in self.roots]
         if not pairs or not self.leaves:
             return dict.fromkeys(self.leaves)
         found = torch.autograd.grad(

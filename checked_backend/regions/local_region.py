@@ -21,7 +21,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.ranks.cut import cut_collectives, with_sent_aliases
 from checked_backend.ranks.exchanges import Exchanges, replaying
 from checked_backend.regions.compile import copy_graph, eager_graph
-from checked_backend.regions.execution import Call, Cotangents, Subjects, execute
+from checked_backend.regions.execution import Call, Cotangents, Result, Subjects, execute
 from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
 from checked_backend.regions.inputs import Inputs
 
@@ -202,8 +202,10 @@ class LocalRegion:
                     [gradient.to(value.dtype) for value, gradient in pairs],
                     allow_unused=True,
                 )
-        sent = {place: gradient for place, gradient in zip(aliases, found, strict=True) if gradient is not None}
-        return Cotangents({**arrived.outputs, **sent}, arrived.mutated)
+        sent: dict[Result, torch.Tensor] = {
+            ("output", place): gradient for place, gradient in zip(aliases, found, strict=True) if gradient is not None
+        }
+        return Cotangents({**arrived.by_result, **sent})
 
     def renamed(self, finding: Finding) -> list[Finding]:
         """A finding of the region, under the names that its graph without exchanges has for the finding's subject.
