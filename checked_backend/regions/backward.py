@@ -264,12 +264,22 @@ class BackwardWatch:
         passed.seconds += self._observer.clock() - began
 
     def _pass(self) -> BackwardPass:
+        """The pass that is running; it may have come to the region just now."""
         task = current_graph_task_id()
-        if task not in self._passes:
-            self._passes[task] = self._begun()
-            if not self.can_replace:
-                call_after_backward(partial(_untraced, self, BackwardWatch._finish, task))
-        return self._passes[task]
+        if (known := self._passes.get(task)) is not None:
+            return known
+        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
+        running = ExitStack()
+        passed = BackwardPass(needed, graph_task_keeps_graph(), running, self._observer.begins(running))
+        if self._exchanges:
+            passed.recorder = RecordCollectives(passed.exchanged)
+        # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass
+        if self._freed or in_compiled_backward():
+            running.close()
+        self._passes[task] = passed
+        if not self.can_replace:
+            call_after_backward(partial(_untraced, self, BackwardWatch._finish, task))
+        return passed
 
     def _entered(self, _grad_outputs: Any) -> None:
         """Record what a node of the region exchanges, from here on."""
@@ -306,17 +316,6 @@ class BackwardWatch:
         for index, position in site.to_inputs:
             changed[index] = replacements.get(position, changed[index])
         return tuple(changed)
-
-    def _begun(self) -> BackwardPass:
-        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
-        running = ExitStack()
-        passed = BackwardPass(needed, graph_task_keeps_graph(), running, self._observer.begins(running))
-        if self._exchanges:
-            passed.recorder = RecordCollectives(passed.exchanged)
-        # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass
-        if self._freed or in_compiled_backward():
-            running.close()
-        return passed
 
     def _raised(self, number: int, error: Exception, _grad_outputs: Sequence[Any]) -> Gradients | None:
         task = current_graph_task_id()

@@ -35,7 +35,6 @@ from checked_backend.regions.inputs import (
     find_effects,
     span,
     storage_key,
-    uncounted_writes,
 )
 from checked_backend.regions.process_state import ProcessState, check_settings
 from checked_backend.regions.reporter import RegionReporter
@@ -317,9 +316,32 @@ def _inputs(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
     changed = [place for (place, value), new in zip(before.items(), now, strict=True) if new != value]
     yield from map(Suspicion, unexpected_mutation([subjects.mutated(place) for place in changed]))
     if isinstance(record.reference, Execution):
-        names = {place: subjects.mutated(place) for place in inputs.mutated}
-        eagers = record.reference.arguments, record.reference.counted
-        yield from map(Suspicion, uncounted_writes(names, inputs.pristine, eagers, (args, writes)))
+        yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
+
+
+def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCounts) -> Iterator[Finding]:
+    """Findings about inputs that both change, where eager's writes are counted and the candidate's are not.
+
+    How often each counts is its own affair. Tensors in one memory may have a count together, so one of them is enough.
+    """
+    args, pristine = record.args, record.call.inputs.pristine
+    told = {storage_key(args[place]) for place in before.advanced(args)}
+    message = (
+        "the compiled program wrote to this input without counting the write in its version, as eager does: a backward "
+        "pass for which the old values were saved takes the new ones and does not raise; call "
+        "torch.autograd.graph.increment_version for what is written to through raw memory"
+    )
+    for place in sorted(reference.counted & before.counts.keys() & pristine.keys()):
+        after = (reference.arguments[place], args[place])
+        if storage_key(args[place]) not in told and fingerprint(pristine[place]) not in map(fingerprint, after):
+            yield Finding(
+                Kind.MUTATION,
+                record.call.subjects.mutated(place),
+                message,
+                "mutation.uncounted",
+                expected="a version that the call has raised",
+                actual="the version before the call",
+            )
 
 
 def _earlier_results(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
