@@ -22,11 +22,12 @@ from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
+from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.call_findings import memory_written, rng_state_differs, unexpected_mutation
 from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
-from checked_backend.regions.graph_info import GraphInfo, qualified_names
+from checked_backend.regions.graph_info import qualified_names
 from checked_backend.regions.inputs import (
     Effects,
     Inputs,
@@ -37,9 +38,6 @@ from checked_backend.regions.inputs import (
     storage_key,
 )
 from checked_backend.regions.process_state import ProcessState, check_settings
-from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.returned_tensors import ReturnedTensors
-from checked_backend.regions.runner import RegionRunner
 from checked_backend.regions.torch_state import FinalRngStates, OtherThreads, RngState, TorchState
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
@@ -56,15 +54,13 @@ class CallRecord:
         settings: The settings of the process as the candidate leaves them, if eager runs after it.
     """
 
+    checks: Checks
     args: Sequence[Any]
-    info: GraphInfo
     call: Call
-    earlier: ReturnedTensors
     threads: OtherThreads
     edges: Mapping[Any, int]
     since: int
     meter: Meter
-    runner: RegionRunner
     reference: Execution | Exception | None = None
     eager_settings: tuple[ProcessState, ProcessState] | None = None
     after_reference: RngState = field(init=False)
@@ -73,9 +69,9 @@ class CallRecord:
     returned: Any = None
     _observations: Mapping[object, Observation] = field(init=False)
 
-    def observe(self, skip: Callable[[Skip], None]) -> None:
-        """Have all observers look, before the candidate runs. `skip` receives what cannot be looked at."""
-        self._observations = {observer: observer(self, skip) for observer in (*IF_ONE_RAISES, *IF_BOTH_RETURN)}
+    def observe(self) -> None:
+        """Have all observers look, before the candidate runs."""
+        self._observations = {observer: observer(self) for observer in (*IF_ONE_RAISES, *IF_BOTH_RETURN)}
         for observation in self._observations.values():
             next(observation)
 
@@ -103,19 +99,9 @@ class CallRecord:
 class CallRecorder:
     """Begins the records of one region's calls."""
 
-    def __init__(
-        self,
-        info: GraphInfo,
-        reference: Callable[..., Any],
-        reporter: RegionReporter,
-        earlier: ReturnedTensors,
-        runner: Callable[[Call], RegionRunner],
-    ) -> None:
-        self._info = info
-        self._reference = reference
-        self._reporter = reporter
-        self._earlier = earlier
-        self._runner = runner
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._info, self._reporter = checks.info, checks.reporter
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
 
@@ -135,7 +121,7 @@ class CallRecorder:
         with self._lock:
             if self._known is None:
                 with random_untouched():
-                    effects = find_effects(self._reference, args)
+                    effects = find_effects(self._checks.variants.reference, args)
                 if self._info.writes_late:
                     effects = replace(effects, mutated=None, reason="its backward pass writes to some")
                     reason = "written to in the backward pass, of which gradients alone are compared"
@@ -159,21 +145,19 @@ class CallRecorder:
             subjects,
             due=due,
             exchanges=None if info.collectives is None else Exchanges(info.collectives, hands_over=info.hands_over),
-            number=self._earlier.calls,
+            number=self._checks.earlier.calls,
             meter=meter,
         )
         record = CallRecord(
+            self._checks,
             args,
-            info,
             call,
-            self._earlier,
             OtherThreads.now(),
             input_edges(args, call.inputs.requires_grad),
             autograd_sequence_number(),
             meter,
-            self._runner(call),
         )
-        record.observe(self._reporter.skip)
+        record.observe()
         return record
 
 
@@ -284,10 +268,10 @@ def confirmed(
 
 Observation = Iterator[Suspicion | None]
 """What an observer yields: None once it has looked before the candidate runs, and after both sides have run what seems
-to have changed. An observer gets the record of the call, and a function that receives what cannot be looked at."""
+to have changed."""
 
 
-def _settings(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+def _settings(record: CallRecord) -> Observation:
     """The settings of the process. They are set to eager's at once, or the program would go on with others."""
     before = ProcessState.capture()
     yield None
@@ -296,21 +280,21 @@ def _settings(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
         before,
         before if eager is None else before.moved(*eager),
         record.settings or ProcessState.capture(),
-        again=partial(record.runner.run, AGAIN[0]),
-        skip=skip,
+        again=partial(record.checks.comparison.runner(record.call).run, AGAIN[0]),
+        skip=record.checks.reporter.skip,
         others_ran=record.threads.active_since(),
         ran=isinstance(record.reference, Execution),
     )
     yield from map(Suspicion, findings)
 
 
-def _inputs(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+def _inputs(record: CallRecord) -> Observation:
     """Inputs that eager leaves alone, and the counts of writes to the others.
 
     Of AOT autograd's graphs nothing is counted, since their caller counts.
     """
     inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
-    before, writes = inputs.fingerprints(args), WriteCounts.of(args if record.info.graph is None else ())
+    before, writes = inputs.fingerprints(args), WriteCounts.of(args if record.checks.info.graph is None else ())
     yield None
     now = fingerprints([args[place] for place in before])
     changed = [place for (place, value), new in zip(before.items(), now, strict=True) if new != value]
@@ -344,15 +328,16 @@ def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCou
             )
 
 
-def _earlier_results(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+def _earlier_results(record: CallRecord) -> Observation:
     """Results of earlier calls that the program holds."""
-    before = record.earlier.look(record.args)
+    earlier = record.checks.earlier
+    before = earlier.look(record.args)
     yield None
     outputs = record.reference.outputs if isinstance(record.reference, Execution) else ()
-    yield from map(Suspicion, before.overwritten(record.call.number, record.earlier.region, record.returned, outputs))
+    yield from map(Suspicion, before.overwritten(record.call.number, earlier.region, record.returned, outputs))
 
 
-def _surroundings(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+def _surroundings(record: CallRecord) -> Observation:
     """Memory around views.
 
     A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
@@ -362,7 +347,7 @@ def _surroundings(record: CallRecord, skip: Callable[[Skip], None]) -> Observati
     changed = _changed(before, record.args)
     if not changed:
         return
-    call, variants, subjects = record.call, record.runner.variants, record.call.subjects
+    call, variants, subjects = record.call, record.checks.variants, record.call.subjects
     by_eager, again = (
         cache(partial(_changed_by, region, call, record.args, before))
         for region in (variants.reference, variants.candidate)
@@ -383,13 +368,13 @@ def _surroundings(record: CallRecord, skip: Callable[[Skip], None]) -> Observati
         )
 
 
-def _random_state(record: CallRecord, skip: Callable[[Skip], None]) -> Observation:
+def _random_state(record: CallRecord) -> Observation:
     """The states of torch's generators. They are the whole process's: another thread that draws moves them too."""
     yield None  # both sides begin from the state that the record has
     left = record.call.final_rng_states
     if left is None or left.candidate.same_as(left.reference):
         return
-    run_both = record.runner.random_states
+    run_both = record.checks.comparison.runner(record.call).random_states
     alone = threading.active_count() == 1 and not left.others_ran
     yield Suspicion(
         rng_state_differs(),

@@ -42,8 +42,7 @@ class CheckedRegion:
         self._reporter, self._memory, self._earlier = checks.reporter, checks.memory, checks.earlier
         self._reference, self._candidate = checks.variants.reference, checks.candidate
         self._waiting = checks.variants.waiting
-        runner = checks.comparison.runner
-        self._recorder = CallRecorder(checks.info, self._reference, self._reporter, self._earlier, runner)
+        self._recorder = CallRecorder(checks)
         self._remark = remark
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
