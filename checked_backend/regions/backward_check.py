@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
@@ -37,6 +37,9 @@ from checked_backend.regions.returned_tensors import (
 from checked_backend.regions.runner import Variants
 from checked_backend.regions.unsupported import MachineLimits
 from checked_backend.verdict.steps.candidate_again import AGAIN
+
+if TYPE_CHECKING:
+    from checked_backend.regions.observers import CallRecord
 
 _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
@@ -108,21 +111,9 @@ class BackwardCheck(BackwardObserver):
         self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
 
     @classmethod
-    def watch(
-        cls,
-        checks: Checks,
-        args: Sequence[Any],
-        call: Call,
-        outputs: Sequence[Any],
-        edges: Mapping[Any, int],
-        since: int,
-    ) -> None:
-        """Have a call's backward passes checked.
-
-        Args:
-            edges: The places in the user's autograd graph where the gradients of the inputs arrive.
-            since: The autograd sequence number before the candidate ran.
-        """
+    def watch(cls, record: CallRecord, outputs: Sequence[Any]) -> None:
+        """Have a call's backward passes checked."""
+        checks, args, call = record.checks, record.args, record.call
         for position in sorted(call.inputs.entangled):
             reason = "a mutated input that shares memory with another input"
             checks.reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
@@ -132,11 +123,11 @@ class BackwardCheck(BackwardObserver):
         watch = BackwardWatch(
             outputs,
             {position: args[position] for position in call.inputs.mutated},
-            edges,
-            since,
+            record.edges,
+            record.since,
             check,
-            exchanges=call.exchanges is not None,
-            eager=partial(eager_outputs, checks.variants.reference, call) if call.exchanges is None else None,
+            exchanges=bool(call.exchanges),
+            eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
@@ -173,11 +164,8 @@ class BackwardCheck(BackwardObserver):
 
     def _exchange_failed(self, passed: BackwardPass) -> bool:
         """Note the exchanges of a backward pass. Return whether one of them failed."""
-        exchanges = self._call.exchanges
-        if exchanges is None:
-            return False
-        exchanges.backward_passed(passed.exchanged)
-        return exchanges.failed is not None
+        self._call.exchanges.backward_passed(passed.exchanged)
+        return self._call.exchanges.failed is not None
 
     def _checked(self, passed: BackwardPass, meter: Meter) -> Gradients | None:
         call, earlier = self._call, self._checks.earlier
@@ -226,9 +214,7 @@ class BackwardCheck(BackwardObserver):
             if not same_exception(eager, error):
                 self._memory.not_compared("eager's backward pass", eager, backward=True)
             return None
-        unfinished = call.exchanges is not None and (
-            call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
-        )
+        unfinished = call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
         alike = isinstance(eager, Exception) and compare_exceptions(eager, error)[0] is None
         if isinstance(eager, Exception) and (alike or not unfinished):
             differs = self._comparison.backward_exceptions(eager, error)

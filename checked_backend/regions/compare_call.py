@@ -13,18 +13,18 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.ranks.exchanges import Agreement, under_way
+from checked_backend.ranks.exchanges import Agreement
 from checked_backend.regions.backward import BackwardPass, was_written_to
 from checked_backend.regions.call_findings import (
     compare_exceptions,
     described_exception,
     exception_missing,
-    gradient_overwritten,
+    memory_written,
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
 from checked_backend.regions.eager import InputsChangedError, eager_gradients
-from checked_backend.regions.execution import Call, Cotangents, Execution, Subjects, flat_tensors
+from checked_backend.regions.execution import Call, Cotangents, Execution, Subjects, flat_tensors, results_of
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
@@ -78,38 +78,27 @@ class CallComparison:
         exchanged = self._exchanged(call)
         if not exchanged.complete:
             return exchanged.findings
-        sources = self._info.output_sources
+        mutated = sorted(call.inputs.mutated)
+        actual = results_of(outputs, {position: args[position] for position in mutated})
         parts = [
-            Part(call.subjects.output(index), expected, outputs[index], sources[index] if index < len(sources) else "")
-            for index, expected in enumerate(reference.outputs)
-        ]
-        parts += [
-            Part(
-                call.subjects.mutated(position),
-                reference.arguments[position],
-                args[position],
-                self._info.input_sources[position],
-            )
-            for position in sorted(call.inputs.mutated)
+            Part(call.subjects.result(result), expected, actual[result], self._info.source(result))
+            for result, expected in reference.results(mutated).items()
         ]
         free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
         structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
-        left = under_way(call.exchanges, {part.subject: part.candidate for part in parts})
+        left = call.exchanges.under_way({part.subject: part.candidate for part in parts})
         incomparable |= left.keys()
         structure, skips = tolerate_flipped_shapes(structure, partial(self.runner, call))
         for skip in (*skips, *left.values()):
             self._reporter.skip(skip)
         shared = self._aliasing(call, reference, outputs, args, parts)
         aliasing = [found for found in shared if found.subject not in free or not _is_layout(found)]
-        pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
         found = [*exchanged.findings, *structure, *aliasing]
-        try:
-            decisions = self._values(call, parts, incomparable, pristine, None, exchanged)
-        except PostponedError as error:
-            self._reporter.postponed(str(error), backward=False)
+        decisions = self._values(call, parts, incomparable, None, exchanged)
+        if decisions is None:
             return found
         self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
@@ -167,7 +156,7 @@ class CallComparison:
             Part(
                 call.subjects.gradient(position),
                 *settle_none(reference[position], grad),
-                self._info.input_sources[position],
+                self._info.source(("mutated", position)),
             )
             for position, grad in wanted.items()
         ]
@@ -176,10 +165,8 @@ class CallComparison:
         structure += _overwritten(call.subjects, passed, before)
         found = [*exchanged.findings, *structure]
         gradients = {position: reference[position] for position in wanted}
-        try:
-            decisions = self._values(call, parts, incomparable, {}, passed.cotangents, exchanged)
-        except PostponedError as error:
-            self._reporter.postponed(str(error), backward=True)
+        decisions = self._values(call, parts, incomparable, passed.cotangents, exchanged)
+        if decisions is None:
             return found, gradients
         if self._variants.operators is not None:
             self._variants.operators.backward(decisions, self._scales)
@@ -234,38 +221,48 @@ class CallComparison:
         call: Call,
         parts: Sequence[Part],
         incomparable: frozenset[str],
-        pristine: Mapping[str, torch.Tensor],
         cotangents: Cotangents | None,
         exchanged: Agreement,
-    ) -> Decisions:
+    ) -> Decisions | None:
+        """Compare values. None if they were not compared to the end, because a control run is not earned yet."""
+        backward, pristine = cotangents is not None, call.inputs.pristine
+        before = {} if backward else {call.subjects.mutated(position): value for position, value in pristine.items()}
         pairs = list(exchanged.pairs)
         for part, name, reference, candidate in value_pairs(parts, incomparable):
             kind, detail = None, ""
-            if part.subject in pristine:
+            if part.subject in before:
                 kind, detail = Kind.MUTATION, "mutation.wrong"
-                before = pristine[part.subject]
-                plain = flat_tensors(part.subject, before).get(name)  # for a distributed tensor, its own shard
+                # for a distributed tensor, its own shard
+                plain = flat_tensors(part.subject, before[part.subject]).get(name)
                 if plain is not None and plain.shape == candidate.shape and torch.equal(plain, candidate.detach()):
                     detail = "mutation.dropped"
             pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
 
         with self._lock:
-            backward = cotangents is not None
             self._comparisons[backward] += 1
             number = self._comparisons[backward]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = number & (number - 1) == 0 if call.due.recheck is None else call.due.recheck
             whole = recheck and self._rechecks[backward] < WHOLE_RECHECKS
             known = {} if whole else dict(self._scales)
-        decisions = decide(
-            pairs,
-            partial(self.runner, call, cotangents),
-            known,
-            thorough=self._thorough,
-            low_precision=self._variants.low_precision,
-            recheck=recheck,
-            signs=recheck and cotangents is None,  # gradients are summed up, so the sign of their zeros does not matter
-        )
+        try:
+            decisions = decide(
+                pairs,
+                partial(self.runner, call, cotangents),
+                known,
+                thorough=self._thorough,
+                low_precision=self._variants.low_precision,
+                recheck=recheck,
+                signs=recheck and not backward,  # gradients are summed up, so the sign of their zeros does not matter
+            )
+        except PostponedError as error:
+            reason = (
+                f"postponed: {error}, which the run has not earned yet (option budget); no value was outside of its "
+                "noise"
+            )
+            skip = Skip("gradients" if backward else "results", reason, matters=True)
+            self._reporter.skip_until_compared(skip, backward=backward)
+            return None
         with self._lock:
             self._rechecks[backward] += recheck  # not if it was postponed
         call.ratios = decisions.ratios
@@ -273,7 +270,7 @@ class CallComparison:
 
     def _exchanged(self, call: Call) -> Agreement:
         """Compare what the reference (it ran just now) would have sent to other ranks with what the candidate sent."""
-        if call.exchanges is None:
+        if not call.exchanges:
             return Agreement()
         exchanged = call.exchanges.agreement()
         if self._variants.low_precision and self._variants.entangled:
@@ -296,7 +293,7 @@ class CallComparison:
 
     def runner(self, call: Call, cotangents: Cotangents | None = None) -> RegionRunner:
         """What runs a call again; with gradients that arrived, its backward pass too."""
-        return RegionRunner(self._variants, call, cotangents, self._memory)
+        return RegionRunner(self._variants, call, self._memory, cotangents)
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:
@@ -319,7 +316,11 @@ def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -
     """Findings about incoming gradients that the candidate wrote to, and eager did not."""
     for result in passed.overwritten:
         if not was_written_to(before.by_result.get(result), passed.cotangents.by_result.get(result)):
-            yield gradient_overwritten(subjects.result(result))
+            message = (
+                "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: "
+                "whoever else uses that tensor finds other numbers in it"
+            )
+            yield memory_written(f"gradient of {subjects.result(result)}", message)
 
 
 def _is_layout(finding: Finding) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -81,10 +80,10 @@ def eager_instead(
     """
     call.inputs.undo(args)
     call.rng.restore()
-    if error is not None and call.exchanges is not None and call.exchanges.begun:
+    if error is not None and call.exchanges.begun:
         note(NOT_CONTINUED)
         raise error
-    with nullcontext() if call.exchanges is None else call.exchanges.for_the_user():
+    with call.exchanges.for_the_user():
         return reference(*args)
 
 
@@ -109,7 +108,7 @@ def eager_gradients(
             return dict(_run_again(reference, call, passed).gradients)
         if not passed.keeps_graph:
             call.graph = None  # its activations are freed as the backward pass goes
-        with torch.no_grad(), call.paired_backward():
+        with torch.no_grad(), call.exchanges.paired(backward=True):
             return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
 
     return memory.twice(run, "eager's backward pass")

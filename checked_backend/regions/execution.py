@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.tensors import inner_tensors
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import with_memory
-from checked_backend.ranks.exchanges import Exchanges, replaying
+from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.budget import Due, Meter
 from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
 from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState
@@ -25,6 +25,13 @@ COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, to
 
 Result = tuple[Literal["output", "mutated"], int]
 """A result of a region: an output by its index, or a mutated input by its position."""
+
+
+def results_of(outputs: Sequence[Any], mutated: Mapping[int, Any]) -> dict[Result, Any]:
+    """The results of a call, from its outputs and from its mutated inputs by their position."""
+    results: dict[Result, Any] = {("output", index): value for index, value in enumerate(outputs)}
+    results.update({("mutated", position): value for position, value in mutated.items()})
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +104,14 @@ class Execution:
     sent: Mapping[str, Any] = field(default_factory=dict)
     final_rng: RngState = field(init=False, repr=False, compare=False)
 
+    def results(self, mutated: Iterable[int]) -> dict[Result, Any]:
+        """Outputs, and inputs that the region mutates."""
+        return results_of(self.outputs, {position: self.arguments[position] for position in mutated})
+
     def graph(self, mutated: Iterable[int]) -> AutogradGraph:
         """The autograd graph alone, without the values."""
-        results: dict[Result, Any] = {("output", index): value for index, value in enumerate(self.outputs)}
-        results.update({("mutated", position): self.arguments[position] for position in mutated})
-        roots = {result: root for result, value in results.items() if (root := _root(value)) is not None}
-        return AutogradGraph(roots, self.leaves)
+        roots = {result: _root(value) for result, value in self.results(mutated).items()}
+        return AutogradGraph({result: root for result, root in roots.items() if root is not None}, self.leaves)
 
     def without_graph(self) -> Execution:
         """This execution without its autograd graph, so that the activations that the graph holds are freed.
@@ -117,8 +126,7 @@ class Execution:
 
     def values(self, subjects: Subjects, mutated: Iterable[int]) -> dict[str, torch.Tensor]:
         """Outputs and mutated inputs under their subjects' names."""
-        named = {subjects.output(index): value for index, value in enumerate(self.outputs)}
-        return _flat(named | {subjects.mutated(position): self.arguments[position] for position in mutated})
+        return _flat({subjects.result(result): value for result, value in self.results(mutated).items()})
 
     def gradient_values(self, subjects: Subjects) -> dict[str, torch.Tensor]:
         """Gradients under their subjects' names."""
@@ -164,7 +172,7 @@ class Call:
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
         final_rng_states: The random states that both sides left behind; None before they ran.
-        exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
+        exchanges: Its exchanges with other ranks.
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.
         number: The number of the call in its region, from 1.
@@ -178,7 +186,7 @@ class Call:
     graph: AutogradGraph | None = None
     final_rng_states: FinalRngStates | None = None
     due: Due = field(default_factory=Due)
-    exchanges: Exchanges | None = None
+    exchanges: Exchanges = field(default_factory=Exchanges)
     ratios: Mapping[str, float] | None = None
     number: int = 0
     meter: Meter | None = None
@@ -228,21 +236,17 @@ class Call:
             (rng or self.rng).restore()
             for mode in modes:
                 stack.enter_context(mode)
-            replayed = replaying(self.exchanges, backward=cotangents is not None and not paired)
+            replayed = self.exchanges.replayed(backward=cotangents is not None and not paired)
             with self.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
                 execution = execute(region, arguments, leaves)
             execution.final_rng = RngState.capture(tuple(self.rng.cuda))
             if cotangents is not None:
                 graph = execution.graph(self.inputs.mutated)
                 execution.outputs = ()  # frees what the backward pass does not need
-                with self.paired_backward() if paired else replayed.backward():
+                with self.exchanges.paired(backward=True) if paired else replayed.backward():
                     execution.gradients = graph.backward(cotangents, retain_graph=False)
         execution.sent = replayed.values()
         return execution
-
-    def paired_backward(self) -> AbstractContextManager[Any]:
-        """The block of the reference's backward pass, which exchanges nothing and records what it would have sent."""
-        return nullcontext() if self.exchanges is None else self.exchanges.paired(backward=True)
 
 
 def _without_history(value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import Node
 
 from checked_backend._torch.dynamo import dynamo_disable
-from checked_backend.regions.execution import Result, grad_fn, gradient_edge
+from checked_backend.regions.execution import Result, grad_fn, gradient_edge, results_of
 
 Edge = tuple[Node, int]
 """A place in an autograd graph: a node, and the number of its output."""
@@ -85,10 +85,8 @@ def find_sites(
     Returns:
         The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
     """
-    values: dict[Result, Any] = {("output", index): value for index, value in enumerate(outputs)}
-    values.update({("mutated", position): value for position, value in mutated.items()})
     results: dict[Edge, Result] = {}
-    for result, value in values.items():
+    for result, value in results_of(outputs, mutated).items():
         if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
             edge = gradient_edge(value)
             if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through

@@ -24,7 +24,7 @@ from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.budget import Due, Meter
-from checked_backend.regions.call_findings import memory_written, rng_state_differs, unexpected_mutation
+from checked_backend.regions.call_findings import memory_written, rng_state_differs
 from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import qualified_names
@@ -49,6 +49,7 @@ class CallRecord:
     Attributes:
         threads: The threads that run before the candidate does.
         edges: The places in the user's autograd graph where the gradients of the inputs arrive.
+        since: The autograd sequence number before the candidate runs.
         reference: Eager's execution, or its exception; None before it ran, and after it was freed.
         eager_settings: The settings of the process when eager began, and when it was over.
         settings: The settings of the process as the candidate leaves them, if eager runs after it.
@@ -91,9 +92,8 @@ class CallRecord:
     @property
     def not_replayed(self) -> bool:
         """Whether eager raised because a tensor from other ranks was missing."""
-        if self.call.exchanges is None or not isinstance(self.reference, Exception):
-            return False
-        return isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful
+        raised = isinstance(self.reference, Exception)
+        return raised and (isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful)
 
 
 class CallRecorder:
@@ -144,7 +144,7 @@ class CallRecorder:
             random,
             subjects,
             due=due,
-            exchanges=None if info.collectives is None else Exchanges(info.collectives, hands_over=info.hands_over),
+            exchanges=Exchanges(info.collectives, hands_over=info.hands_over),
             number=self._checks.earlier.calls,
             meter=meter,
         )
@@ -298,7 +298,9 @@ def _inputs(record: CallRecord) -> Observation:
     yield None
     now = fingerprints([args[place] for place in before])
     changed = [place for (place, value), new in zip(before.items(), now, strict=True) if new != value]
-    yield from map(Suspicion, unexpected_mutation([subjects.mutated(place) for place in changed]))
+    for place in changed:
+        message = "the compiled program changed an input that eager leaves alone"
+        yield Suspicion(memory_written(subjects.mutated(place), message))
     if isinstance(record.reference, Execution):
         yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
 

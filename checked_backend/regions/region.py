@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -89,7 +88,7 @@ class CheckedRegion:
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         try:
             record = self._recorder.begin(args, random, due, meter)
-            if record.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
+            if not record.call.exchanges:  # else eager is given what the candidate receives, so it runs after it
                 self._run_reference(record)
         except Exception as error:
             self._memory.not_compared("copying what the check needs", error)
@@ -102,9 +101,8 @@ class CheckedRegion:
         call = record.call
         call.rng.restore()
         try:
-            exchanged = nullcontext() if call.exchanges is None else call.exchanges.recorded()
             compiled = self._waiting.at("running the compiled program")
-            with meter.program(), exchanged, compiled, profiled("checked_backend::candidate"):
+            with meter.program(), call.exchanges.recorded(), compiled, profiled("checked_backend::candidate"):
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
             self._reporter.not_checked()
@@ -112,7 +110,7 @@ class CheckedRegion:
         except Exception as error:
             return self._candidate_raised(record, error)
         record.returned, record.after_candidate = returned, record.rng_now()
-        if call.exchanges is not None:
+        if call.exchanges:
             self._run_reference(record)
             record.after_candidate.restore()  # the program goes on as if eager had not run after it
             if record.not_replayed:
@@ -134,7 +132,7 @@ class CheckedRegion:
 
     def _run_reference(self, record: CallRecord) -> None:
         call, region = record.call, self._reference
-        if call.exchanges is not None:  # the candidate has run
+        if call.exchanges:  # the candidate has run
             record.settings, region = ProcessState.capture(), call.exchanges.paired_region(region)
         with self._waiting.at("running eager"):
             reference, record.eager_settings = run_eager(region, call, self._memory)
@@ -168,9 +166,8 @@ class CheckedRegion:
         self._checks.health.checked(call.number, call.ratios, findings, record.meter.spent)
         if self._reporter.respond(findings, call=call):
             return False
-        arrived = returned if call.exchanges is None else call.exchanges.arrived(returned)
-        self._earlier.remember(args, call.subjects, arrived)
-        if call.exchanges is not None and call.exchanges.doubtful:
+        self._earlier.remember(args, call.subjects, call.exchanges.arrived(returned))
+        if call.exchanges.doubtful:
             why = "eager did not receive what the compiled program received, so its gradients are others"
             self._reporter.skip(Skip("gradients", why, matters=True))
             return True
@@ -180,7 +177,7 @@ class CheckedRegion:
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)
-            BackwardCheck.watch(self._checks, args, call, returned, record.edges, record.since)
+            BackwardCheck.watch(record, returned)
         else:
             self._memory.compared()
         return True
@@ -202,17 +199,16 @@ class CheckedRegion:
             else:
                 self._reporter.respond([candidate_crashed(error, during="running")], cause=error)
             raise error
-        if call.exchanges is not None:
-            if call.exchanges.failed is not None:
-                self._reporter.hear(cause=error)
-                raise error  # a connection broke, or another rank did not come: no fault of the program's
+        if call.exchanges.failed is not None:
+            self._reporter.hear(cause=error)
+            raise error  # a connection broke, or another rank did not come: no fault of the program's
+        if call.exchanges:
             self._run_reference(record)
             if record.not_replayed:
                 record.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(record.reference)
         crowded = isinstance(record.reference, Execution) or (eager_ran_out and bool(call.inputs.pristine))
-        crowded = crowded and (call.exchanges is None or not call.exchanges.begun)
-        if is_out_of_memory(error) and crowded and not self._candidate.missing:
+        if is_out_of_memory(error) and crowded and not call.exchanges.begun and not self._candidate.missing:
             if not eager_ran_out:
                 record.reference = None
             try:

@@ -90,19 +90,6 @@ class RegionReporter(Reporter):
         self._compared[False] += 1
         self._add_calls(calls=1, checked=1, drawn=self._drawn)
 
-    def postponed(self, why: str, *, backward: bool) -> None:
-        """Note that values were not compared to the end, because a control run is not earned yet (option ``budget``).
-
-        Args:
-            why: What the control run takes.
-            backward: Whether they are gradients.
-        """
-        reason = (
-            f"postponed: {why}, which the run has not earned yet (option budget); no value was outside of its noise"
-        )
-        skip = Skip("gradients" if backward else "results", reason, matters=True)
-        self.skip_until_compared(skip, backward=backward)
-
     def not_checked(self) -> None:
         """Note that the call whose check began was not checked after all."""
         self._compared[False] -= 1
@@ -179,14 +166,13 @@ class RegionReporter(Reporter):
         Raises:
             DivergenceError: With ``on_divergence="raise"``, if a finding fails.
         """
-        exchanges = None if call is None else call.exchanges
-        if exchanges is not None:
-            findings, doubts = exchanges.proven(findings)
+        if call is not None:
+            findings, doubts = call.exchanges.proven(findings)
             for skip in doubts:
                 self.skip(skip)
         with random_untouched() if findings else nullcontext():
             fall_back = self._report(findings, cause, call, cotangents, raises=raises)
-        if fall_back and exchanges is not None and not exchanges.in_step:
+        if fall_back and call is not None and not call.exchanges.in_step:
             self.note(_OUT_OF_STEP)
         elif fall_back:
             self.stopped = True

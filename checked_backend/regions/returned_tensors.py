@@ -35,7 +35,7 @@ from checked_backend._torch.tensors import (
 )
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprints
-from checked_backend.regions.execution import Subjects
+from checked_backend.regions.execution import Subjects, results_of
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import span
 from checked_backend.regions.reporter import RegionReporter
@@ -224,7 +224,7 @@ class ReturnedTensors:
     def __init__(self, info: GraphInfo, reporter: RegionReporter) -> None:
         self.calls = 0
         self.region = info.name
-        self._sources = info.output_sources
+        self._info = info
         self._reporter = reporter
         self._own = Results()
 
@@ -246,10 +246,10 @@ class ReturnedTensors:
 
         Such a graph writes to it each time it is replayed, and torch itself raises where a program reads it later.
         """
-        given, sources = memory_ranges(args), dict(enumerate(self._sources))
+        given = memory_ranges(args)
         results = [
-            Returned(output, memory, subjects.output(index), self.region, self.calls, source=sources.get(index, ""))
-            for index, output in enumerate(returned)
+            Returned(output, memory, subjects.result(result), self.region, self.calls, source=self._info.source(result))
+            for result, output in results_of(returned, {}).items()
             if (memory := memory_range(output)) is not None
             and not _meets(memory, given)
             and memory[0] not in cuda_graph_results(output.device)

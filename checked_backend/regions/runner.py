@@ -142,14 +142,14 @@ class RegionRunner:
 
     Attributes:
         variants: The variants of the region that can be run.
+        memory: Decides what to do if memory runs out.
         cotangents: If given, the subjects are gradients instead of results.
-        memory: Decides what to do if memory runs out; without it, nothing is done.
     """
 
     variants: Variants
     call: Call
+    memory: MemoryPressure
     cotangents: Cotangents | None = None
-    memory: MemoryPressure | None = None
     facts: Facts = field(default_factory=Facts, init=False)
     _tape: EagerTape = field(default_factory=EagerTape, init=False)
 
@@ -160,7 +160,7 @@ class RegionRunner:
 
     def _sparing(self, control: Control, make: Callable[[], _Result], *, float64: bool) -> _Result:
         with profiled(f"checked_backend::control run {control.value}"), self.variants.waiting.control_run(control):
-            return make() if self.memory is None else self.memory.control(make, float64=float64)
+            return self.memory.control(make, float64=float64)
 
     def _run(self, recipe: Recipe) -> Values | None:
         if recipe.replays_draws:

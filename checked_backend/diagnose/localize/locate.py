@@ -23,7 +23,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase, rerun_failure, run_with, wrong_like
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.regions.torch_state import RngState, modes_restored
+from checked_backend.regions.torch_state import modes_restored
 
 MOST_BYTES = 1 << 31
 """Bytes of what the kernels of a graph write, where these are looked at."""
@@ -47,11 +47,8 @@ def locate(
     Raises:
         Exception: The call cannot be run again.
     """
-    before = RngState.capture(tuple(failure.call.rng.cuda))
-    try:
+    with failure.call.undisturbed():
         return _located(failure, findings, (oracle, gross), tell, known)
-    finally:
-        before.restore()
 
 
 def _located(
