@@ -121,7 +121,7 @@ class CallComparison:
                 low_precision=self._variants.low_precision,
             )
         except Exception as error:
-            words = f"could not be compared: {type(error).__name__}: {error}".splitlines()[0]
+            words = f"could not be compared: {described_exception(error)}"
             self._reporter.skip(Skip("inputs of random operators", words, matters=unknown))
             return []
         self._reporter.count({"inputs of random operators": found.compared})
@@ -145,7 +145,7 @@ class CallComparison:
             if is_out_of_memory(error):
                 self._memory.not_compared("eager's backward pass", error, backward=True)
                 return None
-            reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
+            reason = f"the reference's backward pass raised {described_exception(error)}"
             self._reporter.skip(Skip("gradients", reason, matters=True))
             return None
         exchanged = self._exchanged(call)
@@ -283,12 +283,12 @@ class CallComparison:
         self._reporter.count({"tensors sent to other ranks": len(exchanged.pairs)})
         return exchanged
 
-    def exchanged_otherwise(self, call: Call, error: Exception | Execution | None) -> list[Finding]:
+    def exchanged_otherwise(self, call: Call, error: Exception) -> list[Finding]:
         """Findings about a call whose reference did not receive what it needed from other ranks."""
         exchanged = self._exchanged(call)
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
         if not exchanged.findings:
-            self._reporter.skip(Skip("results", f"eager could not be run to compare them: {why}", matters=True))
+            why = f"eager could not be run to compare them: {described_exception(error)}"
+            self._reporter.skip(Skip("results", why, matters=True))
         return exchanged.findings
 
     def runner(self, call: Call, cotangents: Cotangents | None = None) -> RegionRunner:

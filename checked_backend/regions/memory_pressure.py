@@ -197,4 +197,4 @@ class MemoryPressure:
 
 
 def _short(error: BaseException) -> str:
-    return described_exception(error).strip().partition("\n")[0][:_LONGEST]
+    return described_exception(error)[:_LONGEST]

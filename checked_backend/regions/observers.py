@@ -90,10 +90,12 @@ class CallRecord:
         return FinalRngStates(self.after_reference, self.after_candidate, self.threads.active_since())
 
     @property
-    def not_replayed(self) -> bool:
-        """Whether eager raised because a tensor from other ranks was missing."""
-        raised = isinstance(self.reference, Exception)
-        return raised and (isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful)
+    def not_replayed(self) -> Exception | None:
+        """Eager's exception, if it was raised because a tensor from other ranks was missing."""
+        if not isinstance(self.reference, Exception):
+            return None
+        missing = isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful
+        return self.reference if missing else None
 
 
 class CallRecorder:
@@ -376,12 +378,12 @@ def _random_state(record: CallRecord) -> Observation:
     left = record.call.final_rng_states
     if left is None or left.candidate.same_as(left.reference):
         return
-    run_both = record.checks.comparison.runner(record.call).random_states
+    runner = record.checks.comparison.runner(record.call)
     alone = threading.active_count() == 1 and not left.others_ran
     yield Suspicion(
         rng_state_differs(),
-        by_eager=lambda: not run_both()[0].same_as(left.reference),  # torch.seed, or a thread that draws
-        again=None if alone else lambda: left.others_drew(run_both) is None,
+        by_eager=lambda: not runner.random_states()[0].same_as(left.reference),  # torch.seed, or a thread that draws
+        again=None if alone else lambda: runner.others_drew() is None,
         doubt=Skip("rng state", "it differed, not each time, and another thread ran meanwhile, which may draw"),
     )
 

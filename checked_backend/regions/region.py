@@ -113,8 +113,8 @@ class CheckedRegion:
         if call.exchanges:
             self._run_reference(record)
             record.after_candidate.restore()  # the program goes on as if eager had not run after it
-            if record.not_replayed:
-                self._reporter.respond(self._checks.comparison.exchanged_otherwise(call, record.reference), call=call)
+            if (missing := record.not_replayed) is not None:
+                self._reporter.respond(self._checks.comparison.exchanged_otherwise(call, missing), call=call)
                 return returned
         if isinstance(record.reference, Exception) and is_out_of_memory(record.reference):
             self._memory.not_compared(EAGER_FORWARD, record.reference)
@@ -204,7 +204,7 @@ class CheckedRegion:
             raise error  # a connection broke, or another rank did not come: no fault of the program's
         if call.exchanges:
             self._run_reference(record)
-            if record.not_replayed:
+            if record.not_replayed is not None:
                 record.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(record.reference)
         crowded = isinstance(record.reference, Execution) or (eager_ran_out and bool(call.inputs.pristine))

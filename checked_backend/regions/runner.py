@@ -6,6 +6,7 @@ random streams.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,12 @@ from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import REPEAT, Build, Control, Facts, PostponedError, Recipe, Values
+
+SECONDS_TO_DRAW = 0.1
+"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
+
+TIMES_RUN = 3
+"""How often both sides run again to see whether a thread draws: one that draws now and then may leave a run alone."""
 
 Region = Callable[..., Any]
 
@@ -226,9 +233,20 @@ class RegionRunner:
             return make(bare)
 
     def others_drew(self) -> str | None:
-        """Evidence that another thread drew random numbers during the call; None if there is none."""
-        states = self.call.final_rng_states
-        return None if states is None else states.others_drew(self.random_states)
+        """Evidence that another thread drew random numbers during the call, in words; None if there is none."""
+        left = self.call.final_rng_states
+        if left is None:
+            return None
+        devices = tuple(left.reference.cuda)
+        before = RngState.capture(devices)
+        time.sleep(SECONDS_TO_DRAW)
+        if not RngState.capture(devices).same_as(before):
+            return "torch's random state moves while neither eager nor the compiled program runs"
+        for _ in range(TIMES_RUN if left.others_ran else 0):
+            reference, candidate = self.random_states()
+            if not (left.reference.same_as(reference) and left.candidate.same_as(candidate)):
+                return "it ran during this call, which left a random state that neither side leaves alone"
+        return None
 
     def random_states(self) -> tuple[RngState, RngState]:
         """The random states that the reference and the candidate leave when they run from the one before the call."""

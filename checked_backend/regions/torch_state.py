@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,6 @@ import torch
 from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transforms_unharmed
 from checked_backend.random_state import HostRandom
 from checked_backend.regions.process_state import MODES, ProcessState
-
-SECONDS_TO_DRAW = 0.1
-"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
-
-TIMES_RUN = 3
-"""How often both sides run again to see whether a thread draws: one that draws now and then may leave a run alone."""
 
 _TASKS = Path("/proc/self/task")
 
@@ -159,25 +152,11 @@ class FinalRngStates:
     """The random states that both sides of a check left.
 
     The generators are the whole process's, so a thread that draws meanwhile makes the same difference.
+
+    Attributes:
+        others_ran: Whether another thread ran meanwhile.
     """
 
     reference: RngState
     candidate: RngState
     others_ran: bool
-
-    def others_drew(self, run_both: Callable[[], tuple[RngState, RngState]]) -> str | None:
-        """Evidence that another thread drew random numbers during the call, in words; None if there is none.
-
-        Args:
-            run_both: Runs both sides once more at each call, from the state before the call, and gives what they leave.
-        """
-        devices = tuple(self.reference.cuda)
-        before = RngState.capture(devices)
-        time.sleep(SECONDS_TO_DRAW)
-        if not RngState.capture(devices).same_as(before):
-            return "torch's random state moves while neither eager nor the compiled program runs"
-        for _ in range(TIMES_RUN if self.others_ran else 0):
-            reference, candidate = run_both()
-            if not (self.reference.same_as(reference) and self.candidate.same_as(candidate)):
-                return "it ran during this call, which left a random state that neither side leaves alone"
-        return None
