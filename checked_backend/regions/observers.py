@@ -38,7 +38,7 @@ from checked_backend.regions.inputs import (
     storage_key,
 )
 from checked_backend.regions.process_state import ProcessState, check_settings
-from checked_backend.regions.torch_state import FinalRngStates, OtherThreads, RngState, TorchState
+from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState, other_threads
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
 
@@ -47,7 +47,7 @@ class CallRecord:
     """The record of one checked call.
 
     Attributes:
-        threads: The threads that run before the candidate does.
+        threads: How long each other thread has run before the candidate does.
         edges: The places in the user's autograd graph where the gradients of the inputs arrive.
         since: The autograd sequence number before the candidate runs.
         reference: Eager's execution, or its exception; None before it ran, and after it was freed.
@@ -58,7 +58,7 @@ class CallRecord:
     checks: Checks
     args: Sequence[Any]
     call: Call
-    threads: OtherThreads
+    threads: Mapping[int, str]
     edges: Mapping[Any, int]
     since: int
     meter: Meter
@@ -87,7 +87,13 @@ class CallRecord:
 
     def final_rng_states(self) -> FinalRngStates:
         """The random states that both sides left."""
-        return FinalRngStates(self.after_reference, self.after_candidate, self.threads.active_since())
+        return FinalRngStates(self.after_reference, self.after_candidate, self.others_ran)
+
+    @property
+    def others_ran(self) -> bool:
+        """Whether any other thread has run, began or ended since the call began; True if the system does not tell."""
+        now = other_threads()
+        return now != self.threads or "" in now.values()
 
     @property
     def not_replayed(self) -> Exception | None:
@@ -154,7 +160,7 @@ class CallRecorder:
             self._checks,
             args,
             call,
-            OtherThreads.now(),
+            other_threads(),
             input_edges(args, call.inputs.requires_grad),
             autograd_sequence_number(),
             meter,
@@ -284,7 +290,7 @@ def _settings(record: CallRecord) -> Observation:
         record.settings or ProcessState.capture(),
         again=partial(record.checks.comparison.runner(record.call).run, AGAIN[0]),
         skip=record.checks.reporter.skip,
-        others_ran=record.threads.active_since(),
+        others_ran=record.others_ran,
         ran=isinstance(record.reference, Execution),
     )
     yield from map(Suspicion, findings)
@@ -357,7 +363,7 @@ def _surroundings(record: CallRecord) -> Observation:
         for region in (variants.reference, variants.candidate)
     )
     # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
-    others = threading.active_count() > 1 or record.threads.active_since()
+    others = threading.active_count() > 1 or record.others_ran
     message = (
         "the compiled program wrote to memory beside this input, which is a view: to elements of its base that are "
         "outside of it, and that eager leaves alone"

@@ -115,29 +115,17 @@ def modes_restored() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cache)
 
 
-@dataclass(frozen=True, slots=True)
-class OtherThreads:
-    """How long each other thread of this process has run, at one moment.
+def other_threads() -> dict[int, str]:
+    """The operating system's text for how long each thread has run that Python knows, other than this one.
 
     That a thread is alive shows nothing: a pool's threads wait. So a thread is named on evidence only.
 
-    Attributes:
-        ran: The operating system's text for each thread's run time, by the thread's number; "" if it tells none.
+    Returns:
+        The texts by the number of the thread; "" where the system tells none.
     """
-
-    ran: Mapping[int, str]
-
-    @classmethod
-    def now(cls) -> OtherThreads:
-        """Look at the threads that Python knows, other than this one."""
-        here = threading.get_ident()
-        numbers = [thread.native_id for thread in threading.enumerate() if thread.ident != here]
-        return cls({number: _run_time(number) for number in numbers if number is not None})
-
-    def active_since(self) -> bool:
-        """Whether any other thread has run since then, began or ended; True if the system does not tell."""
-        now = OtherThreads.now().ran
-        return now != self.ran or "" in now.values()
+    here = threading.get_ident()
+    numbers = [thread.native_id for thread in threading.enumerate() if thread.ident != here]
+    return {number: _run_time(number) for number in numbers if number is not None}
 
 
 def _run_time(number: int) -> str:
