@@ -263,16 +263,23 @@ class RegionReporter(Reporter):
                 coverage = replace(news.report.coverage, notes=notes)
                 raise DivergenceError(replace(news.report, coverage=coverage)) from cause
 
-    def _grouped(self, reported: Sequence[Finding]) -> list[Finding]:
-        """Name other random numbers once: what follows from them, in later calls too, is told with the first."""
-        known = self._other_random_numbers
-        grouped = _group_rng_findings(reported, known)
-        stream = next((finding for finding in grouped if finding.detail == "rng.stream"), None)
-        if stream is not None:
-            self._other_random_numbers = stream
-            for ledger in self._ledgers():
-                ledger.complete([stream])
-        return grouped
+    def _grouped(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Name other random numbers once: every result that depends on these differs, in later calls too.
+
+        The first finding ``explains`` the others. Only those whose tensors agree with eager on its random numbers are
+        grouped. An error beside them stays a finding.
+        """
+        streams = [finding for finding in findings if finding.detail == "rng.stream"]
+        if not streams:
+            return list(findings)
+        first = self._other_random_numbers or streams[0]
+        others = [finding.subject for finding in streams if finding.subject != first.subject]
+        if explained := tuple(dict.fromkeys((*first.explains, *others))):
+            first = replace(first, explains=explained, evidence={**first.evidence, EvidenceKey.EXPLAINS: explained})
+        self._other_random_numbers = first
+        for ledger in self._ledgers():
+            ledger.complete([first])
+        return [first if one is streams[0] else one for one in findings if one is streams[0] or one not in streams]
 
     def _tell_unsupported(self, findings: Sequence[Finding]) -> None:
         """Nothing is raised for what is no difference; but a program that runs in eager instead is not passed over."""
@@ -330,30 +337,3 @@ class RegionReporter(Reporter):
         finally:
             spent.places.add(place)
             spent.seconds += time.monotonic() - begun
-
-
-def _group_rng_findings(findings: Sequence[Finding], known: Finding | None) -> list[Finding]:
-    """Group findings that follow from other random numbers: every result that depends on these differs.
-
-    Only those whose tensors agree with eager on its random numbers are grouped. An error beside them stays a finding.
-
-    Args:
-        known: The finding of the region's forward pass, if these are of its backward pass.
-
-    Returns:
-        The findings. Several of detail ``rng.stream`` are replaced by the first, or by the known one, which then
-        ``explains`` the others.
-    """
-    streams = [finding for finding in findings if finding.detail == "rng.stream"]
-    if not streams:
-        return list(findings)
-    first = streams[0] if known is None else known
-    others = tuple(finding.subject for finding in streams if finding.subject != first.subject)
-    explained = tuple(dict.fromkeys((*first.explains, *others)))
-    grouped = first
-    if explained:
-        evidence = {**first.evidence, EvidenceKey.EXPLAINS: explained}
-        grouped = replace(first, explains=explained, evidence=evidence)
-    rest = [finding for finding in findings if finding.detail != "rng.stream"]
-    place = next(place for place, finding in enumerate(findings) if finding.detail == "rng.stream")
-    return [*rest[:place], grouped, *rest[place:]]
