@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.ranks.exchanges import Agreement
-from checked_backend.regions.backward import BackwardPass, was_written_to
+from checked_backend.regions.backward import BackwardPass, Gradients, was_written_to
 from checked_backend.regions.call_findings import (
     compare_exceptions,
     described_exception,
@@ -127,9 +127,7 @@ class CallComparison:
         self._reporter.count({"inputs of random operators": found.compared})
         return self._absorb(found)
 
-    def backward(
-        self, call: Call, passed: BackwardPass
-    ) -> tuple[list[Finding], Mapping[int, torch.Tensor | None]] | None:
+    def backward(self, call: Call, passed: BackwardPass) -> tuple[list[Finding], Gradients] | None:
         """Compare the gradients of one backward pass.
 
         Returns:
@@ -139,13 +137,12 @@ class CallComparison:
         if passed.differentiable:
             self._reporter.skip(Skip("double backward", "gradients of gradients are not checked"))
         before = passed.cotangents.copied() if passed.overwritten else passed.cotangents
-        try:
-            reference = self._reference_gradients(call, passed)
-        except Exception as error:  # the checker's own failure: never a pass
-            if is_out_of_memory(error):
-                self._memory.not_compared("eager's backward pass", error, backward=True)
+        reference = self.eager_gradients(call, passed)
+        if isinstance(reference, Exception):  # the checker's own failure: never a pass
+            if is_out_of_memory(reference):
+                self._memory.not_compared("eager's backward pass", reference, backward=True)
                 return None
-            reason = f"the reference's backward pass raised {described_exception(error)}"
+            reason = f"the reference's backward pass raised {described_exception(reference)}"
             self._reporter.skip(Skip("gradients", reason, matters=True))
             return None
         exchanged = self._exchanged(call)
@@ -173,10 +170,11 @@ class CallComparison:
         self._reporter.end_backward({"gradients": len(parts)})
         return [*found, *self._absorb(decisions)], gradients
 
-    def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
-        """The reference's gradients if the candidate has none; the reference's exception if it has none either."""
+    def eager_gradients(self, call: Call, passed: BackwardPass) -> Gradients | Exception:
+        """The gradients that eager sends; its exception if it raises."""
         try:
-            return self._reference_gradients(call, passed)
+            with profiled("checked_backend::reference backward"):
+                return eager_gradients(self._variants.reference, call, passed, self._memory)
         except Exception as error:
             return error
 
@@ -306,10 +304,6 @@ class CallComparison:
         for note in decisions.notes:
             self._reporter.note(note)
         return decisions.findings
-
-    def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
-        with profiled("checked_backend::reference backward"):
-            return eager_gradients(self._variants.reference, call, passed, self._memory)
 
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:

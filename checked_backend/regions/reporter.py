@@ -170,8 +170,9 @@ class RegionReporter(Reporter):
             findings, doubts = call.exchanges.proven(findings)
             for skip in doubts:
                 self.skip(skip)
+        search = None if call is None or not self._investigate else partial(self._investigate, call, cotangents)
         with random_untouched() if findings else nullcontext():
-            fall_back = self._report(findings, cause, call, cotangents, raises=raises)
+            fall_back = self._report(findings, cause, search, raises=raises)
         if fall_back and call is not None and not call.exchanges.in_step:
             self.note(_OUT_OF_STEP)
         elif fall_back:
@@ -179,13 +180,7 @@ class RegionReporter(Reporter):
         return self.stopped
 
     def _report(
-        self,
-        findings: Sequence[Finding],
-        cause: BaseException | None,
-        call: Call | None,
-        cotangents: Cotangents | None,
-        *,
-        raises: bool,
+        self, findings: Sequence[Finding], cause: BaseException | None, search: Search | None, *, raises: bool
     ) -> bool:
         """Answer findings as the user asked. Return whether to fall back to eager.
 
@@ -213,8 +208,7 @@ class RegionReporter(Reporter):
         ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
         report = self._own.report(self._region.name, only=reported)
-        if call is not None and self._investigate and news and not all(finding.at_fault for finding in failing):
-            search = partial(self._investigate, call, cotangents)
+        if search is not None and news and not all(finding.at_fault for finding in failing):
             report = self._localized(report, reported, search, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)

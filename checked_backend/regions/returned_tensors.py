@@ -56,7 +56,7 @@ class Returned:
 
     Attributes:
         memory: Where its elements lie.
-        print: The checksum when it was last looked at; None of gradients, which are not looked at.
+        checksum: That of the values when it was last looked at; None of gradients, which are not looked at.
         version: The number of writes to it that torch had counted then.
         issued: How many collectives the program had begun when it was returned.
     """
@@ -76,7 +76,7 @@ class Returned:
         self.memory, self.subject, self.region, self.call = memory, subject, region, call
         self.source, self.is_gradient = source, is_gradient
         self.version, self.issued = version_of(tensor), collectives_issued()
-        self.print: int | None = None
+        self.checksum: int | None = None
         self._tensor, self._storage = weakref.ref(tensor), StorageWeakRef(tensor.untyped_storage())
         self._other_owners = storage_users(self._storage) - 1
         self._dtype, self._layout = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -162,11 +162,11 @@ class Snapshot:
         taken = memory_ranges(args)
         known = dict.fromkeys(one for holder in holders for one in holder.held())
         apart = (one for one in known if (memory := memory_range(one.held())) and not _meets(memory, taken))
-        for result, held, now in _printed(apart):
-            if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
+        for result, held, now in _with_checksums(apart):
+            if unchecked and now != result.checksum and result.uncounted(held) and result.issued == self._issued:
                 what = "while calls ran unchecked, and torch counted no write to it"
                 skip(Skip(result.subject, f"it changed after call {result.call}, {what}", matters=True))
-            result.print, result.version = now, version_of(held)
+            result.checksum, result.version = now, version_of(held)
             self._results.append(result)
         for holder in holders:
             holder.unchecked = False
@@ -187,8 +187,8 @@ class Snapshot:
             counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """
         found: dict[Returned, Finding] = {}
-        for result, held, now in _printed(self._results):
-            changed = now != result.print and (counted or result.uncounted(held))
+        for result, held, now in _with_checksums(self._results):
+            changed = now != result.checksum and (counted or result.uncounted(held))
             shares = _shares(memory_range(held), outputs, reference)
             if changed and not shares and result.issued != self._issued:
                 what = "a collective of the program's may have written to it, which torch does not count"
@@ -208,7 +208,7 @@ class Snapshot:
         return [*found.values()]
 
 
-def _printed(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tensor, int | None]]:
+def _with_checksums(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tensor, int | None]]:
     """The results that are held, with their values and their checksums now."""
     known = [(result, held) for result in results if (held := result.held()) is not None]
     for (result, held), now in zip(known, fingerprints([held for _, held in known]), strict=True):
@@ -254,8 +254,8 @@ class ReturnedTensors:
             and not _meets(memory, given)
             and memory[0] not in cuda_graph_results(output.device)
         ]
-        for result, _, now in _printed(results):
-            result.print = now
+        for result, _, now in _with_checksums(results):
+            result.checksum = now
         for holder in self.holders():
             holder.add(results)
 
