@@ -202,7 +202,7 @@ class Call:
 
     def fresh(self, *, wide: bool = False) -> tuple[list[Any], dict[int, torch.Tensor]]:
         """Inputs for one run, and the leaves whose gradients are taken; in float64, if asked."""
-        return self.inputs.fresh(_wide if wide else None)
+        return self.inputs.fresh(to_float64 if wide else None)
 
     def run(
         self,
@@ -336,12 +336,3 @@ def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mappin
     returned = region(*arguments)
     outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
     return Execution(outputs, arguments, leaves, counted=before.advanced(arguments))
-
-
-def _wide(values: Sequence[Any]) -> list[Any]:
-    """Make the tensors among a region's inputs float64, all together, so that shared memory stays shared."""
-    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    wide = list(values)
-    for place, tensor in zip(places, to_float64([values[place] for place in places]), strict=True):
-        wide[place] = tensor
-    return wide

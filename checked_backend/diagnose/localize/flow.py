@@ -143,13 +143,10 @@ def _values(
 
 def _noise(gm: fx.GraphModule, inputs: Sequence[Any], reference: _Values) -> dict[fx.Node, float]:
     """How far eager is from float64; empty if the graph does not run there."""
-    given = copy_values(inputs)
-    places = [place for place, value in enumerate(given) if isinstance(value, torch.Tensor)]
     try:
-        for place, wide in zip(places, to_float64([given[place] for place in places]), strict=True):
-            given[place] = wide
+        wide = to_float64(copy_values(inputs))
         with Float64Mode(default_dtype=False):
-            exact, _ = _values(gm, given, reference.keys())
+            exact, _ = _values(gm, wide, reference.keys())
     except Exception:  # the picture has no noise in it
         return {}
     return {node: relative(exact[node], value) for node, value in reference.items()}
