@@ -313,7 +313,7 @@ class ProgramCopy:
             given=call.entering,
         )
         outcome = Outcome()
-        before = RngState.capture(tuple(self._rng.cuda))
+        before = self._rng.now()
         settings = ProcessState.capture()
         try:
             self._rng.restore()
@@ -321,7 +321,7 @@ class ProgramCopy:
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
             with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
                 self._train(partial(self._evaluate, call, state, objective, outcome), objective, outcome)
-            outcome.rng = RngState.capture(tuple(self._rng.cuda))
+            outcome.rng = self._rng.now()
             if self._program.continued:
                 self._rng = outcome.rng
         except _ProgramError as raised:

@@ -194,7 +194,7 @@ class Call:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Leave the random state as it was after a block."""
-        before = RngState.capture(tuple(self.rng.cuda))
+        before = self.rng.now()
         try:
             yield
         finally:
@@ -239,7 +239,7 @@ class Call:
             replayed = self.exchanges.replayed(backward=cotangents is not None and not paired)
             with self.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
                 execution = execute(region, arguments, leaves)
-            execution.final_rng = RngState.capture(tuple(self.rng.cuda))
+            execution.final_rng = self.rng.now()
             if cotangents is not None:
                 graph = execution.graph(self.inputs.mutated)
                 execution.outputs = ()  # frees what the backward pass does not need

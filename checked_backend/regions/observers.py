@@ -81,10 +81,6 @@ class CallRecord:
         for observer in observers:
             yield from filter(None, self._observations[observer])
 
-    def rng_now(self) -> RngState:
-        """The random state now, of the generators that the call may draw from."""
-        return RngState.capture(tuple(self.call.rng.cuda))
-
     def final_rng_states(self) -> FinalRngStates:
         """The random states that both sides left."""
         return FinalRngStates(self.after_reference, self.after_candidate, self.others_ran)

@@ -109,7 +109,7 @@ class CheckedRegion:
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
             return self._candidate_raised(record, error)
-        record.returned, record.after_candidate = returned, record.rng_now()
+        record.returned, record.after_candidate = returned, call.rng.now()
         if call.exchanges:
             self._run_reference(record)
             record.after_candidate.restore()  # the program goes on as if eager had not run after it
@@ -136,7 +136,7 @@ class CheckedRegion:
             record.settings, region = ProcessState.capture(), call.exchanges.paired_region(region)
         with self._waiting.at("running eager"):
             reference, record.eager_settings = run_eager(region, call, self._memory)
-        record.after_reference = record.rng_now()
+        record.after_reference = call.rng.now()
         if isinstance(reference, Execution) and not self._keeps_graph(call):
             reference = reference.without_graph()
         record.reference = reference

@@ -237,10 +237,9 @@ class RegionRunner:
         left = self.call.final_rng_states
         if left is None:
             return None
-        devices = tuple(left.reference.cuda)
-        before = RngState.capture(devices)
+        before = left.reference.now()
         time.sleep(SECONDS_TO_DRAW)
-        if not RngState.capture(devices).same_as(before):
+        if not before.now().same_as(before):
             return "torch's random state moves while neither eager nor the compiled program runs"
         for _ in range(TIMES_RUN if left.others_ran else 0):
             reference, candidate = self.random_states()

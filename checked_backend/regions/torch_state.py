@@ -45,6 +45,10 @@ class RngState:
         devices = {value.device.index or 0 for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
         return cls.capture(sorted(devices))
 
+    def now(self) -> RngState:
+        """Copy the current states of the same generators."""
+        return RngState.capture(tuple(self.cuda))
+
     def restore(self) -> None:
         """Set the generators back to these states."""
         torch.set_rng_state(self.cpu)
