@@ -7,6 +7,7 @@ does when it runs again is a finding; where it does not, and somebody else may h
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -42,7 +43,7 @@ from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchS
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class CallRecord:
     """The record of one checked call.
 
@@ -72,7 +73,8 @@ class CallRecord:
 
     def observe(self) -> None:
         """Have all observers look, before the candidate runs."""
-        self._observations = {observer: observer(self) for observer in (*IF_ONE_RAISES, *IF_BOTH_RETURN)}
+        own = weakref.proxy(self)  # else what the check holds would not be freed before Python's collector comes by
+        self._observations = {observer: observer(own) for observer in (*IF_ONE_RAISES, *IF_BOTH_RETURN)}
         for observation in self._observations.values():
             next(observation)
 
