@@ -23,7 +23,7 @@ from checked_backend.errors import CandidateError, CheckedBackendError, OptionEr
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.regions.torch_state import RngState, modes_unharmed
+from checked_backend.regions.torch_state import RngState, modes_restored
 
 MakeOptimizer = Callable[[list[torch.Tensor]], Any]
 """A class of ``torch.optim``, or any function from parameters to an optimizer."""
@@ -313,7 +313,7 @@ class ProgramCopy:
             given=call.entering,
         )
         outcome = Outcome()
-        before = RngState.capture(tuple(self._rng.cuda))
+        before = self._rng.now()
         settings = ProcessState.capture()
         try:
             self._rng.restore()
@@ -321,7 +321,7 @@ class ProgramCopy:
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
             with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
                 self._train(partial(self._evaluate, call, state, objective, outcome), objective, outcome)
-            outcome.rng = RngState.capture(tuple(self._rng.cuda))
+            outcome.rng = self._rng.now()
             if self._program.continued:
                 self._rng = outcome.rng
         except _ProgramError as raised:
@@ -360,8 +360,7 @@ class ProgramCopy:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        kinds = ("cpu", "cuda") if self._rng.cuda else ("cpu",)
-        with modes_unharmed(kinds), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
+        with modes_restored(), torch.set_grad_enabled(self._program.gradients), warnings.catch_warnings():
             no_warning_is_an_error()
             yield
 

@@ -293,7 +293,7 @@ class _Pair:
         self._holding.append([value for value in candidate.outputs.values() if isinstance(value, torch.Tensor)])
         self._results.add(
             [
-                Returned.of(value, memory, name, _HANDWRITTEN, number)
+                Returned(value, memory, name, _HANDWRITTEN, number)
                 for name, value in candidate.outputs.items()
                 if (memory := memory_range(value)) is not None
             ]

@@ -40,7 +40,6 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.operator_check.findings import BY_ITSELF
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.regions.torch_state import RngState
 from checked_backend.report.file_names import this_moment
 from checked_backend.report.progress import Progress, nothing_told
 from checked_backend.report.session import investigations
@@ -180,13 +179,9 @@ class _Investigation:
         limit, patience = _limits(self.failure)
         seconds = limit - min(TELLING, patience / 2)
         self.deadline = time.monotonic() + limit - patience
-        # if no process can be forked, this is the user's state
-        before = RngState.capture(tuple(self.failure.call.rng.cuda))
-        try:
-            with without_compile_caches(), self.stop.awaited(seconds):
-                self._run()
-        finally:
-            before.restore()
+        # if no process can be forked, the random state is the user's
+        with self.failure.call.undisturbed(), without_compile_caches(), self.stop.awaited(seconds):
+            self._run()
         return self.found.to_json()
 
     def _run(self) -> None:

@@ -70,7 +70,6 @@ class OwnCall:
     """
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         copier = Copier(own_code=True, keep_grad=True, hooks=False)
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
@@ -80,7 +79,7 @@ class OwnCall:
             copied,
             copied_args,
             copied_kwargs,
-            RngState.capture(cuda),
+            RngState.of_process(),
             gradients,
             own_code=True,
             keep_grad=True,
@@ -95,7 +94,7 @@ class OwnCall:
         self._function, self._arguments, self._captured = function, (args, kwargs), copier.originals()
         self._remembered = reached.now()
         self._settings = ProcessState.capture()
-        self._ambient = TorchState.capture(("cpu", "cuda") if cuda else ("cpu",))
+        self._ambient = TorchState.capture()
         self._tensors = [(own, copy, own._version) for own, copy in copier.tensors() if not own.is_inference()]
         self._wanted: Sequence[str] = ()
         self._edges: Mapping[Edge, int] = {}
@@ -147,7 +146,7 @@ class OwnCall:
     def ended(self, error: Exception | None = None) -> Outcome:
         """The outcome of the call as far as it is known without its result, or if it has raised."""
         settings = self._settings, ProcessState.capture()
-        return Outcome(rng=RngState.capture(tuple(self.program.rng.cuda)), settings=settings, error=error)
+        return Outcome(rng=self.program.rng.now(), settings=settings, error=error)
 
     def watch(self, outcome: Outcome, then: Callable[[OwnCall, Outcome], None], fails: Callable[[str], None]) -> None:
         """Have the call's first backward pass compared, whenever it comes.

@@ -68,10 +68,11 @@ class ReplayedRun:
 
 
 class Exchanges:
-    """The exchanges of one call.
+    """The exchanges of one call; false if its region exchanges nothing with other ranks.
 
     Args:
-        lines: The user's lines of the collectives that the region's graph names, in order, by family.
+        lines: The user's lines of the collectives that the region's graph names, in order, by family; None if the
+            region exchanges nothing.
         hands_over: Whether the program waits for some results of the region, instead of the region itself.
 
     Attributes:
@@ -79,13 +80,17 @@ class Exchanges:
             rank could go on in eager alone.
     """
 
-    def __init__(self, lines: Mapping[str, Sequence[str]], *, hands_over: bool = False) -> None:
-        self._lines = lines
+    def __init__(self, lines: Mapping[str, Sequence[str]] | None = None, *, hands_over: bool = False) -> None:
+        self._exist = lines is not None
+        self._lines = lines or {}
         self._hands_over = hands_over
         self._forward = CollectiveTape()
         self._backward = CollectiveTape()
         self._paired: ReplayCollectives | None = None
         self.in_step = True
+
+    def __bool__(self) -> bool:
+        return self._exist
 
     @property
     def begun(self) -> bool:
@@ -103,6 +108,9 @@ class Exchanges:
 
         Where it raises, what it has begun to exchange still arrives.
         """
+        if not self:
+            yield
+            return
         mode = RecordCollectives(self._forward)
         try:
             with mode:
@@ -112,27 +120,38 @@ class Exchanges:
             raise
         mode.finish(leave=self._hands_over)
 
-    def is_under_way(self, value: object) -> bool:
-        """Whether a tensor is a result that has not arrived yet, or part of one. Its values must not be read."""
+    def _is_under_way(self, value: object) -> bool:
         if not self._forward.under_way or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return False
         return storage_identity(value) in {storage_identity(result) for _, result in self._forward.under_way}
 
+    def under_way(self, results: Mapping[str, object]) -> dict[str, Skip]:
+        """The results, by subject, that have not arrived yet, or are part of one. Their values must not be read.
+
+        The program waits for them itself: they will hold what other ranks send.
+        """
+        why = "received after the region has ended, so that what is sent for it is compared, and not what is received"
+        return {subject: Skip(subject, why) for subject, value in results.items() if self._is_under_way(value)}
+
     def arrived(self, values: Sequence[Any]) -> Sequence[Any]:
         """The region's results, with None in place of those that are under way."""
-        return [None if self.is_under_way(value) else value for value in values]
+        return [None if self._is_under_way(value) else value for value in values]
 
     def backward_passed(self, tape: CollectiveTape) -> None:
         """Note the exchanges of the candidate's backward pass."""
         self._backward = tape
 
     def replayed(self, *, backward: bool = False) -> ReplayedRun:
-        """One more run of the region, or of its backward pass too."""
+        """One more run of the region, or of its backward pass too, whether it exchanges anything or not."""
+        if not self:
+            return ReplayedRun(None, None)
         later = ReplayCollectives(self._backward, [self._forward]) if backward else None
         return ReplayedRun(ReplayCollectives(self._forward), later)
 
     def paired(self, *, backward: bool = False) -> AbstractContextManager[Any]:
-        """The run of the reference that decides which exchanges belong together."""
+        """The run of the reference that decides which exchanges belong together: it exchanges nothing."""
+        if not self:
+            return nullcontext()
         if backward:
             self._paired = ReplayCollectives(self._backward, [self._forward], pairs=True, where=_BACKWARD)
         else:
@@ -269,18 +288,3 @@ def _otherwise(missing: Sequence[Exchange], left: Sequence[Exchange]) -> str:
     return (
         f"unsupported: the compiled program exchanges tensors in another way than eager, which is not compared: {told}"
     )
-
-
-def replaying(exchanges: Exchanges | None, *, backward: bool = False) -> ReplayedRun:
-    """One more run of a region, whether it exchanges anything or not."""
-    return ReplayedRun(None, None) if exchanges is None else exchanges.replayed(backward=backward)
-
-
-def under_way(exchanges: Exchanges | None, results: Mapping[str, object]) -> dict[str, Skip]:
-    """The results, by subject, for which the program waits itself: they will hold what other ranks send."""
-    why = "received after the region has ended, so that what is sent for it is compared, and not what is received"
-    return {
-        subject: Skip(subject, why)
-        for subject, value in results.items()
-        if exchanges is not None and exchanges.is_under_way(value)
-    }

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ from checked_backend._torch.dynamo import (
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
 from checked_backend.numerics.bits import resolved, same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
-from checked_backend.regions.execution import Cotangents
+from checked_backend.regions.execution import Cotangents, Result
 from checked_backend.regions.gradient_gate import Edge, Site, find_sites
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
@@ -62,12 +62,13 @@ class BackwardPass:
     Attributes:
         needed: Positions of the inputs whose gradient this pass needs.
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
+        running: What is entered until the region's part of the pass is over, or other code raises.
         begun: What `BackwardObserver.begins` gave.
         cotangents: Copies of the gradients that arrived.
         gradients: Gradients that the candidate sent to the inputs whose gradient is needed, by position; None for an
             input to which it sent none.
         differentiable: Whether it records its own graph (``create_graph=True``).
-        overwritten: Results ("output" or "mutated", index) whose arriving gradient the candidate wrote to.
+        overwritten: Results whose arriving gradient the candidate wrote to.
         began: The process's settings when the pass came to the region.
         ended: Those when it left the latest of its nodes; None before.
         exchanged: The candidate's exchanges with other ranks in this pass.
@@ -77,18 +78,19 @@ class BackwardPass:
         failed: Whether eager's gradients are sent, because the candidate raised.
         short: Whether it is unknown what arrived, because copying that failed.
         recorder: Records the exchanges; None for a region that has none.
-        copies: The gradients that arrived at results ("output" or "mutated", index).
+        copies: The gradients that arrived at results.
         fed: Those of them that came from inside of the region.
         sent: The gradients that it sent to inputs so far, by position.
     """
 
     needed: frozenset[int]
     keeps_graph: bool
+    running: ExitStack
     begun: Any
-    cotangents: Cotangents = field(default_factory=lambda: Cotangents({}, {}))
+    cotangents: Cotangents = field(default_factory=lambda: Cotangents({}))
     gradients: Gradients = field(default_factory=dict)
     differentiable: bool = False
-    overwritten: list[tuple[str, int]] = field(default_factory=list)
+    overwritten: list[Result] = field(default_factory=list)
     began: ProcessState = field(default_factory=ProcessState.capture)
     ended: ProcessState | None = None
     exchanged: CollectiveTape = field(default_factory=CollectiveTape)
@@ -98,30 +100,30 @@ class BackwardPass:
     failed: bool = False
     short: bool = False
     recorder: RecordCollectives | None = None
-    copies: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    fed: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    copies: dict[Result, torch.Tensor] = field(default_factory=dict)
+    fed: dict[Result, torch.Tensor] = field(default_factory=dict)
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def leaves(self, site: Site, sent: Sequence[Any], arrived: Sequence[Any]) -> None:
         """Note what a node has sent, and whether it wrote to what had arrived."""
-        for output, place, index in site.results:
-            if was_written_to(self.copies.get((place, index)), arrived[output]):
-                self.overwritten.append((place, index))
+        for output, result in site.results:
+            if was_written_to(self.copies.get(result), arrived[output]):
+                self.overwritten.append(result)
         for index, position in site.to_inputs:
             _add(self.sent, position, sent[index])
-        for index, key in site.to_results:
-            _add(self.fed, key, sent[index])
+        for index, result in site.to_results:
+            _add(self.fed, result, sent[index])
 
     def close(self) -> BackwardPass:
         """Put together what its hooks have noted."""
         if self.recorder is not None:
             self.recorder.finish()
-        outputs: dict[int, torch.Tensor] = {}
-        mutated: dict[int, torch.Tensor] = {}
-        for (place, index), gradient in self.copies.items():
-            fed = self.fed.get((place, index))
-            (outputs if place == "output" else mutated)[index] = gradient if fed is None else _without(fed, gradient)
-        self.cotangents = Cotangents(outputs, mutated)
+        self.cotangents = Cotangents(
+            {
+                result: gradient if (fed := self.fed.get(result)) is None else _without(fed, gradient)
+                for result, gradient in self.copies.items()
+            }
+        )
         self.gradients = {position: self.sent.get(position) for position in sorted(self.needed)}
         self.differentiable = torch.is_grad_enabled()
         return self
@@ -132,6 +134,7 @@ class BackwardObserver:
 
     Args:
         on_passed: What `passed` does.
+        clock: Gives the time in seconds.
 
     Attributes:
         of_errors: Whether it is told of exceptions of the candidate's compiled backward.
@@ -139,22 +142,24 @@ class BackwardObserver:
 
     of_errors: ClassVar[bool] = False
 
-    def __init__(self, on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None) -> None:
+    def __init__(
+        self,
+        on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._on_passed = on_passed
+        self.clock = clock
+
+    def begins(self, running: ExitStack) -> Any:
+        """A pass comes to the region. `BackwardPass.begun` is the result.
+
+        Args:
+            running: Closed when the region's part of the pass is over; not if that ends by an exception of other code.
+        """
 
     def passed(self, passed: BackwardPass) -> Gradients | None:
         """A pass has left the region. What it returns is used instead, if `BackwardWatch.can_replace`."""
         return self._on_passed(passed)
-
-    def now(self) -> float:
-        """The time in seconds."""
-        return time.perf_counter()
-
-    def begins(self) -> Any:
-        """A pass comes to the region. `BackwardPass.begun` is the result."""
-
-    def ends(self, begun: Any) -> None:
-        """The region's part of a pass is over; not told if it ends by an exception of other code."""
 
     def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
         """The candidate's compiled backward has raised, and sent nothing. It may return gradients too."""
@@ -230,7 +235,8 @@ class BackwardWatch:
             node.register_hook(partial(_hook, self, BackwardWatch._left))
         for number, node in enumerate(sites):
             if eager is not None:
-                places = {output: index for output, place, index in self._sites[number].results if place == "output"}
+                results = self._sites[number].results
+                places = {output: index for output, (place, index) in results if place == "output"}
                 _metadata(node)[_ABOUT] = eager, places
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
@@ -246,24 +252,34 @@ class BackwardWatch:
         return False
 
     def _arriving(self, number: int, grad_outputs: Any) -> None:
-        began, passed, site = self._observer.now(), self._pass(), self._sites[number]
+        began, passed, site = self._observer.clock(), self._pass(), self._sites[number]
         passed.arrived += memory_ranges(grad_outputs)
         passed.elsewhere |= any(
             gradient is not None and output not in site.known for output, gradient in enumerate(grad_outputs)
         )
         with self._unless_short(passed):
-            for output, place, index in site.results:
+            for output, result in site.results:
                 if grad_outputs[output] is not None:
-                    passed.copies[place, index] = _kept(grad_outputs[output])
-        passed.seconds += self._observer.now() - began
+                    passed.copies[result] = _kept(grad_outputs[output])
+        passed.seconds += self._observer.clock() - began
 
     def _pass(self) -> BackwardPass:
+        """The pass that is running; it may have come to the region just now."""
         task = current_graph_task_id()
-        if task not in self._passes:
-            self._passes[task] = self._begun()
-            if not self.can_replace:
-                call_after_backward(partial(_untraced, self, BackwardWatch._finish, task))
-        return self._passes[task]
+        if (known := self._passes.get(task)) is not None:
+            return known
+        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
+        running = ExitStack()
+        passed = BackwardPass(needed, graph_task_keeps_graph(), running, self._observer.begins(running))
+        if self._exchanges:
+            passed.recorder = RecordCollectives(passed.exchanged)
+        # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass
+        if self._freed or in_compiled_backward():
+            running.close()
+        self._passes[task] = passed
+        if not self.can_replace:
+            call_after_backward(partial(_untraced, self, BackwardWatch._finish, task))
+        return passed
 
     def _entered(self, _grad_outputs: Any) -> None:
         """Record what a node of the region exchanges, from here on."""
@@ -287,12 +303,12 @@ class BackwardWatch:
             passed.copies.clear()
 
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
-        began, task = self._observer.now(), current_graph_task_id()
+        began, task = self._observer.clock(), current_graph_task_id()
         passed, site = self._passes[task], self._sites[number]
         passed.ended = ProcessState.capture()
         with self._unless_short(passed):
             passed.leaves(site, grad_inputs, grad_outputs)
-        passed.seconds += self._observer.now() - began
+        passed.seconds += self._observer.clock() - began
         replacements = self._finish(task) if number == self._exit else None
         if not replacements:
             return None
@@ -300,16 +316,6 @@ class BackwardWatch:
         for index, position in site.to_inputs:
             changed[index] = replacements.get(position, changed[index])
         return tuple(changed)
-
-    def _begun(self) -> BackwardPass:
-        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
-        passed = BackwardPass(needed, graph_task_keeps_graph(), self._observer.begins())
-        if self._exchanges:
-            passed.recorder = RecordCollectives(passed.exchanged)
-        # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass
-        if self._freed or in_compiled_backward():
-            self._observer.ends(passed.begun)
-        return passed
 
     def _raised(self, number: int, error: Exception, _grad_outputs: Sequence[Any]) -> Gradients | None:
         task = current_graph_task_id()
@@ -336,7 +342,7 @@ class BackwardWatch:
     def _ended(self, task: int) -> BackwardPass | None:
         passed = self._passes.pop(task, None)
         if passed is not None:
-            self._observer.ends(passed.begun)
+            passed.running.close()
         return passed
 
 

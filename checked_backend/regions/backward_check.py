@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
@@ -20,7 +20,7 @@ from checked_backend.regions.call_findings import candidate_crashed, compare_exc
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.eager import NOT_CONTINUED
+from checked_backend.regions.eager import NOT_CONTINUED, eager_outputs
 from checked_backend.regions.execution import Call
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.health import HEALTH, Health, RegionHealth
@@ -38,6 +38,9 @@ from checked_backend.regions.runner import Variants
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.unsupported import MachineLimits
 from checked_backend.verdict.steps.candidate_again import AGAIN
+
+if TYPE_CHECKING:
+    from checked_backend.regions.observers import CallRecord
 
 _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
@@ -104,26 +107,14 @@ class BackwardCheck(BackwardObserver):
     of_errors = True
 
     def __init__(self, checks: Checks, call: Call, given: Sequence[MemoryRange]) -> None:
-        super().__init__()
+        super().__init__(clock=schedule.clock)
         self._checks, self._call, self._given = checks, call, given
         self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
 
     @classmethod
-    def watch(
-        cls,
-        checks: Checks,
-        args: Sequence[Any],
-        call: Call,
-        outputs: Sequence[Any],
-        edges: Mapping[Any, int],
-        since: int,
-    ) -> None:
-        """Have a call's backward passes checked.
-
-        Args:
-            edges: The places in the user's autograd graph where the gradients of the inputs arrive.
-            since: The autograd sequence number before the candidate ran.
-        """
+    def watch(cls, record: CallRecord, outputs: Sequence[Any]) -> None:
+        """Have a call's backward passes checked."""
+        checks, args, call = record.checks, record.args, record.call
         for position in sorted(call.inputs.entangled):
             reason = "a mutated input that shares memory with another input"
             checks.reporter.skip(Skip(call.subjects.gradient(position), reason, matters=True))
@@ -133,39 +124,29 @@ class BackwardCheck(BackwardObserver):
         watch = BackwardWatch(
             outputs,
             {position: args[position] for position in call.inputs.mutated},
-            edges,
-            since,
+            record.edges,
+            record.since,
             check,
-            exchanges=call.exchanges is not None,
-            eager=partial(checks.comparison.eager_outputs, call) if call.exchanges is None else None,
+            exchanges=bool(call.exchanges),
+            eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             checks.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
 
-    def now(self) -> float:
-        """The time by which checks are paid for."""
-        return schedule.clock()
-
     def again(self, error: Exception) -> AbstractContextManager[Any] | None:
         """Compile it anew where the compiler's cache may be what failed."""
         return self._checks.candidate.backward_again(error)
 
-    def begins(self) -> tuple[Snapshot, tuple[Returned, ...], Callable[[], None]]:
+    def begins(self, running: ExitStack) -> tuple[Snapshot, tuple[Returned, ...]]:
         """Look at the results and the gradients that the program holds of earlier calls. Note that it has not ended."""
         self._reporter.hear()
         self._reporter.call = self._call.number
         skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
-        running, earlier = ExitStack(), self._checks.earlier
         running.callback(self._reporter.skip_until(skip))
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
-        return earlier.look(), earlier.held_gradients(), running.close
-
-    def ends(self, begun: Any) -> None:
-        """Take back that it has not ended."""
-        _results, _gradients, over = begun
-        over()
+        return self._checks.earlier.look(), self._checks.earlier.held_gradients()
 
     def left_out(self) -> None:
         """Note that compiled autograd captures it."""
@@ -183,11 +164,8 @@ class BackwardCheck(BackwardObserver):
 
     def _exchange_failed(self, passed: BackwardPass) -> bool:
         """Note the exchanges of a backward pass. Return whether one of them failed."""
-        exchanges = self._call.exchanges
-        if exchanges is None:
-            return False
-        exchanges.backward_passed(passed.exchanged)
-        return exchanges.failed is not None
+        self._call.exchanges.backward_passed(passed.exchanged)
+        return self._call.exchanges.failed is not None
 
     def _checked(self, passed: BackwardPass) -> Gradients | None:
         call, earlier = self._call, self._checks.earlier
@@ -195,7 +173,7 @@ class BackwardCheck(BackwardObserver):
             return None
         left = self._settings_left(passed)
         call.ratios = None  # not those of the results
-        results, held, _over = passed.begun
+        results, held = passed.begun
         left += results.overwritten(earlier.calls, earlier.region, counted=False)
         try:
             comparing = self._checks.variants.waiting.at("comparing the gradients")
@@ -211,7 +189,7 @@ class BackwardCheck(BackwardObserver):
                 {call.subjects.gradient(position): gradient for position, gradient in side.items()}
                 for side in (passed.gradients, gradients)
             )
-            findings += earlier.sent_again(call.number, sent, reference, [*self._given, *passed.arrived], held)
+            findings += earlier.reuses_memory(call.number, sent, reference, [*self._given, *passed.arrived], held)
             self._checks.health.checked(call.number, call.ratios, findings, call.check.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
@@ -236,9 +214,7 @@ class BackwardCheck(BackwardObserver):
             if not same_exception(eager, error):
                 self._memory.not_compared("eager's backward pass", eager, backward=True)
             return None
-        unfinished = call.exchanges is not None and (
-            call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
-        )
+        unfinished = call.exchanges.backward_begun or isinstance(eager, CollectiveReplayError)
         alike = isinstance(eager, Exception) and compare_exceptions(eager, error)[0] is None
         if isinstance(eager, Exception) and (alike or not unfinished):
             differs = self._comparison.backward_exceptions(eager, error)

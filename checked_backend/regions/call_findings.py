@@ -132,23 +132,9 @@ def rng_state_differs() -> Finding:
     return Finding(Kind.RNG, "rng state", message, "rng.state", expected=expected, actual=actual)
 
 
-def unexpected_mutation(subjects: Sequence[str]) -> list[Finding]:
-    """Inputs that changed and should not have."""
-    message = "the compiled program changed an input that eager leaves alone"
-    return [_written_to(subject, message) for subject in subjects]
-
-
-def gradient_overwritten(result: str) -> Finding:
-    """The candidate's backward pass wrote to an incoming gradient."""
-    message = (
-        "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: whoever "
-        "else uses that tensor finds other numbers in it"
-    )
-    return _written_to(f"gradient of {result}", message)
-
-
-def _written_to(subject: str, message: str) -> Finding:
-    return Finding(Kind.MUTATION, subject, message, "mutation.unexpected", expected="unchanged", actual="changed")
+def memory_written(subject: str, message: str, detail: str = "mutation.unexpected") -> Finding:
+    """The compiled program has written to memory that eager leaves alone."""
+    return Finding(Kind.MUTATION, subject, message, detail, expected="unchanged", actual="changed")
 
 
 @dataclass(frozen=True, slots=True)

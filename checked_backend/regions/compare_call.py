@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,18 @@ import torch
 from checked_backend._torch.traces import profiled
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
-from checked_backend.ranks.exchanges import Agreement, under_way
-from checked_backend.regions.backward import BackwardPass, was_written_to
+from checked_backend.ranks.exchanges import Agreement
+from checked_backend.regions.backward import BackwardPass, Gradients, was_written_to
 from checked_backend.regions.call_findings import (
     compare_exceptions,
     described_exception,
     exception_missing,
-    gradient_overwritten,
+    memory_written,
 )
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.draw_inputs import DrawInputs, compare_draw_inputs
-from checked_backend.regions.eager import InputsChangedError, eager_gradients, eager_outputs
-from checked_backend.regions.execution import Call, Cotangents, Execution, Subjects, flat_tensors
+from checked_backend.regions.eager import InputsChangedError, eager_gradients
+from checked_backend.regions.execution import Call, Cotangents, Execution, Subjects, flat_tensors, results_of
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.reporter import RegionReporter
@@ -79,38 +79,27 @@ class CallComparison:
         exchanged = self._exchanged(call)
         if not exchanged.complete:
             return exchanged.findings
-        sources = self._info.output_sources
+        mutated = sorted(call.inputs.mutated)
+        actual = results_of(outputs, {position: args[position] for position in mutated})
         parts = [
-            Part(call.subjects.output(index), expected, outputs[index], sources[index] if index < len(sources) else "")
-            for index, expected in enumerate(reference.outputs)
-        ]
-        parts += [
-            Part(
-                call.subjects.mutated(position),
-                reference.arguments[position],
-                args[position],
-                self._info.input_sources[position],
-            )
-            for position in sorted(call.inputs.mutated)
+            Part(call.subjects.result(result), expected, actual[result], self._info.source(result))
+            for result, expected in reference.results(mutated).items()
         ]
         free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
         structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
-        left = under_way(call.exchanges, {part.subject: part.candidate for part in parts})
+        left = call.exchanges.under_way({part.subject: part.candidate for part in parts})
         incomparable |= left.keys()
         structure, skips = tolerate_flipped_shapes(structure, partial(self.runner, call))
         for skip in (*skips, *left.values()):
             self._reporter.skip(skip)
         shared = self._aliasing(call, reference, outputs, args, parts)
         aliasing = [found for found in shared if found.subject not in free or not _is_layout(found)]
-        pristine = {call.subjects.mutated(position): value for position, value in call.inputs.pristine.items()}
         found = [*exchanged.findings, *structure, *aliasing]
-        try:
-            decisions = self._values(call, parts, incomparable, pristine, None, exchanged)
-        except PostponedError as error:
-            self._reporter.postponed(str(error), backward=False)
+        decisions = self._values(call, parts, incomparable, None, exchanged)
+        if decisions is None:
             return found
         self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
         if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
@@ -133,15 +122,13 @@ class CallComparison:
                 low_precision=self._variants.low_precision,
             )
         except Exception as error:
-            words = f"could not be compared: {type(error).__name__}: {error}".splitlines()[0]
+            words = f"could not be compared: {described_exception(error)}"
             self._reporter.skip(Skip("inputs of random operators", words, matters=unknown))
             return []
         self._reporter.count({"inputs of random operators": found.compared})
         return self._absorb(found)
 
-    def backward(
-        self, call: Call, passed: BackwardPass
-    ) -> tuple[list[Finding], Mapping[int, torch.Tensor | None]] | None:
+    def backward(self, call: Call, passed: BackwardPass) -> tuple[list[Finding], Gradients] | None:
         """Compare the gradients of one backward pass.
 
         Returns:
@@ -151,13 +138,12 @@ class CallComparison:
         if passed.differentiable:
             self._reporter.skip(Skip("double backward", "gradients of gradients are not checked"))
         before = passed.cotangents.copied() if passed.overwritten else passed.cotangents
-        try:
-            reference = self._reference_gradients(call, passed)
-        except Exception as error:  # the checker's own failure: never a pass
-            if is_out_of_memory(error):
-                self._memory.not_compared("eager's backward pass", error, backward=True)
+        reference = self.eager_gradients(call, passed)
+        if isinstance(reference, Exception):  # the checker's own failure: never a pass
+            if is_out_of_memory(reference):
+                self._memory.not_compared("eager's backward pass", reference, backward=True)
                 return None
-            reason = f"the reference's backward pass raised {type(error).__name__}: {error}".splitlines()[0]
+            reason = f"the reference's backward pass raised {described_exception(reference)}"
             self._reporter.skip(Skip("gradients", reason, matters=True))
             return None
         exchanged = self._exchanged(call)
@@ -168,7 +154,7 @@ class CallComparison:
             Part(
                 call.subjects.gradient(position),
                 *settle_none(reference[position], grad),
-                self._info.input_sources[position],
+                self._info.source(("mutated", position)),
             )
             for position, grad in wanted.items()
         ]
@@ -177,31 +163,21 @@ class CallComparison:
         structure += _overwritten(call.subjects, passed, before)
         found = [*exchanged.findings, *structure]
         gradients = {position: reference[position] for position in wanted}
-        try:
-            decisions = self._values(call, parts, incomparable, {}, passed.cotangents, exchanged)
-        except PostponedError as error:
-            self._reporter.postponed(str(error), backward=True)
+        decisions = self._values(call, parts, incomparable, passed.cotangents, exchanged)
+        if decisions is None:
             return found, gradients
         if self._variants.operators is not None:
             self._variants.operators.backward(decisions, self._scales)
         self._reporter.end_backward({"gradients": len(parts)})
         return [*found, *self._absorb(decisions)], gradients
 
-    def eager_gradients(self, call: Call, passed: BackwardPass) -> Mapping[int, torch.Tensor | None] | Exception:
-        """The reference's gradients if the candidate has none; the reference's exception if it has none either."""
+    def eager_gradients(self, call: Call, passed: BackwardPass) -> Gradients | Exception:
+        """The gradients that eager sends; its exception if it raises."""
         try:
-            return self._reference_gradients(call, passed)
+            with profiled("checked_backend::reference backward"):
+                return eager_gradients(self._variants.reference, call, passed, self._memory)
         except Exception as error:
             return error
-
-    def eager_outputs(self, call: Call) -> Sequence[Any]:
-        """Eager's outputs once more, with their history.
-
-        Raises:
-            InputsChangedError: The inputs were written to.
-            Exception: Whatever eager raises.
-        """
-        return eager_outputs(self._variants.reference, call)
 
     def exceptions(self, call: Call, reference: Exception, candidate: Exception) -> tuple[Finding | None, bool]:
         """Compare the exceptions of a call in which both raise.
@@ -244,38 +220,48 @@ class CallComparison:
         call: Call,
         parts: Sequence[Part],
         incomparable: frozenset[str],
-        pristine: Mapping[str, torch.Tensor],
         cotangents: Cotangents | None,
         exchanged: Agreement,
-    ) -> Decisions:
+    ) -> Decisions | None:
+        """Compare values. None if they were not compared to the end, because a control run is not earned yet."""
+        backward, pristine = cotangents is not None, call.inputs.pristine
+        before = {} if backward else {call.subjects.mutated(position): value for position, value in pristine.items()}
         pairs = list(exchanged.pairs)
         for part, name, reference, candidate in value_pairs(parts, incomparable):
             kind, detail = None, ""
-            if part.subject in pristine:
+            if part.subject in before:
                 kind, detail = Kind.MUTATION, "mutation.wrong"
-                before = pristine[part.subject]
-                plain = flat_tensors(part.subject, before).get(name)  # for a distributed tensor, its own shard
+                # for a distributed tensor, its own shard
+                plain = flat_tensors(part.subject, before[part.subject]).get(name)
                 if plain is not None and plain.shape == candidate.shape and torch.equal(plain, candidate.detach()):
                     detail = "mutation.dropped"
             pairs.append(TensorPair(part.subject, name, reference, candidate, kind, detail, part.source))
 
         with self._lock:
-            backward = cotangents is not None
             self._comparisons[backward] += 1
             number = self._comparisons[backward]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = is_recheck(call.check.number or number)
             whole = recheck and self._rechecks[backward] < WHOLE_RECHECKS
             known = {} if whole else dict(self._scales)
-        decisions = decide(
-            pairs,
-            partial(self.runner, call, cotangents),
-            known,
-            thorough=self._thorough,
-            low_precision=self._variants.low_precision,
-            recheck=recheck,
-            signs=recheck and cotangents is None,  # gradients are summed up, so the sign of their zeros does not matter
-        )
+        try:
+            decisions = decide(
+                pairs,
+                partial(self.runner, call, cotangents),
+                known,
+                thorough=self._thorough,
+                low_precision=self._variants.low_precision,
+                recheck=recheck,
+                signs=recheck and not backward,  # gradients are summed up, so the sign of their zeros does not matter
+            )
+        except PostponedError as error:
+            reason = (
+                f"postponed: {error}, which the run has not earned yet (option budget); no value was outside of its "
+                "noise"
+            )
+            skip = Skip("gradients" if backward else "results", reason, matters=True)
+            self._reporter.skip_until_compared(skip, backward=backward)
+            return None
         with self._lock:
             self._rechecks[backward] += recheck  # not if it was postponed
         call.check.made = True
@@ -284,7 +270,7 @@ class CallComparison:
 
     def _exchanged(self, call: Call) -> Agreement:
         """Compare what the reference (it ran just now) would have sent to other ranks with what the candidate sent."""
-        if call.exchanges is None:
+        if not call.exchanges:
             return Agreement()
         exchanged = call.exchanges.agreement()
         if self._variants.low_precision and self._variants.entangled:
@@ -297,17 +283,17 @@ class CallComparison:
         self._reporter.count({"tensors sent to other ranks": len(exchanged.pairs)})
         return exchanged
 
-    def exchanged_otherwise(self, call: Call, error: Exception | Execution | None) -> list[Finding]:
+    def exchanged_otherwise(self, call: Call, error: Exception) -> list[Finding]:
         """Findings about a call whose reference did not receive what it needed from other ranks."""
         exchanged = self._exchanged(call)
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
         if not exchanged.findings:
-            self._reporter.skip(Skip("results", f"eager could not be run to compare them: {why}", matters=True))
+            why = f"eager could not be run to compare them: {described_exception(error)}"
+            self._reporter.skip(Skip("results", why, matters=True))
         return exchanged.findings
 
     def runner(self, call: Call, cotangents: Cotangents | None = None) -> RegionRunner:
         """What runs a call again; with gradients that arrived, its backward pass too."""
-        return RegionRunner(self._variants, call, cotangents, self._memory)
+        return RegionRunner(self._variants, call, self._memory, cotangents)
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:
@@ -321,22 +307,16 @@ class CallComparison:
             self._reporter.note(note)
         return decisions.findings
 
-    def _reference_gradients(self, call: Call, passed: BackwardPass) -> dict[int, torch.Tensor | None]:
-        with profiled("checked_backend::reference backward"):
-            return eager_gradients(self._variants.reference, call, passed, self._memory)
-
 
 def _overwritten(subjects: Subjects, passed: BackwardPass, before: Cotangents) -> Iterator[Finding]:
     """Findings about incoming gradients that the candidate wrote to, and eager did not."""
-    for place, index in passed.overwritten:
-        kept, name = (
-            (before.outputs.get(index), subjects.output(index))
-            if place == "output"
-            else (before.mutated.get(index), subjects.mutated(index))
-        )
-        given = (passed.cotangents.outputs if place == "output" else passed.cotangents.mutated).get(index)
-        if not was_written_to(kept, given):
-            yield gradient_overwritten(name)
+    for result in passed.overwritten:
+        if not was_written_to(before.by_result.get(result), passed.cotangents.by_result.get(result)):
+            message = (
+                "the compiled backward pass wrote to the gradient that arrived there, which eager leaves alone: "
+                "whoever else uses that tensor finds other numbers in it"
+            )
+            yield memory_written(f"gradient of {subjects.result(result)}", message)
 
 
 def _is_layout(finding: Finding) -> bool:

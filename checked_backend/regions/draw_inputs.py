@@ -147,9 +147,8 @@ def compare_draw_inputs(
     with call.undisturbed(), call.ambient.entered():
         variants = draws.variants(own.variants, bare)
     subjects = Subjects(call.subjects.inputs, (*outputs, *draws.names))
-    probing = RegionRunner(
-        variants, replace(call, subjects=subjects, final_rng_states=None, check=TimedCheck()), memory=own.memory
-    )
+    alike = replace(call, subjects=subjects, final_rng_states=None, check=TimedCheck())
+    probing = RegionRunner(variants, alike, own.memory)
 
     def both() -> tuple[Values, Values]:
         return probing.run(REPEAT) or {}, probing.run(AGAIN[0]) or {}

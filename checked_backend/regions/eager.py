@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -37,16 +36,8 @@ def run_eager(
         The execution, or the exception, which is the user's; and the settings of the process when the run began, and
         when it was over. They are set back.
     """
-
-    def run() -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
-        call.rng.restore()
-        result, settings = _run(reference, call)
-        if isinstance(result, Exception) and is_out_of_memory(result):
-            raise result
-        return result, settings
-
     try:
-        return memory.twice(run, "eager's forward pass")
+        return memory.twice(lambda: _run(reference, call), "eager's forward pass")
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -54,8 +45,10 @@ def run_eager(
 
 
 def _run(reference: Region, call: Call) -> tuple[Execution | Exception, tuple[ProcessState, ProcessState] | None]:
+    """Run it once. Only running out of memory raises."""
     settings: tuple[ProcessState, ProcessState] | None = None
     result: Execution | Exception
+    call.rng.restore()
     arguments, leaves = call.fresh()
     before = ProcessState.capture()
     try:
@@ -68,9 +61,12 @@ def _run(reference: Region, call: Call) -> tuple[Execution | Exception, tuple[Pr
             finally:
                 settings = start, ProcessState.capture()
     except Exception as error:  # the user's: raised to them, unless only eager raises
+        if is_out_of_memory(error):
+            raise
         result = error
-    if settings is not None:
-        before.restore(start.changed(settings[1]))
+    finally:
+        if settings is not None:
+            before.restore(settings[0].changed(settings[1]))
     return result, settings
 
 
@@ -84,10 +80,10 @@ def eager_instead(
     """
     call.inputs.undo(args)
     call.rng.restore()
-    if error is not None and call.exchanges is not None and call.exchanges.begun:
+    if error is not None and call.exchanges.begun:
         note(NOT_CONTINUED)
         raise error
-    with nullcontext() if call.exchanges is None else call.exchanges.for_the_user():
+    with call.exchanges.for_the_user():
         return reference(*args)
 
 
@@ -112,7 +108,7 @@ def eager_gradients(
             return dict(_run_again(reference, call, passed).gradients)
         if not passed.keeps_graph:
             call.graph = None  # its activations are freed as the backward pass goes
-        with torch.no_grad(), call.paired_backward():
+        with torch.no_grad(), call.exchanges.paired(backward=True):
             return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
 
     return memory.twice(run, "eager's backward pass")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -14,13 +14,24 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.tensors import inner_tensors
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import with_memory
-from checked_backend.ranks.exchanges import Exchanges, replaying
+from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
 from checked_backend.regions.schedule import TimedCheck
 from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState
 
 COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 """Layouts of sparse tensors whose indices are compressed along one dimension."""
+
+
+Result = tuple[Literal["output", "mutated"], int]
+"""A result of a region: an output by its index, or a mutated input by its position."""
+
+
+def results_of(outputs: Sequence[Any], mutated: Mapping[int, Any]) -> dict[Result, Any]:
+    """The results of a call, from its outputs and from its mutated inputs by their position."""
+    results: dict[Result, Any] = {("output", index): value for index, value in enumerate(outputs)}
+    results.update({("mutated", position): value for position, value in mutated.items()})
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,10 @@ class Subjects:
         """``mutated[bn.running_mean]``."""
         return f"mutated[{self.inputs[position]}]"
 
+    def result(self, result: Result) -> str:
+        """``output[0]`` or ``mutated[bn.running_mean]``."""
+        return self.output(result[1]) if result[0] == "output" else self.mutated(result[1])
+
     def gradient(self, position: int) -> str:
         """``grad[layer.weight]``."""
         return f"grad[{self.inputs[position]}]"
@@ -50,26 +65,22 @@ class Subjects:
 
 @dataclass(frozen=True, slots=True)
 class Cotangents:
-    """The gradients that arrived at a region's results in a backward pass.
+    """The gradients that arrived at a region's results in a backward pass."""
 
-    Attributes:
-        outputs: By index of the output.
-        mutated: By position of the mutated input.
-    """
-
-    outputs: Mapping[int, torch.Tensor]
-    mutated: Mapping[int, torch.Tensor]
+    by_result: Mapping[Result, torch.Tensor]
 
     def __bool__(self) -> bool:
-        return bool(self.outputs or self.mutated)
+        return bool(self.by_result)
+
+    @property
+    def outputs(self) -> dict[int, torch.Tensor]:
+        """Those of outputs alone, by index."""
+        return {index: gradient for (place, index), gradient in self.by_result.items() if place == "output"}
 
     def copied(self, *, wide: bool = False) -> Cotangents:
         """Copies, in float64 if asked, for a backward pass that may write to them: in a layout in which it may fail."""
-        copied = copy_values([*self.outputs.values(), *self.mutated.values()])
-        copies = iter(to_float64(copied) if wide else copied)
-        return Cotangents(
-            {index: next(copies) for index in self.outputs}, {position: next(copies) for position in self.mutated}
-        )
+        copies = copy_values([*self.by_result.values()])
+        return Cotangents(dict(zip(self.by_result, to_float64(copies) if wide else copies, strict=True)))
 
 
 @dataclass(slots=True)
@@ -93,13 +104,14 @@ class Execution:
     sent: Mapping[str, Any] = field(default_factory=dict)
     final_rng: RngState = field(init=False, repr=False, compare=False)
 
+    def results(self, mutated: Iterable[int]) -> dict[Result, Any]:
+        """Outputs, and inputs that the region mutates."""
+        return results_of(self.outputs, {position: self.arguments[position] for position in mutated})
+
     def graph(self, mutated: Iterable[int]) -> AutogradGraph:
         """The autograd graph alone, without the values."""
-        return AutogradGraph(
-            {index: root for index, value in enumerate(self.outputs) if (root := _root(value)) is not None},
-            {position: root for position in mutated if (root := _root(self.arguments[position])) is not None},
-            self.leaves,
-        )
+        roots = {result: _root(value) for result, value in self.results(mutated).items()}
+        return AutogradGraph({result: root for result, root in roots.items() if root is not None}, self.leaves)
 
     def without_graph(self) -> Execution:
         """This execution without its autograd graph, so that the activations that the graph holds are freed.
@@ -114,8 +126,7 @@ class Execution:
 
     def values(self, subjects: Subjects, mutated: Iterable[int]) -> dict[str, torch.Tensor]:
         """Outputs and mutated inputs under their subjects' names."""
-        named = {subjects.output(index): value for index, value in enumerate(self.outputs)}
-        return _flat(named | {subjects.mutated(position): self.arguments[position] for position in mutated})
+        return _flat({subjects.result(result): value for result, value in self.results(mutated).items()})
 
     def gradient_values(self, subjects: Subjects) -> dict[str, torch.Tensor]:
         """Gradients under their subjects' names."""
@@ -127,13 +138,11 @@ class AutogradGraph:
     """The autograd graph of an execution: everything that its backward pass needs, without the results' memory.
 
     Attributes:
-        outputs: The places where gradients of outputs enter, with their dtype there, by index.
-        mutated: The places where gradients of mutated inputs enter, by position.
+        roots: The places where gradients of results enter, with their dtype there.
         leaves: The tensors whose gradients are taken, by position of the input.
     """
 
-    outputs: Mapping[int, tuple[GradientEdge, torch.dtype]]
-    mutated: Mapping[int, tuple[GradientEdge, torch.dtype]]
+    roots: Mapping[Result, tuple[GradientEdge, torch.dtype]]
     leaves: Mapping[int, torch.Tensor]
 
     def backward(self, cotangents: Cotangents, *, retain_graph: bool) -> dict[int, torch.Tensor | None]:
@@ -141,8 +150,7 @@ class AutogradGraph:
 
         Results that do not require grad here take no part, as in eager.
         """
-        pairs = [(self.outputs[index], grad) for index, grad in cotangents.outputs.items() if index in self.outputs]
-        pairs += [(self.mutated[place], grad) for place, grad in cotangents.mutated.items() if place in self.mutated]
+        pairs = [(self.roots[result], grad) for result, grad in cotangents.by_result.items() if result in self.roots]
         if not pairs or not self.leaves:
             return dict.fromkeys(self.leaves)
         found = torch.autograd.grad(
@@ -164,7 +172,7 @@ class Call:
         graph: The reference's autograd graph; None before it ran, after its activations were freed, and with
             ``reference="recompute"``.
         final_rng_states: The random states that both sides left behind; None before they ran.
-        exchanges: Its exchanges with other ranks; None for a region that exchanges nothing.
+        exchanges: Its exchanges with other ranks.
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.
         number: The number of the call in its region, from 1.
@@ -177,14 +185,14 @@ class Call:
     graph: AutogradGraph | None = None
     final_rng_states: FinalRngStates | None = None
     check: TimedCheck = field(default_factory=TimedCheck)
-    exchanges: Exchanges | None = None
+    exchanges: Exchanges = field(default_factory=Exchanges)
     ratios: Mapping[str, float] | None = None
     number: int = 0
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Leave the random state as it was after a block."""
-        before = RngState.capture(tuple(self.rng.cuda))
+        before = self.rng.now()
         try:
             yield
         finally:
@@ -192,7 +200,7 @@ class Call:
 
     def fresh(self, *, wide: bool = False) -> tuple[list[Any], dict[int, torch.Tensor]]:
         """Inputs for one run, and the leaves whose gradients are taken; in float64, if asked."""
-        return self.inputs.fresh(_wide if wide else None)
+        return self.inputs.fresh(to_float64 if wide else None)
 
     def run(
         self,
@@ -226,21 +234,17 @@ class Call:
             (rng or self.rng).restore()
             for mode in modes:
                 stack.enter_context(mode)
-            replayed = replaying(self.exchanges, backward=cotangents is not None and not paired)
+            replayed = self.exchanges.replayed(backward=cotangents is not None and not paired)
             with self.ambient.entered(), replayed.forward():  # innermost: received tensors are not perturbed
                 execution = execute(region, arguments, leaves)
-            execution.final_rng = RngState.capture(tuple(self.rng.cuda))
+            execution.final_rng = self.rng.now()
             if cotangents is not None:
                 graph = execution.graph(self.inputs.mutated)
                 execution.outputs = ()  # frees what the backward pass does not need
-                with self.paired_backward() if paired else replayed.backward():
+                with self.exchanges.paired(backward=True) if paired else replayed.backward():
                     execution.gradients = graph.backward(cotangents, retain_graph=False)
         execution.sent = replayed.values()
         return execution
-
-    def paired_backward(self) -> AbstractContextManager[Any]:
-        """The block of the reference's backward pass, which exchanges nothing and records what it would have sent."""
-        return nullcontext() if self.exchanges is None else self.exchanges.paired(backward=True)
 
 
 def _without_history(value: Any) -> Any:
@@ -330,12 +334,3 @@ def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mappin
     returned = region(*arguments)
     outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
     return Execution(outputs, arguments, leaves, counted=before.advanced(arguments))
-
-
-def _wide(values: Sequence[Any]) -> list[Any]:
-    """Make the tensors among a region's inputs float64, all together, so that shared memory stays shared."""
-    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    wide = list(values)
-    for place, tensor in zip(places, to_float64([values[place] for place in places]), strict=True):
-        wide[place] = tensor
-    return wide

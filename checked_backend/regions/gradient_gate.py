@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 
 from checked_backend._torch.dynamo import dynamo_disable
-from checked_backend.regions.execution import grad_fn, gradient_edge
+from checked_backend.regions.execution import Result, grad_fn, gradient_edge, results_of
 
 Edge = tuple[Node, int]
 """A place in an autograd graph: a node, and the number of its output."""
@@ -62,16 +63,16 @@ class Site:
     """The facts that a hook on one node needs.
 
     Attributes:
-        results: Results that hang on the node: (number of the node's output, "output" or "mutated", index).
+        results: Results that hang on the node, each with the number of the node's output.
         to_inputs: Gradients that go to inputs of the region: (number among the node's gradients, position).
-        to_results: Gradients that go to other results: (number among the node's gradients, that result's key).
+        to_results: Gradients that go to other results: (number among the node's gradients, that result).
         to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
         known: The node's outputs that are results, or that other nodes of the region read.
     """
 
-    results: list[tuple[int, str, int]] = field(default_factory=list)
+    results: list[tuple[int, Result]] = field(default_factory=list)
     to_inputs: list[tuple[int, int]] = field(default_factory=list)
-    to_results: list[tuple[int, tuple[str, int]]] = field(default_factory=list)
+    to_results: list[tuple[int, Result]] = field(default_factory=list)
     to_gate: list[tuple[int, int]] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
 
@@ -84,20 +85,18 @@ def find_sites(
     Returns:
         The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
     """
-    results: dict[Edge, tuple[str, int]] = {}
-    places = [("output", index, value) for index, value in enumerate(outputs)]
-    places += [("mutated", position, value) for position, value in mutated.items()]
-    for place, index, value in places:
+    results: dict[Edge, Result] = {}
+    for result, value in results_of(outputs, mutated).items():
         if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
             edge = gradient_edge(value)
             if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
                 # two results on one edge are one tensor, whose gradient arrives once
-                results.setdefault((edge.node, edge.output_nr), (place, index))
+                results.setdefault((edge.node, edge.output_nr), result)
     sites: dict[Node, Site] = {}
-    for (node, output), (place, index) in results.items():
-        sites.setdefault(node, Site()).results.append((output, place, index))
+    for (node, output), result in results.items():
+        sites.setdefault(node, Site()).results.append((output, result))
     outside_edges = 0
-    users: set[Node] | None = None
+    users = cache(partial(_behind, edges))
     queue = list(sites)
     seen = set(queue)
     while queue:
@@ -114,10 +113,7 @@ def find_sites(
             if target in seen:
                 continue
             # each thread counts for itself: a node that seems old may be one that the candidate made in another thread
-            seems_old = target._sequence_nr() < since
-            if seems_old and users is None:
-                users = _behind(edges)
-            is_users = seems_old and users is not None and target in users
+            is_users = target._sequence_nr() < since and target in users()
             if is_users or target.name() == "torch::autograd::AccumulateGrad":
                 outside_edges += 1
                 continue
@@ -128,7 +124,7 @@ def find_sites(
             if target in sites:
                 sites[target].known.add(output)
     for node, site in sites.items():
-        site.known.update(output for output, _, _ in site.results)
+        site.known.update(output for output, _ in site.results)
         for number, (target, target_number) in enumerate(node.next_functions):
             if target in sites and target.name() == GATE:
                 behind = dict(sites[target].to_inputs)

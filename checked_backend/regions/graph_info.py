@@ -19,6 +19,7 @@ from checked_backend.graphs.effects import writes
 from checked_backend.graphs.graph_name import graph_name
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
+from checked_backend.regions.execution import Result
 
 _SPLITTING = "DDPOptimizer"
 """How torch's reason for a graph begins that is one of several, one for each bucket of gradients."""
@@ -68,6 +69,11 @@ class GraphInfo:
     collectives: Mapping[str, Sequence[str]] | None = None
     awaited: tuple[int, ...] = ()
     hands_over: bool = False
+
+    def source(self, result: Result) -> str:
+        """The user's line that made a result, or that first uses a mutated input; "" where there is none."""
+        sources = self.output_sources if result[0] == "output" else self.input_sources
+        return sources[result[1]] if result[1] < len(sources) else ""
 
     @property
     def region(self) -> RegionInfo:

@@ -6,9 +6,11 @@ import logging
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+
+from torch.utils.hooks import RemovableHandle
 
 from checked_backend.findings import Finding
 from checked_backend.report.file_names import process_rank
@@ -60,14 +62,6 @@ class CheckRecord:
         return self.call
 
 
-class CheckSubscription(ExitStack):
-    """A callback that gets a record of each check, until it is removed. A ``with`` block removes it at its end."""
-
-    def remove(self) -> None:
-        """End it. Nothing happens if it has ended."""
-        self.close()
-
-
 class Health:
     """The time that a process's checks have taken, and the callbacks that get their records.
 
@@ -78,21 +72,15 @@ class Health:
     def __init__(self) -> None:
         self.began: float | None = None
         self._lock = threading.Lock()
-        self._callbacks: tuple[Callable[[CheckRecord], object], ...] = ()
+        self._callbacks: OrderedDict[int, Callable[[CheckRecord], object]] = OrderedDict()
         self._telling = threading.local()
         self._spent = 0.0
 
-    def add(self, callback: Callable[[CheckRecord], object]) -> CheckSubscription:
+    def add(self, callback: Callable[[CheckRecord], object]) -> RemovableHandle:
         """Call something after each check."""
-        with self._lock:
-            self._callbacks = (*self._callbacks, callback)
-        subscription = CheckSubscription()
-        subscription.callback(self._remove, callback)
-        return subscription
-
-    def _remove(self, callback: Callable[[CheckRecord], object]) -> None:
-        with self._lock:
-            self._callbacks = tuple(one for one in self._callbacks if one is not callback)
+        handle = RemovableHandle(self._callbacks)
+        self._callbacks[handle.id] = callback
+        return handle
 
     def spent(self, seconds: float) -> float:
         """Note the time that a check took. Return the share of the time that all checks have taken."""
@@ -109,7 +97,7 @@ class Health:
             return
         self._telling.now = True
         try:
-            for callback in self._callbacks:
+            for callback in (*self._callbacks.values(),):
                 try:
                     callback(record)
                 except Exception as error:
@@ -123,7 +111,7 @@ HEALTH = Health()
 """That of this process, which is one run: callbacks are asked for once, wherever regions are built."""
 
 
-def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
+def on_check(callback: Callable[[CheckRecord], object]) -> RemovableHandle:
     """Call something after each checked call, and after each checked backward pass, with a small record.
 
     It is called in the thread of the call, before a finding raises. An exception of the callback is named in the
@@ -139,22 +127,23 @@ def on_check(callback: Callable[[CheckRecord], object]) -> CheckSubscription:
     return HEALTH.add(callback)
 
 
+@dataclass(slots=True)
 class _Drift:
-    """How many times the ratio to the noise has grown, from the mean of the first checks to that of the latest."""
+    """The mean ratio to the noise in the first checks, and that in the latest."""
 
-    def __init__(self) -> None:
-        self._checks = 0
-        self._first = self._latest = 0.0
+    checks: int = 0
+    first: float = 0.0
+    latest: float = 0.0
 
     def add(self, ratio: float) -> float | None:
-        """Note a check. None where the ratio did not grow, or not by much."""
-        self._checks += 1
-        if self._checks <= FIRST:
-            self._first += ratio / FIRST
-            self._latest = self._first
+        """Note a check, and say how many times the ratio has grown; None where it did not, or not by much."""
+        self.checks += 1
+        if self.checks <= FIRST:
+            self.first += ratio / FIRST
+            self.latest = self.first
             return None
-        self._latest += (ratio - self._latest) / (FIRST / 2)  # one call with other data is no drift
-        grown = self._latest / max(self._first, NOTICEABLE / DRIFT)
+        self.latest += (ratio - self.latest) / (FIRST / 2)  # one call with other data is no drift
+        grown = self.latest / max(self.first, NOTICEABLE / DRIFT)
         return grown if grown >= DRIFT else None
 
 

@@ -19,9 +19,9 @@ from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.ranks.cut import cut_collectives, with_sent_aliases
-from checked_backend.ranks.exchanges import Exchanges, replaying
+from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.compile import copy_graph, eager_graph
-from checked_backend.regions.execution import Call, Cotangents, Subjects, execute
+from checked_backend.regions.execution import Call, Cotangents, Result, Subjects, execute
 from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
 from checked_backend.regions.inputs import Inputs
 
@@ -178,7 +178,7 @@ class LocalRegion:
         """
         region = eager_graph(with_sent_aliases(copy_graph(self.own))).forward
         arguments, leaves = call.fresh()
-        replayed = replaying(call.exchanges, backward=True)
+        replayed = call.exchanges.replayed(backward=True)
         with call.undisturbed():
             call.rng.restore()
             with call.ambient.entered(), replayed.forward():
@@ -202,8 +202,10 @@ class LocalRegion:
                     [gradient.to(value.dtype) for value, gradient in pairs],
                     allow_unused=True,
                 )
-        sent = {place: gradient for place, gradient in zip(aliases, found, strict=True) if gradient is not None}
-        return Cotangents({**arrived.outputs, **sent}, arrived.mutated)
+        sent: dict[Result, torch.Tensor] = {
+            ("output", place): gradient for place, gradient in zip(aliases, found, strict=True) if gradient is not None
+        }
+        return Cotangents({**arrived.by_result, **sent})
 
     def renamed(self, finding: Finding) -> list[Finding]:
         """A finding of the region, under the names that its graph without exchanges has for the finding's subject.
@@ -216,8 +218,8 @@ class LocalRegion:
         return [replace(finding, subject=places.get(finding.subject, finding.subject))]
 
 
-def _received(exchanges: Exchanges | None, names: Sequence[str]) -> list[torch.Tensor]:
-    known = {} if exchanges is None else exchanges.received()
+def _received(exchanges: Exchanges, names: Sequence[str]) -> list[torch.Tensor]:
+    known = exchanges.received()
     missing = [name for name in names if name not in known]
     if missing:
         raise NotReceivedError(f"what {missing[0]} received is not known")

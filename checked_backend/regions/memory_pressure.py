@@ -12,14 +12,14 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from checked_backend._torch.autograd import StopRecomputationError
 from checked_backend._torch.dynamo import dynamo_control_flow
 from checked_backend.errors import CheckedBackendError, is_device_lost, is_out_of_memory
 from checked_backend.findings import Skip
 from checked_backend.regions.call_findings import DEVICE_LOST, described_exception
-from checked_backend.regions.execution import AutogradGraph
+from checked_backend.regions.execution import Call
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.tensors.caches import empty_caches
 
@@ -61,10 +61,6 @@ class GrowingDistance:
         self._distance = self._left = 0
 
 
-class _Holder(Protocol):
-    graph: AutogradGraph | None
-
-
 class MemoryPressure:
     """Decides how much memory a region's checks may use, after memory ran out in one of them.
 
@@ -83,7 +79,7 @@ class MemoryPressure:
         self._affords_float64 = True
         self._short = False
         self._collected = False
-        self._holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+        self._graphs_kept: weakref.WeakSet[Call] = weakref.WeakSet()
         self._told: dict[tuple[str, str], Skip] = {}
 
     def due(self) -> bool:
@@ -94,15 +90,15 @@ class MemoryPressure:
         self._short = self._collected = False
         return True
 
-    def holds(self, holder: _Holder) -> None:
+    def holds(self, call: Call) -> None:
         """Note a call for which an autograd graph is kept, with activations that can be computed again."""
-        self._holders.add(holder)
+        self._graphs_kept.add(call)
 
     def release(self) -> None:
         """Free what this region's checks hold and can compute again."""
         self.keeps_activations = False
-        for holder in list(self._holders):
-            holder.graph = None
+        for call in list(self._graphs_kept):
+            call.graph = None
         self._empty_caches()
 
     def not_compared(self, where: str, error: Exception, *, backward: bool = False) -> None:
@@ -201,4 +197,4 @@ class MemoryPressure:
 
 
 def _short(error: BaseException) -> str:
-    return described_exception(error).strip().partition("\n")[0][:_LONGEST]
+    return described_exception(error)[:_LONGEST]

@@ -7,11 +7,11 @@ does when it runs again is a finding; where it does not, and somebody else may h
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -23,10 +23,11 @@ from checked_backend.numerics.fingerprint import fingerprint, fingerprints
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
-from checked_backend.regions.call_findings import rng_state_differs, unexpected_mutation
+from checked_backend.regions.backward_check import Checks
+from checked_backend.regions.call_findings import memory_written, rng_state_differs
 from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
-from checked_backend.regions.graph_info import GraphInfo, qualified_names
+from checked_backend.regions.graph_info import qualified_names
 from checked_backend.regions.inputs import (
     Effects,
     Inputs,
@@ -35,80 +36,77 @@ from checked_backend.regions.inputs import (
     find_effects,
     span,
     storage_key,
-    uncounted_writes,
 )
 from checked_backend.regions.process_state import ProcessState, check_settings
-from checked_backend.regions.reporter import RegionReporter
-from checked_backend.regions.returned_tensors import ReturnedTensors
-from checked_backend.regions.runner import RegionRunner
 from checked_backend.regions.schedule import TimedCheck
-from checked_backend.regions.torch_state import FinalRngStates, OtherThreads, RngState, TorchState
+from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState, other_threads
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class CallRecord:
     """The record of one checked call.
 
     Attributes:
-        threads: The threads that run before the candidate does.
+        threads: How long each other thread has run before the candidate does.
         edges: The places in the user's autograd graph where the gradients of the inputs arrive.
+        since: The autograd sequence number before the candidate runs.
         reference: Eager's execution, or its exception; None before it ran, and after it was freed.
         eager_settings: The settings of the process when eager began, and when it was over.
         settings: The settings of the process as the candidate leaves them, if eager runs after it.
     """
 
+    checks: Checks
     args: Sequence[Any]
-    info: GraphInfo
     call: Call
-    earlier: ReturnedTensors
-    threads: OtherThreads
+    threads: Mapping[int, str]
     edges: Mapping[Any, int]
     since: int
-    runner: RegionRunner
     reference: Execution | Exception | None = None
     eager_settings: tuple[ProcessState, ProcessState] | None = None
     after_reference: RngState = field(init=False)
     after_candidate: RngState = field(init=False)
     settings: ProcessState | None = None
     returned: Any = None
+    _observations: Mapping[object, Observation] = field(init=False)
 
-    def candidate_ended(self) -> None:
-        """Note the settings that the candidate leaves, before eager runs after it."""
-        self.settings = ProcessState.capture()
+    def observe(self) -> None:
+        """Have all observers look, before the candidate runs."""
+        own = weakref.proxy(self)  # else what the check holds would not be freed before Python's collector comes by
+        self._observations = {observer: observer(own) for observer in (*IF_ONE_RAISES, *IF_BOTH_RETURN)}
+        for observation in self._observations.values():
+            next(observation)
 
-    def rng_now(self) -> RngState:
-        """The random state now, of the generators that the call may draw from."""
-        return RngState.capture(tuple(self.call.rng.cuda))
+    def suspicions(self, observers: Sequence[object]) -> Iterator[Suspicion]:
+        """What some observers see once the candidate has run, or has raised."""
+        for observer in observers:
+            yield from filter(None, self._observations[observer])
 
     def final_rng_states(self) -> FinalRngStates:
         """The random states that both sides left."""
-        return FinalRngStates(self.after_reference, self.after_candidate, self.threads.active_since())
+        return FinalRngStates(self.after_reference, self.after_candidate, self.others_ran)
 
     @property
-    def not_replayed(self) -> bool:
-        """Whether eager raised because a tensor from other ranks was missing."""
-        if self.call.exchanges is None or not isinstance(self.reference, Exception):
-            return False
-        return isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful
+    def others_ran(self) -> bool:
+        """Whether any other thread has run, began or ended since the call began; True if the system does not tell."""
+        now = other_threads()
+        return now != self.threads or "" in now.values()
+
+    @property
+    def not_replayed(self) -> Exception | None:
+        """Eager's exception, if it was raised because a tensor from other ranks was missing."""
+        if not isinstance(self.reference, Exception):
+            return None
+        missing = isinstance(self.reference, CollectiveReplayError) or self.call.exchanges.doubtful
+        return self.reference if missing else None
 
 
 class CallRecorder:
     """Begins the records of one region's calls."""
 
-    def __init__(
-        self,
-        info: GraphInfo,
-        reference: Callable[..., Any],
-        reporter: RegionReporter,
-        earlier: ReturnedTensors,
-        runner: Callable[[Call], RegionRunner],
-    ) -> None:
-        self._info = info
-        self._reference = reference
-        self._reporter = reporter
-        self._earlier = earlier
-        self._runner = runner
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._info, self._reporter = checks.info, checks.reporter
         self._lock = threading.Lock()
         self._known: tuple[Effects, Subjects] | None = None
 
@@ -128,7 +126,7 @@ class CallRecorder:
         with self._lock:
             if self._known is None:
                 with random_untouched():
-                    effects = find_effects(self._reference, args)
+                    effects = find_effects(self._checks.variants.reference, args)
                 if self._info.writes_late:
                     effects = replace(effects, mutated=None, reason="its backward pass writes to some")
                     reason = "written to in the backward pass, of which gradients alone are compared"
@@ -145,36 +143,32 @@ class CallRecorder:
     def begin(self, args: Sequence[Any], random: RngState, check: TimedCheck) -> CallRecord:
         """Copy what the check of one call needs. Nothing ran yet."""
         info, (effects, subjects) = self._info, self._first_look(args)
-        devices = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or info.enables_grad),
-            TorchState.capture(sorted(devices)),
+            TorchState.capture(),
             random,
             subjects,
             check=check,
-            exchanges=None if info.collectives is None else Exchanges(info.collectives, hands_over=info.hands_over),
-            number=self._earlier.calls,
+            exchanges=Exchanges(info.collectives, hands_over=info.hands_over),
+            number=self._checks.earlier.calls,
         )
-        return CallRecord(
+        record = CallRecord(
+            self._checks,
             args,
-            info,
             call,
-            self._earlier,
-            OtherThreads.now(),
+            other_threads(),
             input_edges(args, call.inputs.requires_grad),
             autograd_sequence_number(),
-            self._runner(call),
         )
+        record.observe()
+        return record
 
-
-Run = Callable[[Sequence[Any]], object]
-"""Runs a region on inputs."""
 
 FARTHEST = 4
 """On either side of a view, memory is looked at up to this many times the view's span."""
 
 
-def _surroundings(args: Sequence[Any]) -> dict[int, int | None]:
+def _fingerprints_around(args: Sequence[Any]) -> dict[int, int | None]:
     """Checksums of the memory around views among inputs, by the position of the first view of each."""
     groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for place, tensor in enumerate(args):
@@ -184,12 +178,17 @@ def _surroundings(args: Sequence[Any]) -> dict[int, int | None]:
     return {place: fingerprint(memory) for place, memory in around.items() if memory is not None}
 
 
-def _changed_by(run: Run, args: Sequence[Any], inputs: Inputs, places: Iterable[int]) -> set[int]:
+def _changed(before: Mapping[int, int | None], args: Sequence[Any]) -> set[int]:
+    now = _fingerprints_around(args)
+    return {place for place, known in before.items() if now.get(place, known) != known}
+
+
+def _changed_by(region: Callable[..., Any], call: Call, args: Sequence[Any], places: Iterable[int]) -> set[int]:
     """The views among the inputs, at these positions, around which a run on copies changes memory.
 
     Each bit of the memory around them is turned there: what is there now may be what the run would write too.
     """
-    given, _ = inputs.fresh()
+    given, _ = call.inputs.fresh()
     views = {storage_key(args[place]) for place in places}
     shared = [
         place
@@ -202,14 +201,9 @@ def _changed_by(run: Run, args: Sequence[Any], inputs: Inputs, places: Iterable[
         torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).bitwise_not_()
     for place, copy, value in zip(shared, copies, values, strict=True):
         given[place] = copy.copy_(value).requires_grad_(given[place].requires_grad)
-    before = _surroundings(given)
-    run(given)
+    before = _fingerprints_around(given)
+    call.run(region, given)
     return _changed(before, given)
-
-
-def _changed(before: Mapping[int, int | None], args: Sequence[Any]) -> set[int]:
-    now = _surroundings(args)
-    return {place for place, known in before.items() if now.get(place, known) != known}
 
 
 def _around(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -275,141 +269,128 @@ def confirmed(
             skip(Skip(finding.subject, f"could not be compared again: {error}".splitlines()[0], matters=True))
 
 
-class Observer(ABC):
-    """Looks at something when it is made, before the candidate runs.
-
-    Attributes:
-        of_exceptions: Whether it is asked where a side raises, too.
-    """
-
-    of_exceptions: ClassVar[bool] = False
-
-    @abstractmethod
-    def __init__(self, record: CallRecord) -> None: ...
-
-    @abstractmethod
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        """Look again, after both sides have run. `skip` receives what cannot be looked at."""
+Observation = Iterator[Suspicion | None]
+"""What an observer yields: None once it has looked before the candidate runs, and after both sides have run what seems
+to have changed."""
 
 
-class _Settings(Observer):
+def _settings(record: CallRecord) -> Observation:
     """The settings of the process. They are set to eager's at once, or the program would go on with others."""
-
-    of_exceptions = True
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = ProcessState.capture()
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        eager = record.eager_settings
-        findings = check_settings(
-            self._before,
-            self._before if eager is None else self._before.moved(*eager),
-            record.settings or ProcessState.capture(),
-            again=partial(record.runner.run, AGAIN[0]),
-            skip=skip,
-            others_ran=record.threads.active_since(),
-            ran=isinstance(record.reference, Execution),
-        )
-        return map(Suspicion, findings)
+    before = ProcessState.capture()
+    yield None
+    eager = record.eager_settings
+    findings = check_settings(
+        before,
+        before if eager is None else before.moved(*eager),
+        record.settings or ProcessState.capture(),
+        again=partial(record.checks.comparison.runner(record.call).run, AGAIN[0]),
+        skip=record.checks.reporter.skip,
+        others_ran=record.others_ran,
+        ran=isinstance(record.reference, Execution),
+    )
+    yield from map(Suspicion, findings)
 
 
-class _EarlierResults(Observer):
-    """Results of earlier calls that the program holds."""
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = record.earlier.look(record.args)
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        outputs = record.reference.outputs if isinstance(record.reference, Execution) else ()
-        call, region = record.call.number, record.earlier.region
-        return map(Suspicion, self._before.overwritten(call, region, record.returned, outputs))
-
-
-class _Inputs(Observer):
+def _inputs(record: CallRecord) -> Observation:
     """Inputs that eager leaves alone, and the counts of writes to the others.
 
     Of AOT autograd's graphs nothing is counted, since their caller counts.
     """
+    inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
+    before, writes = inputs.fingerprints(args), WriteCounts.of(args if record.checks.info.graph is None else ())
+    yield None
+    now = fingerprints([args[place] for place in before])
+    changed = [place for (place, value), new in zip(before.items(), now, strict=True) if new != value]
+    for place in changed:
+        message = "the compiled program changed an input that eager leaves alone"
+        yield Suspicion(memory_written(subjects.mutated(place), message))
+    if isinstance(record.reference, Execution):
+        yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
 
-    def __init__(self, record: CallRecord) -> None:
-        self._before = record.call.inputs.fingerprints(record.args)
-        self._writes = WriteCounts.of(record.args if record.info.graph is None else ())
 
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
-        now = fingerprints([args[place] for place in self._before])
-        changed = [place for (place, value), new in zip(self._before.items(), now, strict=True) if new != value]
-        findings = unexpected_mutation([subjects.mutated(place) for place in changed])
-        if isinstance(record.reference, Execution):
-            findings += uncounted_writes(
-                {place: subjects.mutated(place) for place in inputs.mutated},
-                inputs.pristine,
-                (record.reference.arguments, record.reference.counted),
-                (args, self._writes),
+def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCounts) -> Iterator[Finding]:
+    """Findings about inputs that both change, where eager's writes are counted and the candidate's are not.
+
+    How often each counts is its own affair. Tensors in one memory may have a count together, so one of them is enough.
+    """
+    args, pristine = record.args, record.call.inputs.pristine
+    told = {storage_key(args[place]) for place in before.advanced(args)}
+    message = (
+        "the compiled program wrote to this input without counting the write in its version, as eager does: a backward "
+        "pass for which the old values were saved takes the new ones and does not raise; call "
+        "torch.autograd.graph.increment_version for what is written to through raw memory"
+    )
+    for place in sorted(reference.counted & before.counts.keys() & pristine.keys()):
+        after = (reference.arguments[place], args[place])
+        if storage_key(args[place]) not in told and fingerprint(pristine[place]) not in map(fingerprint, after):
+            yield Finding(
+                Kind.MUTATION,
+                record.call.subjects.mutated(place),
+                message,
+                "mutation.uncounted",
+                expected="a version that the call has raised",
+                actual="the version before the call",
             )
-        return map(Suspicion, findings)
 
 
-class _Surroundings(Observer):
+def _earlier_results(record: CallRecord) -> Observation:
+    """Results of earlier calls that the program holds."""
+    earlier = record.checks.earlier
+    before = earlier.look(record.args)
+    yield None
+    outputs = record.reference.outputs if isinstance(record.reference, Execution) else ()
+    yield from map(Suspicion, before.overwritten(record.call.number, earlier.region, record.returned, outputs))
+
+
+def _surroundings(record: CallRecord) -> Observation:
     """Memory around views.
 
     A kernel that writes past the end of a slice changes the tensor that the slice is a view of. No input shows that.
     """
-
-    def __init__(self, record: CallRecord) -> None:
-        self._before = _surroundings(record.args)
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        changed = _changed(self._before, record.args)
-        if not changed:
-            return
-        call, variants, subjects = record.call, record.runner.variants, record.call.subjects
-        by_eager, again = (
-            cache(partial(_changed_by, partial(call.run, region), record.args, call.inputs, self._before))
-            for region in (variants.reference, variants.candidate)
-        )
-        # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
-        others = threading.active_count() > 1 or record.threads.active_since()
-        why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
-        for place in sorted(changed):
-            yield Suspicion(
-                Finding(
-                    kind=Kind.MUTATION,
-                    detail="mutation.beyond",
-                    subject=subjects.mutated(place),
-                    message=(
-                        "the compiled program wrote to memory beside this input, which is a view: to elements of its "
-                        "base that are outside of it, and that eager leaves alone"
-                    ),
-                    expected="unchanged",
-                    actual="changed",
-                ),
-                by_eager=lambda place=place: place in by_eager(),  # type: ignore[misc]
-                again=(lambda place=place: place in again()) if others else None,  # type: ignore[misc]
-                doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=True),
-            )
-
-
-class _RandomState(Observer):
-    """The states of torch's generators. They are the whole process's: another thread that draws moves them too."""
-
-    def __init__(self, record: CallRecord) -> None:
-        """Nothing is to be kept: both sides begin from the state that the record has."""
-
-    def after(self, record: CallRecord, skip: Callable[[Skip], None]) -> Iterable[Suspicion]:
-        left = record.call.final_rng_states
-        if left is None or left.candidate.same_as(left.reference):
-            return
-        run_both = record.runner.random_states
-        alone = threading.active_count() == 1 and not left.others_ran
+    before = _fingerprints_around(record.args)
+    yield None
+    changed = _changed(before, record.args)
+    if not changed:
+        return
+    call, variants, subjects = record.call, record.checks.variants, record.call.subjects
+    by_eager, again = (
+        cache(partial(_changed_by, region, call, record.args, before))
+        for region in (variants.reference, variants.candidate)
+    )
+    # that a thread ran meanwhile is not always visible at once: its time is told some milliseconds later
+    others = threading.active_count() > 1 or record.others_ran
+    message = (
+        "the compiled program wrote to memory beside this input, which is a view: to elements of its base that are "
+        "outside of it, and that eager leaves alone"
+    )
+    why = "it was changed meanwhile; another thread ran, and the compiled program alone does not change it"
+    for place in sorted(changed):
         yield Suspicion(
-            rng_state_differs(),
-            by_eager=lambda: not run_both()[0].same_as(left.reference),  # torch.seed, or a thread that draws
-            again=None if alone else lambda: left.others_drew(run_both) is None,
-            doubt=Skip("rng state", "it differed, not each time, and another thread ran meanwhile, which may draw"),
+            memory_written(subjects.mutated(place), message, "mutation.beyond"),
+            by_eager=lambda place=place: place in by_eager(),  # type: ignore[misc]
+            again=(lambda place=place: place in again()) if others else None,  # type: ignore[misc]
+            doubt=Skip(f"what lies beside {subjects.inputs[place]}", why, matters=True),
         )
 
 
-OBSERVERS: tuple[type[Observer], ...] = (_Settings, _Inputs, _EarlierResults, _Surroundings, _RandomState)
-"""Those that are asked at each checked call, in this order."""
+def _random_state(record: CallRecord) -> Observation:
+    """The states of torch's generators. They are the whole process's: another thread that draws moves them too."""
+    yield None  # both sides begin from the state that the record has
+    left = record.call.final_rng_states
+    if left is None or left.candidate.same_as(left.reference):
+        return
+    runner = record.checks.comparison.runner(record.call)
+    alone = threading.active_count() == 1 and not left.others_ran
+    yield Suspicion(
+        rng_state_differs(),
+        by_eager=lambda: not runner.random_states()[0].same_as(left.reference),  # torch.seed, or a thread that draws
+        again=None if alone else lambda: runner.others_drew() is None,
+        doubt=Skip("rng state", "it differed, not each time, and another thread ran meanwhile, which may draw"),
+    )
+
+
+IF_ONE_RAISES = (_settings,)
+"""The observers that are also asked where a side raises."""
+
+IF_BOTH_RETURN = (_inputs, _earlier_results, _surroundings, _random_state)
+"""Those that are asked where both sides return, in this order."""

@@ -46,6 +46,9 @@ class _Setting:
     of_thread: bool = False
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
 def _autocast(kind: str) -> _Setting:
     def read() -> tuple[bool, torch.dtype]:
         return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -57,16 +60,16 @@ def _autocast(kind: str) -> _Setting:
     return _Setting(f"autocast.{kind}", read, write, of_thread=True)
 
 
-def autocast_nesting() -> int:
+def _autocast_nesting() -> int:
     """How many blocks of autocast this thread is in."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
 
 def _nest_autocast(depth: int) -> None:
-    while autocast_nesting() > depth:
+    while _autocast_nesting() > depth:
         torch.autocast_decrement_nesting()
-    while autocast_nesting() < depth:
+    while _autocast_nesting() < depth:
         torch.autocast_increment_nesting()
 
 
@@ -103,9 +106,8 @@ def _settings() -> Iterator[_Setting]:
     """All settings, in the order in which they are set: what changes others too comes before these."""
     yield _Setting("inference_mode", torch.is_inference_mode_enabled, set_inference_mode, of_thread=True)
     yield _Setting("grad_mode", torch.is_grad_enabled, torch.set_grad_enabled, of_thread=True)
-    yield _autocast("cpu")
-    yield _autocast("cuda")
-    yield _Setting("autocast.nesting", autocast_nesting, _nest_autocast)
+    yield from map(_autocast, _AUTOCAST_DEVICES)
+    yield _Setting("autocast.nesting", _autocast_nesting, _nest_autocast)
     yield _Setting("default_dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield _Setting("default_device", default_device, torch.set_default_device)
     yield _Setting(
@@ -127,13 +129,15 @@ def _settings() -> Iterator[_Setting]:
 
 _SETTINGS = tuple(_settings())
 
+MODES = frozenset(setting.name for setting in _SETTINGS if setting.of_thread)
+"""Settings of which each thread has its own: autocast, grad mode, inference mode."""
+
 _GRAD_MODE = "grad_mode"
 
 _FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "inference_mode": (_GRAD_MODE,),
-        "autocast.cpu": ("autocast.nesting",),
-        "autocast.cuda": ("autocast.nesting",),
+        **{f"autocast.{kind}": ("autocast.nesting",) for kind in _AUTOCAST_DEVICES},
         "float32_matmul_precision": ("fp32_precision.cuda.matmul", "fp32_precision.mkldnn.matmul"),
         "fp32_precision.generic.all": tuple(f"fp32_precision.{'.'.join(place)}" for place in FP32_PRECISIONS[1:]),
     }
@@ -151,16 +155,18 @@ class ProcessState:
     values: Mapping[str, Any]
 
     @classmethod
-    def capture(cls) -> ProcessState:
-        """Read them. Function modes of the user's are not asked."""
+    def capture(cls, names: Collection[str] | None = None) -> ProcessState:
+        """Read them; None for all. Function modes of the user's are not asked."""
         with DisableTorchFunction():
-            return cls({setting.name: setting.read() for setting in _SETTINGS})
+            return cls({one.name: one.read() for one in _SETTINGS if names is None or one.name in names})
 
     def restore(self, names: Collection[str] | None = None) -> None:
         """Set the settings back; None for all."""
         for setting in _SETTINGS:
-            if (names is None or setting.name in names) and setting.read() != self.values[setting.name]:
-                setting.write(self.values[setting.name])
+            if setting.name in (self.values if names is None else names):
+                value = self.values[setting.name]
+                if setting.read() != value:
+                    setting.write(value)
 
     def moved(self, start: ProcessState, end: ProcessState) -> ProcessState:
         """This state with the changes between two other states."""
@@ -217,9 +223,8 @@ def check_settings(
     names = before.changed(after, expected)
     if ran and _GRAD_MODE not in names and expected.values[_GRAD_MODE] != after.values[_GRAD_MODE]:
         names = (_GRAD_MODE, *names)
-    of_process = {setting.name for setting in _SETTINGS if not setting.of_thread}
-    names = tuple(name for name in names if name in of_process or not backward)
-    doubtful = [name for name in names if name in of_process and others_ran]
+    names = tuple(name for name in names if not (backward and name in MODES))
+    doubtful = [name for name in names if others_ran and name not in MODES]
     repeated = _repeated(again, expected, doubtful) if doubtful else ()
     certain = [name for name in names if name not in doubtful or name in repeated]
     expected.restore(certain)

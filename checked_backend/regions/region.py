@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from checked_backend.regions.call_findings import (
 )
 from checked_backend.regions.eager import eager_instead, run_eager
 from checked_backend.regions.execution import Call, Execution
-from checked_backend.regions.observers import OBSERVERS, CallRecord, CallRecorder, Observer, confirmed
+from checked_backend.regions.observers import IF_BOTH_RETURN, IF_ONE_RAISES, CallRecord, CallRecorder, confirmed
+from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.schedule import TimedCheck, is_recheck
 from checked_backend.regions.unchecked_calls import UncheckedCalls, is_traced, is_unobserved
 
@@ -41,8 +41,7 @@ class CheckedRegion:
         self._reporter, self._memory, self._earlier = checks.reporter, checks.memory, checks.earlier
         self._reference, self._candidate = checks.variants.reference, checks.candidate
         self._waiting = checks.variants.waiting
-        runner = checks.comparison.runner
-        self._recorder = CallRecorder(checks.info, self._reference, self._reporter, self._earlier, runner)
+        self._recorder = CallRecorder(checks)
         self._remark = remark
         self._unsupported: Finding | None = None
         self._left_compiling = list(left_compiling)
@@ -89,8 +88,7 @@ class CheckedRegion:
         self._reporter.devices = frozenset(str(arg.device) for arg in args if isinstance(arg, torch.Tensor))
         try:
             record = self._recorder.begin(args, random, check)
-            observers = [observer(record) for observer in OBSERVERS]
-            if record.call.exchanges is None:  # else eager is given what the candidate receives, so it runs after it
+            if not record.call.exchanges:  # else eager is given what the candidate receives, so it runs after it
                 self._run_reference(record)
         except Exception as error:
             self._memory.not_compared("copying what the check needs", error)
@@ -103,29 +101,27 @@ class CheckedRegion:
         call = record.call
         call.rng.restore()
         try:
-            exchanged = nullcontext() if call.exchanges is None else call.exchanges.recorded()
             compiled = self._waiting.at("running the compiled program")
-            with check.program(), exchanged, compiled, profiled("checked_backend::candidate"):
+            with check.program(), call.exchanges.recorded(), compiled, profiled("checked_backend::candidate"):
                 returned = self._candidate.results(args, call)
         except StopRecomputationError:
             self._reporter.not_checked()
             raise  # a checkpoint around the region has all it needs
         except Exception as error:
-            return self._candidate_raised(record, observers, error)
-        record.returned, record.after_candidate = returned, record.rng_now()
-        if call.exchanges is not None:
-            record.candidate_ended()
+            return self._candidate_raised(record, error)
+        record.returned, record.after_candidate = returned, call.rng.now()
+        if call.exchanges:
             self._run_reference(record)
             record.after_candidate.restore()  # the program goes on as if eager had not run after it
-            if record.not_replayed:
-                self._reporter.respond(self._checks.comparison.exchanged_otherwise(call, record.reference), call=call)
+            if (missing := record.not_replayed) is not None:
+                self._reporter.respond(self._checks.comparison.exchanged_otherwise(call, missing), call=call)
                 return returned
         if isinstance(record.reference, Exception) and is_out_of_memory(record.reference):
             self._memory.not_compared(EAGER_FORWARD, record.reference)
             return returned
         try:
             call.final_rng_states = record.final_rng_states()
-            good = self._after_candidate(record, observers)
+            good = self._after_candidate(record)
         except Exception as error:
             if error is record.reference:
                 raise
@@ -135,20 +131,21 @@ class CheckedRegion:
         return returned if good else self._eager_instead(args, call)
 
     def _run_reference(self, record: CallRecord) -> None:
-        call = record.call
-        region = self._reference if call.exchanges is None else call.exchanges.paired_region(self._reference)
+        call, region = record.call, self._reference
+        if call.exchanges:  # the candidate has run
+            record.settings, region = ProcessState.capture(), call.exchanges.paired_region(region)
         with self._waiting.at("running eager"):
             reference, record.eager_settings = run_eager(region, call, self._memory)
-        record.after_reference = record.rng_now()
+        record.after_reference = call.rng.now()
         if isinstance(reference, Execution) and not self._keeps_graph(call):
             reference = reference.without_graph()
         record.reference = reference
         call.rng.restore()
 
-    def _after_candidate(self, record: CallRecord, observers: Sequence[Observer]) -> bool:
+    def _after_candidate(self, record: CallRecord) -> bool:
         """Compare the candidate's results. Return whether the program goes on with them."""
         call, reference, args, returned = record.call, record.reference, record.args, record.returned
-        left = self._seen_always(record, observers)
+        left = self._settings_left(record)
         if isinstance(reference, Exception):
             self._reporter.respond([exception_missing(reference), *left], cause=reference, call=call)
             if self._reporter.stopped:
@@ -161,12 +158,7 @@ class CheckedRegion:
             self._reporter.note("the program got eager's outputs: it cannot go on with the candidate's")
             return False
         skip = self._reporter.skip
-        suspicions = [
-            suspicion
-            for observer in observers
-            if not observer.of_exceptions
-            for suspicion in observer.after(record, skip)
-        ]
+        suspicions = [*record.suspicions(IF_BOTH_RETURN)]
         with profiled("checked_backend::comparison"), self._waiting.at("comparing the results"):
             findings = self._checks.comparison.forward(call, reference, returned, args)
         findings += [*confirmed(suspicions, findings, skip), *left]
@@ -174,9 +166,8 @@ class CheckedRegion:
         self._checks.health.checked(call.number, call.ratios, findings, call.check.spent)
         if self._reporter.respond(findings, call=call):
             return False
-        arrived = returned if call.exchanges is None else call.exchanges.arrived(returned)
-        self._earlier.remember(args, call.subjects, arrived)
-        if call.exchanges is not None and call.exchanges.doubtful:
+        self._earlier.remember(args, call.subjects, call.exchanges.arrived(returned))
+        if call.exchanges.doubtful:
             why = "eager did not receive what the compiled program received, so its gradients are others"
             self._reporter.skip(Skip("gradients", why, matters=True))
             return True
@@ -185,7 +176,7 @@ class CheckedRegion:
             if self._keeps_graph(call):
                 call.graph = reference.graph(call.inputs.mutated)
                 self._memory.holds(call)
-            BackwardCheck.watch(self._checks, args, call, returned, record.edges, record.since)
+            BackwardCheck.watch(record, returned)
         else:
             self._memory.compared()
         return True
@@ -194,14 +185,12 @@ class CheckedRegion:
         """Whether eager's activations are kept for its backward pass."""
         return bool(call.inputs.requires_grad) and self._checks.options.gradients and self._memory.keeps_activations
 
-    def _seen_always(self, record: CallRecord, observers: Sequence[Observer]) -> list[Finding]:
-        """What is looked at also where a side raises; at the first call with what compiling has left."""
+    def _settings_left(self, record: CallRecord) -> list[Finding]:
+        """Findings about settings, also where a side raises; at the first call with what compiling has left."""
         compiled, self._left_compiling = self._left_compiling, []
-        skip = self._reporter.skip
-        always = [observer for observer in observers if observer.of_exceptions]
-        return [*compiled, *confirmed((s for observer in always for s in observer.after(record, skip)), (), skip)]
+        return [*compiled, *confirmed(record.suspicions(IF_ONE_RAISES), (), self._reporter.skip)]
 
-    def _candidate_raised(self, record: CallRecord, observers: Sequence[Observer], error: Exception) -> Any:
+    def _candidate_raised(self, record: CallRecord, error: Exception) -> Any:
         call, args = record.call, record.args
         if is_device_lost(error):
             if record.reference is None or is_device_lost(record.reference):  # by eager, or by an earlier call
@@ -209,18 +198,16 @@ class CheckedRegion:
             else:
                 self._reporter.respond([candidate_crashed(error, during="running")], cause=error)
             raise error
-        if call.exchanges is not None:
-            if call.exchanges.failed is not None:
-                self._reporter.hear(cause=error)
-                raise error  # a connection broke, or another rank did not come: no fault of the program's
-            record.candidate_ended()
+        if call.exchanges.failed is not None:
+            self._reporter.hear(cause=error)
+            raise error  # a connection broke, or another rank did not come: no fault of the program's
+        if call.exchanges:
             self._run_reference(record)
-            if record.not_replayed:
+            if record.not_replayed is not None:
                 record.reference = None  # eager does not raise before the candidate does
         eager_ran_out = is_out_of_memory(record.reference)
         crowded = isinstance(record.reference, Execution) or (eager_ran_out and bool(call.inputs.pristine))
-        crowded = crowded and (call.exchanges is None or not call.exchanges.begun)
-        if is_out_of_memory(error) and crowded and not self._candidate.missing:
+        if is_out_of_memory(error) and crowded and not call.exchanges.begun and not self._candidate.missing:
             if not eager_ran_out:
                 record.reference = None
             try:
@@ -234,7 +221,7 @@ class CheckedRegion:
             if not same_exception(reference, error):
                 self._memory.not_compared(EAGER_FORWARD, reference)
             raise error
-        left = self._seen_always(record, observers)
+        left = self._settings_left(record)
         alike = isinstance(reference, Exception) and same_exception(reference, error)
         short = None if alike else self._checks.unsupported(error)
         if short is not None:

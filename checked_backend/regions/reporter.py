@@ -87,19 +87,6 @@ class RegionReporter(Reporter):
         self._drawn = int(drawn)
         self._add_calls(calls=1, checked=1, drawn=self._drawn)
 
-    def postponed(self, why: str, *, backward: bool) -> None:
-        """Note that values were not compared to the end, because a control run is not earned yet (option ``budget``).
-
-        Args:
-            why: What the control run takes.
-            backward: Whether they are gradients.
-        """
-        reason = (
-            f"postponed: {why}, which the run has not earned yet (option budget); no value was outside of its noise"
-        )
-        skip = Skip("gradients" if backward else "results", reason, matters=True)
-        self.skip_until_compared(skip, backward=backward)
-
     def not_checked(self) -> None:
         """Note that the call whose check began was not checked after all."""
         self._add_calls(checked=-1, drawn=-self._drawn)
@@ -172,27 +159,21 @@ class RegionReporter(Reporter):
         Raises:
             DivergenceError: With ``on_divergence="raise"``, if a finding fails.
         """
-        exchanges = None if call is None else call.exchanges
-        if exchanges is not None:
-            findings, doubts = exchanges.proven(findings)
+        if call is not None:
+            findings, doubts = call.exchanges.proven(findings)
             for skip in doubts:
                 self.skip(skip)
+        search = None if call is None or not self._investigate else partial(self._investigate, call, cotangents)
         with random_untouched() if findings else nullcontext():
-            fall_back = self._report(findings, cause, call, cotangents, raises=raises)
-        if fall_back and exchanges is not None and not exchanges.in_step:
+            fall_back = self._report(findings, cause, search, raises=raises)
+        if fall_back and call is not None and not call.exchanges.in_step:
             self.note(_OUT_OF_STEP)
         elif fall_back:
             self.stopped = True
         return self.stopped
 
     def _report(
-        self,
-        findings: Sequence[Finding],
-        cause: BaseException | None,
-        call: Call | None,
-        cotangents: Cotangents | None,
-        *,
-        raises: bool,
+        self, findings: Sequence[Finding], cause: BaseException | None, search: Search | None, *, raises: bool
     ) -> bool:
         """Answer findings as the user asked. Return whether to fall back to eager.
 
@@ -220,8 +201,7 @@ class RegionReporter(Reporter):
         ends = self._options.on_divergence == "raise" and raises
         news = any(finding.fails for finding in new)
         report = self._own.report(self._region.name, only=reported)
-        if call is not None and self._investigate and news and not all(finding.at_fault for finding in failing):
-            search = partial(self._investigate, call, cotangents)
+        if search is not None and news and not all(finding.at_fault for finding in failing):
             report = self._localized(report, reported, search, ends=ends)
         elif not self._silent and (news or self._options.on_divergence == "raise"):
             report = KeptReport(self._options.report_dir).save(report)
@@ -270,16 +250,23 @@ class RegionReporter(Reporter):
                 coverage = replace(news.report.coverage, notes=notes)
                 raise DivergenceError(replace(news.report, coverage=coverage)) from cause
 
-    def _grouped(self, reported: Sequence[Finding]) -> list[Finding]:
-        """Name other random numbers once: what follows from them, in later calls too, is told with the first."""
-        known = self._other_random_numbers
-        grouped = _group_rng_findings(reported, known)
-        stream = next((finding for finding in grouped if finding.detail == "rng.stream"), None)
-        if stream is not None:
-            self._other_random_numbers = stream
-            for ledger in self._ledgers():
-                ledger.complete([stream])
-        return grouped
+    def _grouped(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Name other random numbers once: every result that depends on these differs, in later calls too.
+
+        The first finding ``explains`` the others. Only those whose tensors agree with eager on its random numbers are
+        grouped. An error beside them stays a finding.
+        """
+        streams = [finding for finding in findings if finding.detail == "rng.stream"]
+        if not streams:
+            return list(findings)
+        first = self._other_random_numbers or streams[0]
+        others = [finding.subject for finding in streams if finding.subject != first.subject]
+        if explained := tuple(dict.fromkeys((*first.explains, *others))):
+            first = replace(first, explains=explained, evidence={**first.evidence, EvidenceKey.EXPLAINS: explained})
+        self._other_random_numbers = first
+        for ledger in self._ledgers():
+            ledger.complete([first])
+        return [first if one is streams[0] else one for one in findings if one is streams[0] or one not in streams]
 
     def _tell_unsupported(self, findings: Sequence[Finding]) -> None:
         """Nothing is raised for what is no difference; but a program that runs in eager instead is not passed over."""
@@ -337,30 +324,3 @@ class RegionReporter(Reporter):
         finally:
             spent.places.add(place)
             spent.seconds += time.monotonic() - begun
-
-
-def _group_rng_findings(findings: Sequence[Finding], known: Finding | None) -> list[Finding]:
-    """Group findings that follow from other random numbers: every result that depends on these differs.
-
-    Only those whose tensors agree with eager on its random numbers are grouped. An error beside them stays a finding.
-
-    Args:
-        known: The finding of the region's forward pass, if these are of its backward pass.
-
-    Returns:
-        The findings. Several of detail ``rng.stream`` are replaced by the first, or by the known one, which then
-        ``explains`` the others.
-    """
-    streams = [finding for finding in findings if finding.detail == "rng.stream"]
-    if not streams:
-        return list(findings)
-    first = streams[0] if known is None else known
-    others = tuple(finding.subject for finding in streams if finding.subject != first.subject)
-    explained = tuple(dict.fromkeys((*first.explains, *others)))
-    grouped = first
-    if explained:
-        evidence = {**first.evidence, EvidenceKey.EXPLAINS: explained}
-        grouped = replace(first, explains=explained, evidence=evidence)
-    rest = [finding for finding in findings if finding.detail != "rng.stream"]
-    place = next(place for place, finding in enumerate(findings) if finding.detail == "rng.stream")
-    return [*rest[:place], grouped, *rest[place:]]

@@ -17,9 +17,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,7 +35,7 @@ from checked_backend._torch.tensors import (
 )
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprints
-from checked_backend.regions.execution import Subjects
+from checked_backend.regions.execution import Subjects, results_of
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.inputs import span
 from checked_backend.regions.reporter import RegionReporter
@@ -45,63 +44,63 @@ from checked_backend.report.session import active_sessions
 MemoryRange: TypeAlias = tuple[int, int]
 """Where memory begins, and the first address behind it."""
 
+MOST_RESULTS, MOST_BYTES = 64, 2**28
+"""So many results are remembered at most, together of so many bytes: their values are looked at."""
 
-@dataclass(eq=False, slots=True)
+MOST_GRADIENTS = 512
+"""So many gradients are remembered at most."""
+
+
 class Returned:
     """A result of an earlier call, or a gradient that its backward pass sent.
 
     Attributes:
-        tensor: The tensor, as long as the program holds it.
-        owners: How many other owners the memory had when the tensor was handed out.
-        memory: The places of its elements in memory.
-        print: The checksum when it was last looked at; None of gradients, which are not looked at.
+        memory: Where its elements lie.
+        checksum: That of the values when it was last looked at; None of gradients, which are not looked at.
         version: The number of writes to it that torch had counted then.
-        issued: How many collectives the program had begun when it was handed out.
+        issued: How many collectives the program had begun when it was returned.
     """
 
-    tensor: weakref.ref[torch.Tensor]
-    storage: StorageWeakRef
-    owners: int
-    memory: MemoryRange
-    layout: tuple[torch.dtype, Any, torch.Size, tuple[int, ...]]
-    subject: str
-    region: str
-    call: int
-    source: str
-    version: int
-    issued: int
-    print: int | None = None
-
-    @classmethod
-    def of(
-        cls, tensor: torch.Tensor, memory: MemoryRange, subject: str, region: str, call: int, *, source: str = ""
-    ) -> Returned:
-        """Remember a tensor, right when it is handed out."""
-        storage = StorageWeakRef(tensor.untyped_storage())
-        layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-        known = weakref.ref(tensor), storage, storage_users(storage) - 1, memory, layout, subject, region, call, source
-        return cls(*known, version_of(tensor), collectives_issued())
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        memory: MemoryRange,
+        subject: str,
+        region: str,
+        call: int,
+        *,
+        source: str = "",
+        is_gradient: bool = False,
+    ) -> None:
+        """Remember a tensor, right when it is returned."""
+        self.memory, self.subject, self.region, self.call = memory, subject, region, call
+        self.source, self.is_gradient = source, is_gradient
+        self.version, self.issued = version_of(tensor), collectives_issued()
+        self.checksum: int | None = None
+        self._tensor, self._storage = weakref.ref(tensor), StorageWeakRef(tensor.untyped_storage())
+        self._other_owners = storage_users(self._storage) - 1
+        self._dtype, self._layout = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def is_held(self) -> bool:
         """Whether the program still holds it, or its memory."""
-        return self.tensor() is not None or storage_users(self.storage) > self.owners
+        return self._tensor() is not None or storage_users(self._storage) > self._other_owners
 
     def held(self) -> torch.Tensor | None:
         """The tensor, if the program still holds it; its memory as a tensor, if the program only holds that."""
-        if (tensor := self.tensor()) is not None:
+        if (tensor := self._tensor()) is not None:
             return tensor
-        if not self.is_held() or (storage := storage_again(self.storage)) is None:
+        if not self.is_held() or (storage := storage_again(self._storage)) is None:
             return None
         with torch.no_grad(), disable_current_modes():
-            return torch.empty(0, dtype=self.layout[0], device=storage.device).set_(storage, *self.layout[1:])
+            return torch.empty(0, dtype=self._dtype, device=storage.device).set_(storage, *self._layout)
 
     def is_there(self) -> bool:
         """Whether the memory still exists. Freed memory may hold anything by now."""
-        return self.tensor() is not None or storage_users(self.storage) > 0
+        return self._tensor() is not None or storage_users(self._storage) > 0
 
     def uncounted(self, held: torch.Tensor) -> bool:
         """Whether torch has counted no write to it since. The count is only known for the tensor itself."""
-        return held is self.tensor() and version_of(held) == self.version
+        return held is self._tensor() and version_of(held) == self.version
 
     def returned_by(self, region: str) -> str:
         """``call 1 of this region``, for a finding of a region."""
@@ -109,14 +108,11 @@ class Returned:
 
 
 class Results:
-    """The latest results of checked calls: of one region, or of a session.
+    """The latest results and gradients that checked calls returned: of one region, or of a session.
 
     Attributes:
-        unchecked: Whether compiled code has run unchecked since they were looked at.
+        unchecked: Whether compiled code has run unchecked since the results were looked at.
     """
-
-    MOST: ClassVar[int] = 64
-    MOST_BYTES: ClassVar[float] = 2**28
 
     def __init__(self) -> None:
         self.unchecked = False
@@ -126,36 +122,27 @@ class Results:
     def add(self, returned: Iterable[Returned]) -> None:
         """Remember more. The oldest ones, and those that nobody holds, are forgotten."""
         with self._lock:
-            known = [one for one in (*self._known, *returned) if one.is_held()][-self.MOST :]
-            sizes = accumulate(one.memory[1] - one.memory[0] for one in reversed(known))
-            self._known = known[len(known) - sum(size <= self.MOST_BYTES for size in sizes) :]
+            known = [one for one in (*self._known, *returned) if one.is_held()]
+            results = [one for one in known if not one.is_gradient][-MOST_RESULTS:]
+            sizes = accumulate(one.memory[1] - one.memory[0] for one in reversed(results))
+            results = results[len(results) - sum(size <= MOST_BYTES for size in sizes) :]
+            self._known = [*results, *[one for one in known if one.is_gradient][-MOST_GRADIENTS:]]
 
     def forget(self, returned: Collection[Returned]) -> None:
         """Forget some that have findings."""
         with self._lock:
             self._known = [one for one in self._known if one not in returned]
 
-    def held(self) -> tuple[Returned, ...]:
-        """Those that the program still holds."""
+    def held(self, *, gradients: bool = False) -> list[Returned]:
+        """The results that the program still holds, or the gradients."""
         with self._lock:
-            return tuple(one for one in self._known if one.is_held())
+            return [one for one in self._known if one.is_gradient is gradients and one.is_held()]
 
     def close(self) -> Sequence[Skip]:
         """Look at them a last time. Those that changed while calls ran unchecked could not be checked."""
         skips: list[Skip] = []
         Snapshot((self,), (), skips.append)
         return skips
-
-
-class _Gradients(Results):
-    """The latest gradients that were sent. Their values are not looked at, so they may be many."""
-
-    MOST: ClassVar[int] = 512
-    MOST_BYTES: ClassVar[float] = float("inf")
-
-    def close(self) -> Sequence[Skip]:
-        """End a session. No later call can have written to these gradients."""
-        return ()
 
 
 class Snapshot:
@@ -175,11 +162,11 @@ class Snapshot:
         taken = memory_ranges(args)
         known = dict.fromkeys(one for holder in holders for one in holder.held())
         apart = (one for one in known if (memory := memory_range(one.held())) and not _meets(memory, taken))
-        for result, held, now in _printed(apart):
-            if unchecked and now != result.print and result.uncounted(held) and result.issued == self._issued:
+        for result, held, now in _with_checksums(apart):
+            if unchecked and now != result.checksum and result.uncounted(held) and result.issued == self._issued:
                 what = "while calls ran unchecked, and torch counted no write to it"
                 skip(Skip(result.subject, f"it changed after call {result.call}, {what}", matters=True))
-            result.print, result.version = now, version_of(held)
+            result.checksum, result.version = now, version_of(held)
             self._results.append(result)
         for holder in holders:
             holder.unchecked = False
@@ -200,8 +187,8 @@ class Snapshot:
             counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """
         found: dict[Returned, Finding] = {}
-        for result, held, now in _printed(self._results):
-            changed = now != result.print and (counted or result.uncounted(held))
+        for result, held, now in _with_checksums(self._results):
+            changed = now != result.checksum and (counted or result.uncounted(held))
             shares = _shares(memory_range(held), outputs, reference)
             if changed and not shares and result.issued != self._issued:
                 what = "a collective of the program's may have written to it, which torch does not count"
@@ -221,7 +208,7 @@ class Snapshot:
         return [*found.values()]
 
 
-def _printed(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tensor, int | None]]:
+def _with_checksums(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tensor, int | None]]:
     """The results that are held, with their values and their checksums now."""
     known = [(result, held) for result in results if (held := result.held()) is not None]
     for (result, held), now in zip(known, fingerprints([held for _, held in known]), strict=True):
@@ -229,7 +216,7 @@ def _printed(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tens
 
 
 class ReturnedTensors:
-    """The results and gradients that one region handed out, to see whether a later call of any region writes to them.
+    """The results and gradients that one region returned, to see whether a later call of any region writes to them.
 
     They are remembered in the region's own memory, and in that of the active sessions.
     """
@@ -237,18 +224,13 @@ class ReturnedTensors:
     def __init__(self, info: GraphInfo, reporter: RegionReporter) -> None:
         self.calls = 0
         self.region = info.name
-        self._sources = info.output_sources
+        self._info = info
         self._reporter = reporter
-        self._results = Results()
-        self._gradients = _Gradients()
+        self._own = Results()
 
     def holders(self) -> list[Results]:
-        """Where results are remembered."""
-        return self._all(self._results)
-
-    def _all(self, own: Results) -> list[Results]:
-        """The region's register of a kind, and those of the active sessions."""
-        return [own, *(session.part(type(own)) for session in active_sessions())]
+        """Where they are remembered."""
+        return [self._own, *(session.part(Results) for session in active_sessions())]
 
     def unchecked(self) -> None:
         """Note that compiled code is about to run unchecked."""
@@ -264,24 +246,24 @@ class ReturnedTensors:
 
         Such a graph writes to it each time it is replayed, and torch itself raises where a program reads it later.
         """
-        given, sources = memory_ranges(args), dict(enumerate(self._sources))
+        given = memory_ranges(args)
         results = [
-            Returned.of(output, memory, subjects.output(index), self.region, self.calls, source=sources.get(index, ""))
-            for index, output in enumerate(returned)
+            Returned(output, memory, subjects.result(result), self.region, self.calls, source=self._info.source(result))
+            for result, output in results_of(returned, {}).items()
             if (memory := memory_range(output)) is not None
             and not _meets(memory, given)
             and memory[0] not in cuda_graph_results(output.device)
         ]
-        for result, _, now in _printed(results):
-            result.print = now
+        for result, _, now in _with_checksums(results):
+            result.checksum = now
         for holder in self.holders():
             holder.add(results)
 
     def held_gradients(self) -> tuple[Returned, ...]:
         """The gradients that the program holds. Call it before a backward pass can send others in the same memory."""
-        return tuple(dict.fromkeys(sent for holder in self._all(self._gradients) for sent in holder.held()))
+        return tuple(dict.fromkeys(sent for holder in self.holders() for sent in holder.held(gradients=True)))
 
-    def sent_again(
+    def reuses_memory(
         self,
         call: int,
         gradients: Mapping[str, torch.Tensor | None],
@@ -302,7 +284,7 @@ class ReturnedTensors:
             memory = memory_range(gradient)
             if gradient is None or memory is None or _meets(memory, given):
                 continue
-            new.append(Returned.of(gradient, memory, subject, self.region, call))
+            new.append(Returned(gradient, memory, subject, self.region, call, is_gradient=True))
             sides = [gradient], [reference.get(subject)]
             for first in earlier:
                 if first.is_there() and _shares(first.memory, *sides, unknown=True):
@@ -315,7 +297,7 @@ class ReturnedTensors:
                     actual = f"memory of a gradient of call {first.call}"
                     findings.append(_overwritten(subject, message, "memory of its own", actual))
                     break
-        for holder in self._all(self._gradients):
+        for holder in self.holders():
             holder.add(new)
         return findings
 

@@ -6,6 +6,7 @@ random streams.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,12 @@ from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.torch_state import RngState
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import REPEAT, Build, Control, Facts, PostponedError, Recipe, Values
+
+SECONDS_TO_DRAW = 0.1
+"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
+
+TIMES_RUN = 3
+"""How often both sides run again to see whether a thread draws: one that draws now and then may leave a run alone."""
 
 Region = Callable[..., Any]
 
@@ -142,14 +149,14 @@ class RegionRunner:
 
     Attributes:
         variants: The variants of the region that can be run.
+        memory: Decides what to do if memory runs out.
         cotangents: If given, the subjects are gradients instead of results.
-        memory: Decides what to do if memory runs out; without it, nothing is done.
     """
 
     variants: Variants
     call: Call
+    memory: MemoryPressure
     cotangents: Cotangents | None = None
-    memory: MemoryPressure | None = None
     facts: Facts = field(default_factory=Facts, init=False)
     _tape: EagerTape = field(default_factory=EagerTape, init=False)
 
@@ -160,7 +167,7 @@ class RegionRunner:
 
     def _sparing(self, control: Control, make: Callable[[], _Result], *, float64: bool) -> _Result:
         with profiled(f"checked_backend::control run {control.value}"), self.variants.waiting.control_run(control):
-            return make() if self.memory is None else self.memory.control(make, float64=float64)
+            return self.memory.control(make, float64=float64)
 
     def _run(self, recipe: Recipe) -> Values | None:
         if recipe.replays_draws:
@@ -226,9 +233,19 @@ class RegionRunner:
             return make(bare)
 
     def others_drew(self) -> str | None:
-        """Evidence that another thread drew random numbers during the call; None if there is none."""
-        states = self.call.final_rng_states
-        return None if states is None else states.others_drew(self.random_states)
+        """Evidence that another thread drew random numbers during the call, in words; None if there is none."""
+        left = self.call.final_rng_states
+        if left is None:
+            return None
+        before = left.reference.now()
+        time.sleep(SECONDS_TO_DRAW)
+        if not before.now().same_as(before):
+            return "torch's random state moves while neither eager nor the compiled program runs"
+        for _ in range(TIMES_RUN if left.others_ran else 0):
+            reference, candidate = self.random_states()
+            if not (left.reference.same_as(reference) and left.candidate.same_as(candidate)):
+                return "it ran during this call, which left a random state that neither side leaves alone"
+        return None
 
     def random_states(self) -> tuple[RngState, RngState]:
         """The random states that the reference and the candidate leave when they run from the one before the call."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,7 @@ import torch
 
 from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transforms_unharmed
 from checked_backend.random_state import HostRandom
-from checked_backend.regions.process_state import autocast_nesting
-
-SECONDS_TO_DRAW = 0.1
-"""Seconds in which a thread that draws random numbers all the time will have drawn some."""
-
-TIMES_RUN = 3
-"""How often both sides run again to see whether a thread draws: one that draws now and then may leave a run alone."""
+from checked_backend.regions.process_state import MODES, ProcessState
 
 _TASKS = Path("/proc/self/task")
 
@@ -52,6 +45,10 @@ class RngState:
         devices = {value.device.index or 0 for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
         return cls.capture(sorted(devices))
 
+    def now(self) -> RngState:
+        """Copy the current states of the same generators."""
+        return RngState.capture(tuple(self.cuda))
+
     def restore(self) -> None:
         """Set the generators back to these states."""
         torch.set_rng_state(self.cpu)
@@ -76,25 +73,24 @@ class RngState:
 
 @dataclass(frozen=True, slots=True)
 class TorchState:
-    """Thread-local modes under which a region was called, so that it can be run again the same way later.
+    """Modes of a thread under which a region was called, so that it can be run again the same way later.
 
     A backward pass usually runs outside of the ``autocast`` block of its forward pass; a control run there must
     enter it again.
     """
 
-    autocast: tuple[tuple[str, torch.dtype, bool], ...]
-    grad_enabled: bool
-    inference: bool
+    modes: ProcessState
 
     @classmethod
-    def capture(cls, device_types: Sequence[str]) -> TorchState:
+    def capture(cls) -> TorchState:
         """Read the modes of this thread."""
-        autocast = (
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in device_types
-            if torch.amp.is_autocast_available(kind)
-        )
-        return cls(tuple(autocast), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        return cls(ProcessState.capture(MODES))
+
+    @property
+    def autocast(self) -> dict[str, torch.dtype]:
+        """The dtypes of autocast, by kind of device, where it is on."""
+        casts = ((name.partition(".")[2], value) for name, value in self.modes.values.items() if "autocast." in name)
+        return {kind: dtype for kind, (enabled, dtype) in casts if enabled}
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -103,59 +99,37 @@ class TorchState:
         The user's saved-tensor hooks are not in force inside, and the autocast weight cache is off: it would keep a
         copy of every parameter until the user's own autocast block ends.
         """
-        with ExitStack() as stack:
-            stack.enter_context(saved_tensor_hooks_lifted())
-            stack.enter_context(modes_unharmed(tuple(kind for kind, _, _ in self.autocast)))
-            if torch.is_inference_mode_enabled() != self.inference:
-                stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
-            for kind, dtype, enabled in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+        inference = self.modes.values["inference_mode"]
+        same = torch.is_inference_mode_enabled() == inference
+        with saved_tensor_hooks_lifted(), modes_restored(), nullcontext() if same else torch.inference_mode(inference):
+            self.modes.restore()
+            torch.set_autocast_cache_enabled(False)
             yield
 
 
 @contextmanager
-def modes_unharmed(device_types: Sequence[str]) -> Iterator[None]:
+def modes_restored() -> Iterator[None]:
     """Undo what a traced graph does to autocast, grad mode and transforms when it raises between enter and exit."""
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types]
-    cache, nesting, grad = torch.is_autocast_cache_enabled(), autocast_nesting(), torch.is_grad_enabled()
+    before, cache = ProcessState.capture({*MODES, "autocast.nesting"}), torch.is_autocast_cache_enabled()
     try:
         with transforms_unharmed():
             yield
     finally:
-        if torch.is_grad_enabled() != grad:
-            torch.set_grad_enabled(grad)
-        while autocast_nesting() > nesting:
-            torch.autocast_decrement_nesting()
-        for kind, enabled, dtype in before:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
+        before.restore()
         torch.set_autocast_cache_enabled(cache)
 
 
-@dataclass(frozen=True, slots=True)
-class OtherThreads:
-    """How long each other thread of this process has run, at one moment.
+def other_threads() -> dict[int, str]:
+    """The operating system's text for how long each thread has run that Python knows, other than this one.
 
     That a thread is alive shows nothing: a pool's threads wait. So a thread is named on evidence only.
 
-    Attributes:
-        ran: The operating system's text for each thread's run time, by the thread's number; "" if it tells none.
+    Returns:
+        The texts by the number of the thread; "" where the system tells none.
     """
-
-    ran: Mapping[int, str]
-
-    @classmethod
-    def now(cls) -> OtherThreads:
-        """Look at the threads that Python knows, other than this one."""
-        here = threading.get_ident()
-        numbers = [thread.native_id for thread in threading.enumerate() if thread.ident != here]
-        return cls({number: _run_time(number) for number in numbers if number is not None})
-
-    def active_since(self) -> bool:
-        """Whether any other thread has run since then, began or ended; True if the system does not tell."""
-        now = OtherThreads.now().ran
-        return now != self.ran or "" in now.values()
+    here = threading.get_ident()
+    numbers = [thread.native_id for thread in threading.enumerate() if thread.ident != here]
+    return {number: _run_time(number) for number in numbers if number is not None}
 
 
 def _run_time(number: int) -> str:
@@ -170,25 +144,11 @@ class FinalRngStates:
     """The random states that both sides of a check left.
 
     The generators are the whole process's, so a thread that draws meanwhile makes the same difference.
+
+    Attributes:
+        others_ran: Whether another thread ran meanwhile.
     """
 
     reference: RngState
     candidate: RngState
     others_ran: bool
-
-    def others_drew(self, run_both: Callable[[], tuple[RngState, RngState]]) -> str | None:
-        """Evidence that another thread drew random numbers during the call, in words; None if there is none.
-
-        Args:
-            run_both: Runs both sides once more at each call, from the state before the call, and gives what they leave.
-        """
-        devices = tuple(self.reference.cuda)
-        before = RngState.capture(devices)
-        time.sleep(SECONDS_TO_DRAW)
-        if not RngState.capture(devices).same_as(before):
-            return "torch's random state moves while neither eager nor the compiled program runs"
-        for _ in range(TIMES_RUN if self.others_ran else 0):
-            reference, candidate = run_both()
-            if not (self.reference.same_as(reference) and self.candidate.same_as(candidate)):
-                return "it ran during this call, which left a random state that neither side leaves alone"
-        return None

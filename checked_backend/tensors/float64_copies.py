@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from checked_backend._torch.collectives import is_distributed_tensor, with_changed_shard
@@ -84,8 +87,8 @@ class Float64Copies:
         return known[2]
 
 
-def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of a program's inputs in float64 (complex128).
+def to_float64(values: Sequence[Any]) -> list[Any]:
+    """Copies of the tensors among a program's inputs in float64 (complex128); other values as they are.
 
     Shapes, strides, storage offsets and the aliasing between the tensors are kept. Tensors that require grad become
     fresh leaves that do. Tensors that are not floating, or float64 already, are passed on as they are.
@@ -98,6 +101,7 @@ def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             tensors of several dtypes share memory, and one of them is promoted.
     """
     float64_copies = Float64Copies()
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
     for tensor in tensors:
         if tensor.is_quantized:
             raise PromotionError(f"a quantised tensor ({tensor.dtype}) cannot be promoted to float64.")
@@ -117,7 +121,7 @@ def to_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if copy is not tensor and tensor.requires_grad:
             copy = copy.detach().requires_grad_()
         copies[id(tensor)] = copy
-    return [copies[id(tensor)] for tensor in tensors]
+    return [copies.get(id(value), value) for value in values]
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -340,6 +342,28 @@ def test_copies_that_find_no_memory_leave_the_call_unchecked(monkeypatch: pytest
     assert torch.equal(x, torch.ones(3))
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert told(report, "copying what the check needs")
+
+
+@pytest.mark.parametrize("forward", [never, always])
+def test_what_a_check_holds_is_freed_without_a_collector(forward: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[weakref.ref[observers.CallRecord]] = []
+    begin = observers.CallRecorder.begin
+
+    def noted(*given: Any) -> observers.CallRecord:
+        record = begin(*given)
+        records.append(weakref.ref(record))
+        return record
+
+    monkeypatch.setattr(observers.CallRecorder, "begin", noted)
+    compiled = checked(net, sparing())
+    gc.collect()
+    gc.disable()
+    try:
+        with planned(forward=forward):
+            gathered(lambda: compiled(torch.randn(4, 3)))
+        assert [record() is None for record in records] == [True]
+    finally:
+        gc.enable()
 
 
 def test_arriving_gradients_that_cannot_be_copied_leave_the_pass_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,9 @@ def test_memory_that_was_freed_during_the_backward_pass_may_be_used_again(freed:
     memory = np.ones(6, np.float32)
     earlier = ReturnedTensors(GraphInfo("wave", (), (), (), (), 0), cast("Any", None))
     first = torch.from_numpy(memory)
-    assert not earlier.sent_again(1, {"grad[x]": first}, {}, (), earlier.held_gradients())
+    assert not earlier.reuses_memory(1, {"grad[x]": first}, {}, (), earlier.held_gradients())
     held = earlier.held_gradients()
     if freed:
         del first
     second = torch.from_numpy(memory)
-    assert bool(earlier.sent_again(2, {"grad[x]": second}, {}, (), held)) is not freed
+    assert bool(earlier.reuses_memory(2, {"grad[x]": second}, {}, (), held)) is not freed

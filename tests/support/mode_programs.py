@@ -86,10 +86,7 @@ CASES: dict[str, Callable[[], Case]] = {
 def promote_tensors(tree: Any) -> Any:
     """Nested containers with every tensor in float64. Tensors that are one object stay one object."""
     leaves, spec = pytree.tree_flatten(tree)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for place, promoted in zip(places, to_float64([leaves[place] for place in places]), strict=True):
-        leaves[place] = promoted
-    return pytree.tree_unflatten(leaves, spec)
+    return pytree.tree_unflatten(to_float64(leaves), spec)
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -11,11 +11,11 @@ from torch import fx
 
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import called_name, is_view_operator
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.torch_state import modes_restored
 
 _HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
 """Operators that functions call as helpers, besides their main one."""
@@ -66,7 +66,7 @@ def operators_called(
     calls, own = _Calls(), eager_graph(gm)
     follower = fx.Interpreter(own)
     try:
-        with mode(), modes_left():
+        with mode(), modes_restored():
             given = iter(copy_values(inputs))
             for one in own.graph.nodes:
                 with calls if node is None or one.name == node.name else nullcontext():

@@ -10,11 +10,11 @@ from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
 from checked_backend._torch.tensors import middle_lane
-from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import unshared
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.torch_state import modes_restored
 
 BodyCall = tuple[fx.GraphModule, tuple[Any, ...]]
 """A graph, and the inputs that it is called with."""
@@ -37,7 +37,7 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     follower = fx.Interpreter(own)
     given = iter(unshared(gm, inputs))
     calls: dict[str, list[BodyCall]] = {}
-    with torch.no_grad(), modes_left():
+    with torch.no_grad(), modes_restored():
         for one in own.graph.nodes:
             if one.name == node.name:
                 _note_calls(own, gm, node, calls)

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (
     calls_of,
     is_item,
@@ -28,6 +27,7 @@ from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.torch_state import modes_restored
 
 CallOracle = Callable[[GraphCase], Sequence[Finding]]
 """Tries a case and gives its failing findings. An error of the attempt itself is not a finding of the case."""
@@ -92,7 +92,7 @@ def cut_before(
     interpreter = fx.Interpreter(gm)
     interpreter.env = values
     given = iter(inputs)
-    with torch.no_grad(), modes_left():
+    with torch.no_grad(), modes_restored():
         for each in gm.graph.nodes:
             if each is node:
                 break
@@ -269,7 +269,7 @@ def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> d
     given = iter(unshared(gm, inputs))
     values: dict[fx.Node, Any] = {}
     interpreter.env = values
-    with torch.no_grad(), modes_left():
+    with torch.no_grad(), modes_restored():
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(given)

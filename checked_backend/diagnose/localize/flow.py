@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
     called_name,
@@ -29,6 +28,7 @@ from checked_backend.graphs.source_line import source_line
 from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.torch_state import modes_restored
 
 MOST_BYTES = 1 << 28
 """Bytes of the exposed tensors of a graph. What takes more is not drawn."""
@@ -77,7 +77,7 @@ def error_flow(
     if not can_be_walked(gm) or not 0 < sum(map(bytes_of, nodes)) <= MOST_BYTES:
         return ()
     found = {node: candidate[node.name] for node in nodes}
-    with torch.no_grad(), modes_left():
+    with torch.no_grad(), modes_restored():
         reference, _ = _values(gm, copy_values(inputs), nodes)
         expected, drawn = ({}, set()) if any(map(writes, calls_of(gm))) else _values(gm, copy_values(inputs), found)
         noise = _noise(gm, inputs, reference)
@@ -143,13 +143,10 @@ def _values(
 
 def _noise(gm: fx.GraphModule, inputs: Sequence[Any], reference: _Values) -> dict[fx.Node, float]:
     """How far eager is from float64; empty if the graph does not run there."""
-    given = copy_values(inputs)
-    places = [place for place, value in enumerate(given) if isinstance(value, torch.Tensor)]
     try:
-        for place, wide in zip(places, to_float64([given[place] for place in places]), strict=True):
-            given[place] = wide
+        wide = to_float64(copy_values(inputs))
         with Float64Mode(default_dtype=False):
-            exact, _ = _values(gm, given, reference.keys())
+            exact, _ = _values(gm, wide, reference.keys())
     except Exception:  # the picture has no noise in it
         return {}
     return {node: relative(exact[node], value) for node, value in reference.items()}

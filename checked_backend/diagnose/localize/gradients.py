@@ -16,13 +16,13 @@ from torch import fx
 
 from checked_backend._torch.pytree import tree_map_only
 from checked_backend.diagnose.localize.cut import CallOracle, Cut, bisected, prefix_of, widening
-from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import called_name, calls_of, maker_of, part_of, tensors_made
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
+from checked_backend.regions.torch_state import modes_restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class _Values:
         interpreter, made, live = fx.Interpreter(gm), dict[fx.Node, Any](), dict[fx.Node, torch.Tensor]()
         leaves = copy_values(search.inputs)
         written = {node.args[0] for node in calls_of(gm) if writes(node) and node.args}
-        with torch.enable_grad(), modes_left():
+        with torch.enable_grad(), modes_restored():
             for place, node in enumerate(placeholders):
                 if place in search.wanted and isinstance(leaves[place], torch.Tensor):
                     leaves[place].requires_grad_()

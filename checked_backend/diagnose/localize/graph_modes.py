@@ -6,16 +6,12 @@ the modes of its own calls, entered and left inside the part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import fx
 
 from checked_backend._torch.modes import enter_autocast, exit_autocast
 from checked_backend.graphs.effects import mode_name
 from checked_backend.regions.compile import copy_graph
-from checked_backend.regions.torch_state import TorchState, modes_unharmed
+from checked_backend.regions.torch_state import TorchState
 
 
 def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool = False) -> fx.GraphModule:
@@ -30,22 +26,13 @@ def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool =
         if mode_name(node) == "_set_grad_enabled" and not node.users:
             copied.graph.erase_node(node)
     first = next(node for node in copied.graph.nodes if node.op != "placeholder")
-    for device, dtype, enabled in ambient.autocast:
-        if enabled:
-            with copied.graph.inserting_before(first):
-                entered = copied.graph.call_function(enter_autocast, (device, dtype, True, False))
-            with copied.graph.inserting_before(copied.graph.output_node()):
-                copied.graph.call_function(exit_autocast, (entered,))
+    for device, dtype in ambient.autocast.items():
+        with copied.graph.inserting_before(first):
+            entered = copied.graph.call_function(enter_autocast, (device, dtype, True, False))
+        with copied.graph.inserting_before(copied.graph.output_node()):
+            copied.graph.call_function(exit_autocast, (entered,))
     copied.recompile()
     return copied
-
-
-@contextmanager
-def modes_left() -> Iterator[None]:
-    """Leave the modes that a graph entered in a block, at the end of the block."""
-    kinds = [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind)]
-    with modes_unharmed(kinds):
-        yield
 
 
 class PartModes:

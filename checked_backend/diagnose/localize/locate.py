@@ -11,7 +11,7 @@ from torch import fx
 from checked_backend.diagnose.localize.aten_name import aten_name
 from checked_backend.diagnose.localize.cut import CallOracle, cut_before
 from checked_backend.diagnose.localize.gradients import GradientSearch
-from checked_backend.diagnose.localize.graph_modes import modes_left, self_contained
+from checked_backend.diagnose.localize.graph_modes import self_contained
 from checked_backend.diagnose.localize.probe import faulty_operator, is_clear
 from checked_backend.diagnose.localize.search import LAYOUT, Location, Search, WrongKernel, is_of_values, place_of
 from checked_backend.diagnose.localize.stages import Capture, Recorded, Stage, stages_of
@@ -23,7 +23,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase, rerun_failure, run_with, wrong_like
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.torch_state import modes_restored
 
 MOST_BYTES = 1 << 31
 """Bytes of what the kernels of a graph write, where these are looked at."""
@@ -47,11 +47,8 @@ def locate(
     Raises:
         Exception: The call cannot be run again.
     """
-    before = RngState.capture(tuple(failure.call.rng.cuda))
-    try:
+    with failure.call.undisturbed():
         return _located(failure, findings, (oracle, gross), tell, known)
-    finally:
-        before.restore()
 
 
 def _located(
@@ -219,7 +216,7 @@ def _raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, E
     """
     own = eager_graph(gm)
     follower, given = fx.Interpreter(own), iter(inputs)
-    with modes_left():
+    with modes_restored():
         for one in own.graph.nodes:
             try:
                 follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)

@@ -18,7 +18,6 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.flow import SeenValues
-from checked_backend.diagnose.localize.graph_modes import modes_left
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
     calls_of,
@@ -42,6 +41,7 @@ from checked_backend.regions.operator_check.findings import error_message
 from checked_backend.regions.operator_check.probe import Exposed, Probed
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.operator_check.walk import Walk
+from checked_backend.regions.torch_state import modes_restored
 from checked_backend.report import Report
 
 CLEAR = 1e-2
@@ -119,7 +119,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
         return best.size >= CLEAR
 
     walk = Walk(gm, compiled.exposed, probed, strict=True, before=compiled.run, enough=enough)
-    with torch.no_grad(), modes_left():
+    with torch.no_grad(), modes_restored():
         walk.run()
     if best is None:
         return None
