@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator
@@ -42,8 +43,8 @@ _SMOOTH = frozenset(
         "bfloat16", "clone", "detach", "flatten", "unflatten", "movedim", "swapaxes", "t", "repeat", "pad", "roll",
         "flip", "select", "narrow", "index_select", "gather", "squeeze_", "unsqueeze_",
         # of lowered graphs
-        "convert_element_type", "var_mean", "convolution", "full", "full_like", "iota", "scalar_tensor", "slice",
-        "slice_scatter", "select_scatter", "constant_pad_nd", "index", "_unsafe_index", "copy", "split_with_sizes",
+        "_to_copy", "convert_element_type", "var_mean", "convolution", "full", "full_like", "iota", "scalar_tensor",
+        "slice", "slice_scatter", "select_scatter", "constant_pad_nd", "index", "_unsafe_index", "copy", "split_with_sizes",
         "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     }
@@ -169,6 +170,7 @@ class Units:
             if is_floating(recorded_value(one)) or not rounded.isdisjoint(one.all_input_nodes):
                 rounded.add(one)
         jumping = [one for one in calls if _name(one) in _JUMPING]
+        steps = any(map(_quantizes, calls))
         return Unit(
             tuple(sources),
             tuple(nodes),
@@ -176,9 +178,16 @@ class Units:
             or not self._choices.isdisjoint(sources),
             any(part in name for name in names for part in _KEPT)
             or any(isinstance(one.target, HigherOrderOperator) for one in calls),
-            all(name in _SMOOTH or name in _KINKED for name in names),
-            all(name in _SMOOTH for name in names),
+            not steps and all(name in _SMOOTH or name in _KINKED for name in names),
+            not steps and all(name in _SMOOTH for name in names),
         )
+
+
+def _quantizes(node: fx.Node) -> bool:
+    """Whether a call makes integers, truth values or floating-point numbers of 8 bits of others."""
+    value = recorded_value(node)
+    narrow = isinstance(value, torch.Tensor) and (not is_floating(value) or value.dtype.itemsize == 1)
+    return narrow and any(is_floating(recorded_value(source)) for source in node.all_input_nodes)
 
 
 def _name(node: fx.Node) -> str:

@@ -35,3 +35,22 @@ def test_a_choice_is_made_of_rounded_values(
     graph = make_fx(program)(torch.randn(4, 4), torch.arange(4)).graph
     result = graph.output_node().all_input_nodes[0]
     assert Units(graph.owning_module, set()).of(result).jumps is jumps
+
+
+@pytest.mark.parametrize(
+    ("program", "steady", "smooth"),
+    [
+        (lambda x, words: torch.sigmoid(x.float()).bfloat16() + words, True, True),
+        (lambda x, words: torch.relu(x) * words, True, False),
+        (lambda x, words: x.to(torch.int8) * 0.5, False, False),
+        (lambda x, words: x.to(torch.float8_e4m3fn).bfloat16() * 0.5, False, False),
+        (lambda x, words: x * words.to(torch.int8), True, True),
+        (lambda x, words: x.gt(0) * x, False, False),
+    ],
+)
+def test_a_cast_to_few_values_has_steps(
+    program: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], steady: bool, smooth: bool
+) -> None:
+    graph = make_fx(program)(torch.randn(4, 4).bfloat16(), torch.arange(4)).graph
+    unit = Units(graph.owning_module, set()).of(graph.output_node().all_input_nodes[0])
+    assert (unit.steady, unit.steady_gradient) == (steady, smooth)
