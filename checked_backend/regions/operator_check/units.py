@@ -44,8 +44,8 @@ _SMOOTH = frozenset(
         "flip", "select", "narrow", "index_select", "gather", "squeeze_", "unsqueeze_",
         # of lowered graphs
         "_to_copy", "convert_element_type", "var_mean", "convolution", "full", "full_like", "iota", "scalar_tensor",
-        "slice", "slice_scatter", "select_scatter", "constant_pad_nd", "index", "_unsafe_index", "copy", "split_with_sizes",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "slice", "slice_scatter", "select_scatter", "constant_pad_nd", "index", "_unsafe_index", "copy",
+        "split_with_sizes", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     }
 )  # fmt: skip
