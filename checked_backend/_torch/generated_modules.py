@@ -97,8 +97,8 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
         return note
 
     def loaded(load: Callable[..., Any]) -> Callable[..., Any]:
-        def note(compiled: Any, *args: Any) -> Any:
-            path = load(compiled, *args)
+        def note(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+            path = load(compiled, *args, **kwargs)
             with suppress(Exception):  # nothing was kept
                 scope = compiled.current_callable.__globals__
                 found.append(_from_json(getattr(compiled, _KEPT), scope, compiled.source_code))
