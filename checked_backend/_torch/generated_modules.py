@@ -22,8 +22,8 @@ _BUFFER = re.compile(r"buf\d+")
 _NO_KERNEL = re.compile(r"empty_strided|reinterpret_tensor|assert_|args\.clear|get_raw_stream|device\(")
 """The beginnings of calls that write no element."""
 
-_KEPT, _FORMAT = "checked_backend_module", "1"
-"""The attribute in which torch keeps what is noted, and the format that this release writes and reads."""
+_KEPT, _FORMAT = "checked_backend_module", "region, format 1"
+"""The attribute in which torch keeps what is noted, and what names the format that this release writes and reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +63,28 @@ class GeneratedModule:
     text: str = ""
     made: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def to_json(self) -> str:
-        """What of the module is not in its text.
+    def to_json(self) -> list[Any]:
+        """What of the module is not in its text, for JSON.
 
         Raises:
             NotInJsonError: Its graph cannot be kept.
         """
         held = {name: [node and node.name for node in nodes] for name, nodes in self.held.items()}
         made = {name: [*nodes] for name, nodes in self.made.items()}
-        return json.dumps({_FORMAT: [self.kind, graph_to_json(self.graph), held, sorted(self.written), made]})
+        return [self.kind, graph_to_json(self.graph), held, sorted(self.written), made]
 
 
 @contextmanager
-def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
+def generated_modules_noted(found: list[GeneratedModule], region: str = "") -> Iterator[None]:
     """Note the module of each graph that Inductor compiles in this block, in this process.
 
     What is noted is kept beside the module in torch's cache of graphs, as JSON. A graph that comes from the cache is
-    noted if that was kept (`graph_to_json`). A module in C++ is not noted.
+    noted if that was kept (`graph_to_json`) by the same region: its nodes have the names of that one's. A module in C++
+    is not noted.
 
     Args:
         found: Gets the modules, in the order in which they are generated or loaded.
+        region: The digest of Dynamo's graph.
     """
     from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415  Inductor is slow to import
 
@@ -92,7 +94,7 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
             if not lowering.cpp_wrapper:
                 with suppress(Exception):  # a release of torch that names these otherwise: the module is not noted
                     found.append(_noted(lowering, function.__globals__, compiled.source_code))
-                    setattr(compiled, _KEPT, found[-1].to_json())
+                    setattr(compiled, _KEPT, json.dumps({_FORMAT: region, "module": found[-1].to_json()}))
 
         return note
 
@@ -100,8 +102,10 @@ def generated_modules_noted(found: list[GeneratedModule]) -> Iterator[None]:
         def note(compiled: Any, *args: Any, **kwargs: Any) -> Any:
             path = load(compiled, *args, **kwargs)
             with suppress(Exception):  # nothing was kept
-                scope = compiled.current_callable.__globals__
-                found.append(_from_json(getattr(compiled, _KEPT), scope, compiled.source_code))
+                kept = json.loads(getattr(compiled, _KEPT))
+                if kept[_FORMAT] == region:
+                    scope = compiled.current_callable.__globals__
+                    found.append(_from_json(kept["module"], scope, compiled.source_code))
             return path
 
         return note
@@ -125,8 +129,8 @@ def _noted(lowering: Any, scope: Mapping[str, Any], text: str) -> GeneratedModul
     return GeneratedModule(kind, lowering.module, _held(lowering), _functions(scope, text), written, text, made)
 
 
-def _from_json(kept: str, scope: Mapping[str, Any], text: str) -> GeneratedModule:
-    kind, entries, held, written, made = json.loads(kept)[_FORMAT]
+def _from_json(kept: list[Any], scope: Mapping[str, Any], text: str) -> GeneratedModule:
+    kind, entries, held, written, made = kept
     graph = graph_from_json(entries)
     nodes = {None: None, **{node.name: node for node in graph.graph.nodes}}
     known = {name: [nodes[one] for one in names] for name, names in held.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,12 @@ def forward_from_source(source: str, names: Mapping[str, Any]) -> Callable[..., 
     """
     function: Callable[..., Any] = _forward_from_src(source, dict(names))
     return function
+
+
+def graph_digest(gm: torch.fx.GraphModule) -> str:
+    """A digest of a graph's code, names of nodes among it, and of the code of graphs inside of it."""
+    codes = [one.code for one in gm.modules() if isinstance(one, torch.fx.GraphModule)]
+    return hashlib.sha256("\n".join(codes).encode()).hexdigest()
 
 
 def dump_code(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from checked_backend._torch.cpp_kernels import cpp_kernels_together
 from checked_backend._torch.dynamo import dynamo_control_flow
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
+from checked_backend._torch.graph_code import graph_digest
 from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
@@ -111,7 +112,7 @@ def build_region(
         stack.enter_context(waiting.at("compiling it"))
         if options.compiler == "inductor":
             modules = []
-            stack.enter_context(generated_modules_noted(modules))
+            stack.enter_context(generated_modules_noted(modules, graph_digest(pristine)))
         candidate, remark = _compiled(compiler, gm, pristine, example_inputs)
     compiling = schedule.clock() - before_compiling
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
@@ -242,7 +243,7 @@ def _kernels(
         return None
     source, candidate = _alone(source, candidate, local)
     lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
-    return KernelCheck(candidate, modules if local is None else (), lower)
+    return KernelCheck(candidate, graph_digest(source.graph), modules if local is None else (), lower)
 
 
 def _alone(

@@ -254,6 +254,7 @@ def _bias_of_parts(
         )
         allowed += quantum * weights.abs().view(rows, width).sum(dim) / total
         factors = sums(found - right) / total
+        allowed *= thresholds.BIAS_OF_PART
         place = (factors.abs() / allowed).nan_to_num_(0.0).argmax()
         worst[name] = float(factors[place]), float(allowed[place])
     return worst

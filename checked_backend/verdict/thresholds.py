@@ -163,6 +163,13 @@ inputs move the right result, and a kernel that never rounds them has another pa
 that is zero in exact arithmetic is nothing else: all of it may be missing.
 """
 
+BIAS_OF_PART = 2.0
+"""A factor of one row or column may be off by this many times as much as one of the whole tensor.
+
+The worst is chosen of many, and three control runs may all move the one row that rounding moves most by less than the
+compiled program. Of 11,520 right results, made up to show that, 4 were off by up to 1.4 times as much.
+"""
+
 ROUNDING_RMS = 0.6
 """Root mean square of the error of rounding to nearest, in unit roundoffs of the result: at most 1 / sqrt(3)."""
 

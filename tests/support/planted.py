@@ -102,9 +102,9 @@ def in_half_precision(right: Spoil, *args: Any, **kwargs: Any) -> Any:
 
 
 def tail_in_half_precision(right: Spoil, *args: Any, **kwargs: Any) -> Any:
-    """Wrong by 4 % in the last column, in bfloat16 alone."""
+    """Wrong by 6 % in the last column, in bfloat16 alone."""
     result = right(*args, **kwargs)
-    return scaled_tail(lambda: result, by=1.04) if result.get_dtype() is torch.bfloat16 else result
+    return scaled_tail(lambda: result, by=1.06) if result.get_dtype() is torch.bfloat16 else result
 
 
 def scaled_if_fused(right: Spoil, *args: Any, **kwargs: Any) -> Any:

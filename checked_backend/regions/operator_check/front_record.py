@@ -14,10 +14,11 @@ from torch import fx
 
 from checked_backend._torch.caches import compile_cache_folder
 from checked_backend._torch.generated_modules import GeneratedModule
+from checked_backend._torch.graph_code import graph_digest
 from checked_backend._torch.graph_json import NotInJsonError, value_to_json
 
 FORMAT = 1
-"""It changes with what the check of a front looks at."""
+"""It is raised with what the check of a front looks at."""
 
 
 class FrontRecord:
@@ -49,13 +50,14 @@ class FrontRecord:
             inputs = [(value_to_json(value), getattr(value, "requires_grad", None)) for value in example_inputs]
         except NotInJsonError:
             return None
-        codes = [one.code for one in gm.modules() if isinstance(one, fx.GraphModule)]
-        text = json.dumps([FORMAT, torch.__version__, codes, inputs, graphs])
+        text = json.dumps([FORMAT, torch.__version__, graph_digest(gm), inputs, graphs])
         return cls(folder / "checked_backend" / f"front-{hashlib.sha256(text.encode()).hexdigest()}")
 
     def is_right(self) -> bool:
         """Whether it was found right."""
-        return self._path.exists()
+        with suppress(OSError):
+            return self._path.exists()
+        return False
 
     def note_right(self) -> None:
         """Keep that it was found right. A folder that cannot be written to keeps nothing."""

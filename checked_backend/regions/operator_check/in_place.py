@@ -51,6 +51,7 @@ class KernelCheck:
     """Checks the kernels of one region that Inductor compiled.
 
     Args:
+        digest: That of its graph.
         lower: Compiles it once more for given inputs, past torch's caches of graphs.
 
     Attributes:
@@ -60,10 +61,12 @@ class KernelCheck:
     def __init__(
         self,
         region: Callable[..., Any],
+        digest: str,
         modules: Iterable[GeneratedModule],
         lower: Callable[[Sequence[Any]], Callable[..., Any]],
     ) -> None:
         self._region = region
+        self._digest = digest
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
         self._earlier: dict[int, TensorChecks] = {}  # by the identity of a module, which is kept
@@ -91,10 +94,10 @@ class KernelCheck:
             NotInPlaceError: No kernel was seen, or there is no room.
         """
         called = self._recorded(inputs, rng, cotangents, room)
-        if not called and self._lower is not None:  # it comes from a cache, its kernels are compiled already
+        if not called and self._lower is not None:  # it comes from a cache, where nothing is kept of its modules
             lower, self._lower = self._lower, None
             given, _ = inputs.fresh()
-            with without_compile_caches(), generated_modules_noted(self.modules):
+            with without_compile_caches(), generated_modules_noted(self.modules, self._digest):
                 self._region = lower(given)
                 called = self._recorded(inputs, rng, cotangents, room)
         if not called:
@@ -118,7 +121,7 @@ class KernelCheck:
         known = -1
         while known < len(self.modules):  # a backward pass may be compiled when it is first run
             known = len(self.modules)
-            with generated_modules_noted(self.modules), recorded(self.modules, room) as recordings:
+            with generated_modules_noted(self.modules, self._digest), recorded(self.modules, room) as recordings:
                 sent = run_region(self._region, inputs, rng, cotangents).cotangents
         called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
         kinds = {module.kind for module, _ in called}

@@ -82,6 +82,12 @@ class Probed:
     gradients: Mapping[int, torch.Tensor | None]
     taps: Mapping[str, torch.Tensor | None]
 
+    def shows_values(self) -> bool:
+        """Whether each tensor that came out has a finite number in it other than zero: in others nothing is seen."""
+        came_out = (*self.results, *self.gradients.values(), *self.taps.values())
+        rounded = (one for one in came_out if isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel())
+        return all(bool((value.isfinite() & (value != 0)).any()) for value in map(torch.Tensor.float, rounded))
+
 
 def run_region(
     region: Callable[..., Any],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from checked_backend.diagnose.localize import search
 from checked_backend.graphs.nodes import origin_of
 from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.check import OperatorCheck
+from checked_backend.regions.operator_check.findings import BY_ITSELF
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
 from tests.support.planted import Fault, in_half_precision, planted, tail_in_half_precision
@@ -99,7 +100,11 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def next_run(
-    function: Callable[..., torch.Tensor], calls: int = 4, *, dynamic: bool | None = None
+    function: Callable[..., torch.Tensor],
+    calls: int = 4,
+    *,
+    dynamic: bool | None = None,
+    given: Callable[[], Sequence[torch.Tensor]] = inputs,
 ) -> tuple[cb.Report, list[str]]:
     """What a run of a program shows that has nothing from an earlier one but torch's caches, and what was looked at."""
     looked: list[str] = []
@@ -108,7 +113,7 @@ def next_run(
 
     def run() -> None:
         for _ in range(calls):
-            model(*inputs()).sum().backward()
+            model(*given()).sum().backward()
 
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in ((KernelCheck, "run"), (OperatorCheck, "_check_probe"), (GraphLowering, "run")):
@@ -161,6 +166,45 @@ def test_what_is_rewritten_otherwise_is_looked_at_again() -> None:
 
 
 @pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_a_front_of_which_nothing_is_seen_is_looked_at_again(value: float) -> None:
+    def blank() -> list[torch.Tensor]:
+        return [torch.full_like(one, value).requires_grad_() for one in inputs()]
+
+    next_run(program, given=blank)
+    assert "OperatorCheck._check_probe" in next_run(program, 1)[1]
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_cached_code_of_another_program_is_not_taken_for_this_ones() -> None:
+    """Torch's key is the graph of AOT autograd, so that programs whose lines have other names share an entry."""
+
+    def before(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x)
+        h += w
+        y = torch.sigmoid(h @ b)
+        return y + v
+
+    def after(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x)
+        h = h + w
+        y = torch.sigmoid(h @ b)
+        return y + v
+
+    def wrong_add(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        made = right(*args, **kwargs)
+        return in_half_precision(lambda: made) if made.get_size()[-1] == 24 else made
+
+    given = [torch.randn(size, dtype=torch.bfloat16) for size in ((16, 32), (16, 32), (32, 24), (16, 24))]
+    with planted(Fault("add", "pointwise", "lowering", wrong_add)):
+        for function in (before, after):
+            model = checked(function, "inductor")
+            report = gathered(lambda model=model: model(*given))  # type: ignore[misc]
+            assert report.verdict is cb.Verdict.FAIL
+            assert all("return y + v" in (finding.source or "") for finding in report.findings)
+
+
+@pytest.mark.usefixtures("empty_cache")
 def test_a_front_that_was_not_found_right_twice_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     next_run(program, 1)
     assert "OperatorCheck._check_probe" in next_run(program, 1)[1]
@@ -206,9 +250,19 @@ def test_what_is_wrong_in_one_column_in_its_own_precision_alone_is_named() -> No
     assert cb.check(program, given, compiler="inductor", localize=False).verdict is cb.Verdict.PASS
     with planted(Fault("tanh", "pointwise", "lowering", tail_in_half_precision)), without_compile_caches():
         report = cb.check(program, given, compiler="inductor", localize=False)
-    finding = next(finding for finding in report.findings if finding.detail == "logic.this_dtype")
+    finding = next(finding for finding in report.findings if finding.detail in BY_ITSELF)
     assert finding.op == "torch.tanh"
-    assert "the elements of a column have a factor of 1.04" in finding.message
+    assert "the elements of a column have a factor of 1.06" in finding.message
+
+
+def test_numbers_of_8_bits_hide_nothing_beside_them() -> None:
+    def quantized(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return program(x, w), (x * 2).to(torch.float8_e4m3fn).to(torch.bfloat16)
+
+    with planted(Fault("tanh", "pointwise", "lowering", in_half_precision)), without_compile_caches():
+        given = [one.detach() for one in inputs()]
+        report = cb.check(quantized, given, compiler="inductor", localize=False)
+    assert any(finding.op == "torch.tanh" and finding.detail in BY_ITSELF for finding in report.findings)
 
 
 def test_what_a_buffer_holds_is_known() -> None:
