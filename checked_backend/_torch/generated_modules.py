@@ -23,7 +23,7 @@ _NO_KERNEL = re.compile(r"empty_strided|reinterpret_tensor|assert_|args\.clear|g
 """The beginnings of calls that write no element."""
 
 _KEPT, _FORMAT = "checked_backend_module", "region, format 1"
-"""The attribute in which torch keeps what is noted, and what names the format that this release writes and reads."""
+"""The attribute that torch keeps, and the key of the region's digest in it. Another format has another key."""
 
 
 @dataclass(frozen=True, slots=True)
