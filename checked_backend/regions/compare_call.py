@@ -41,9 +41,6 @@ COMPARABLE = frozenset({"structure.stride", "structure.requires_grad", "structur
 FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """Aspects of a gradient that a compiler may choose: autograd itself lays gradients out as it accumulates them."""
 
-WHOLE_RECHECKS = 2
-"""The first rechecks settle nothing by the noise of earlier calls. In later ones only what exceeds it is left open."""
-
 
 class CallComparison:
     """Compares a region's candidate with its reference, and remembers the noise it has learned.
@@ -72,7 +69,6 @@ class CallComparison:
         self._lock = threading.Lock()
         self._scales: dict[str, NoiseBaseline] = {}
         self._comparisons = Counter[bool]()
-        self._rechecks = Counter[bool]()
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
@@ -242,8 +238,7 @@ class CallComparison:
             number = self._comparisons[backward]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = is_recheck(call.check.number or number)
-            whole = recheck and self._rechecks[backward] < WHOLE_RECHECKS
-            known = {} if whole else dict(self._scales)
+            known = dict(self._scales)
         try:
             decisions = decide(
                 pairs,
@@ -262,8 +257,6 @@ class CallComparison:
             skip = Skip("gradients" if backward else "results", reason, matters=True)
             self._reporter.skip_until_compared(skip, backward=backward)
             return None
-        with self._lock:
-            self._rechecks[backward] += recheck  # not if it was postponed
         call.check.made = True
         call.ratios = decisions.ratios
         return decisions

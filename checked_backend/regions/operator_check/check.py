@@ -42,9 +42,10 @@ SHARE = 1 / 12
 """The most that is handed out, as a share of the memory: taps, gradients and float64 copies take several times it."""
 
 FRONTS = 2
-"""The first checks of a region that look at what comes before code generation, too: it is the same in each call.
+"""The most checks of a region that look at what comes before code generation, too: it is the same in each call.
 
-Where both find it right, later runs of the program that get the same from torch's caches do not look at it.
+One is enough if it has numbers to see everywhere. Where it is right, later runs of the program that get the same from
+torch's caches do not look at it.
 """
 
 SUBJECT = "operators by themselves"
@@ -128,6 +129,7 @@ class OperatorCheck:
         self._fronts = 0
         self._front_record: FrontRecord | None = None
         self._doubts = False
+        self._shown = False
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -157,11 +159,11 @@ class OperatorCheck:
         self._check_with_probe(inputs, rng, subjects, decisions)
         if self._kernels is None:
             return
-        self._fronts += 1
         front, record = self._earlier, self._front_record
         self._doubts |= front is None or bool(front.wrong or front.unchecked or decisions.reason)
+        self._fronts = FRONTS if self._shown and not self._doubts else self._fronts + 1
         if self._fronts == FRONTS:
-            if record is not None and not self._doubts:
+            if record is not None and self._shown and not self._doubts:
                 record.note_right()
             self._forget()
 
@@ -235,7 +237,7 @@ class OperatorCheck:
         with self._lock:
             graph, exposed, compiled = self._probe(inputs)
         probed = self._run(exposed, compiled, inputs, rng)
-        self._doubts |= self._front_record is not None and not probed.shows_values()
+        self._shown = probed.shows_values()
         outputs = probed.results[: exposed.outputs]
         gm = eager_graph(graph)
         given, _ = inputs.fresh()
