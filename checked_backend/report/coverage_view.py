@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from checked_backend.findings import Coverage, RegionInfo
 from checked_backend.report.clean import clean, first_line, listed, plural
@@ -53,12 +54,25 @@ def coverage_line(coverage: Coverage) -> str:
     if any(coverage.checked.values()):
         parts.append(listed(counts(coverage)))
     if coverage.detection_limit:
-        subject, limit = max(coverage.detection_limit.items(), key=lambda item: item[1])
-        parts.append(f"an error of {limit:.2g} would have been caught everywhere (the bluntest is {clean(subject)})")
+        subject, limit, but = bluntest(coverage.detection_limit)
+        where = f"everywhere{but} (the bluntest is {clean(subject)})"
+        parts.append(f"an error of {limit:.2g} would have been caught {where}")
     unimportant = sum(not skip.matters for skip in coverage.skipped)
     parts += [f"{unimportant} skipped without harm"] if unimportant else []
     parts += [f"{plural(len(coverage.ignored), 'finding')} ignored as you asked"] if coverage.ignored else []
     return "; ".join(parts)
+
+
+def bluntest(detection_limit: Mapping[str, float]) -> tuple[str, float, str]:
+    """The subject on which the check was bluntest, and the smallest relative error that it would have caught there.
+
+    A tensor that is no larger than its noise says nothing about the others: in a clean program it is zero in exact
+    arithmetic. Such tensors are counted, unless all are.
+    """
+    limits = sorted(detection_limit.items(), key=lambda item: -item[1])
+    rounding = sum(limit >= 1 for _, limit in limits) % len(limits)
+    subject, limit = limits[rounding]
+    return subject, limit, f" but in {plural(rounding, 'tensor')} no larger than the noise" if rounding else ""
 
 
 def region_line(region: RegionInfo) -> str:

@@ -20,7 +20,7 @@ from checked_backend.findings import Coverage, RegionInfo, Skip
 from checked_backend.report import Report
 from checked_backend.report.causes import short_region
 from checked_backend.report.clean import first_line, listed, plural
-from checked_backend.report.coverage_view import but_for_ignored
+from checked_backend.report.coverage_view import bluntest, but_for_ignored
 from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.file_names import process_rank
 from checked_backend.report.ledger import Ledger
@@ -207,11 +207,12 @@ def closing_line(coverage: Coverage) -> str:
         more = f"; and {plural(len(hidden) - 1, 'other part')}" if len(hidden) > 1 else ""
         hiding = f"an error could hide where nothing was checked: {hidden[0]}{more}"
         return f"{compared} compared and nothing found, but {hiding}"
-    limits = coverage.detection_limit.values()
-    if not limits and not coverage.ignored:
-        return f"{compared} agree with eager exactly"
-    sharp = f" (smallest relative error that would have been caught everywhere: {max(limits):.2g})" if limits else ""
-    return f"{compared} agree with eager{but_for_ignored(coverage)}{sharp}"
+    agree = f"{compared} agree with eager"
+    if not coverage.detection_limit:
+        return agree + (but_for_ignored(coverage) or " exactly")
+    _, limit, but = bluntest(coverage.detection_limit)
+    sharp = f"smallest relative error that would have been caught everywhere{but}: {limit:.2g}"
+    return f"{agree}{but_for_ignored(coverage)} ({sharp})"
 
 
 def say_closing_line(ledger: Ledger) -> None:

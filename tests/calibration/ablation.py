@@ -25,9 +25,10 @@ import checked_backend as cb
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.diagnose.reduce import problem
 from checked_backend.modes import float64, monte_carlo
-from checked_backend.regions import compare_call, float64_twin
+from checked_backend.regions import build, compare_call, float64_twin, observers, region
 from checked_backend.regions import compile as compiling
 from checked_backend.regions.operator_check.step import OperatorStep
+from checked_backend.regions.returned_tensors import ReturnedTensors
 from checked_backend.verdict import closing, decide, outliers, thresholds
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.runner import Recipe, Runs
@@ -56,6 +57,15 @@ def _without_step(name: str) -> Switch:
     if len(steps) == len(decide.STEPS):
         raise ValueError(f"there is no step {name}")
     return lambda: mock.patch.object(decide, "STEPS", steps)
+
+
+def _without_observer(name: str) -> Switch:
+    """Switch off one of what a call looks at beside its values: nobody asks what it has seen."""
+    tables = {table: getattr(region, table) for table in ("IF_ONE_RAISES", "IF_BOTH_RETURN")}
+    rest = {table: tuple(one for one in known if one.__name__ != name) for table, known in tables.items()}
+    if rest == tables:
+        raise ValueError(f"there is no observer {name}")
+    return lambda: mock.patch.multiple(region, **rest)
 
 
 @contextmanager
@@ -134,6 +144,10 @@ def _mechanisms() -> Mapping[str, Switch]:
         "racing writes, in reduction": lambda: patched(problem, "has_race", _false),
         "own noise (Monte Carlo)": _without_step("explain_by_own_noise"),
         "float64 and the twin": _without_step("ask_float64"),
+        "what is no rounding": _without_step("close_what_is_no_rounding"),
+        "what noise explains": _without_step("close_what_is_explained"),
+        "what eager does not repeat": _without_step("close_what_changes"),
+        "what is left is wrong": _without_step("close_what_is_left"),
         "eager's repetition": _without_step("repeat_eager"),
         "as good as eager, closer look": _without_step("close_what_is_as_good_as_eager"),
         "the candidate again": _without_step("try_candidate_again"),
@@ -144,6 +158,17 @@ def _mechanisms() -> Mapping[str, Switch]:
         "what goes into draws": lambda: patched(
             compare_call, "compare_draw_inputs", lambda *_args, **_named: Decisions()
         ),
+        "settings of the process": _without_observer("_settings"),
+        "settings that compiling leaves": lambda: patched(build, "_left_by_compiler", lambda _before: []),
+        "inputs that eager leaves alone": _without_observer("_inputs"),
+        "writes that are not counted": lambda: patched(observers, "_uncounted_writes", lambda *_args: iter(())),
+        "results of earlier calls": _without_observer("_earlier_results"),
+        "memory around views": _without_observer("_surroundings"),
+        "the random state that is left": _without_observer("_random_state"),
+        "gradients of earlier calls": lambda: patched(ReturnedTensors, "reuses_memory", lambda *_args: []),
+        "gradients that arrive": lambda: patched(compare_call, "_overwritten", lambda *_args: iter(())),
+        "results that share memory": lambda: patched(compare_call, "compare_aliasing", lambda *_args: iter(())),
+        "kernels as they run": lambda: patched(build, "_kernels", _nothing),
     }
 
 

@@ -12,11 +12,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.calibration.ablation import MECHANISMS
 from tests.ledger.answer import Answer, Case, differences, read, write
 from tests.ledger.pool import run_cases
 from tests.ledger.sources import all_cases
@@ -46,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.list:
         print(*(case.name for case in cases), sep="\n")
         return 0
-    now = _answers(cases, options)
+    with MECHANISMS[options.without]() if options.without else nullcontext():
+        now = _answers(cases, options)
     known = read(options.answers)
     before = {name: answer for name, answer in known.items() if _asked(name.partition("::")[0], cases, options)}
     names = {case.name for case in listed}
@@ -74,6 +77,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--answers", type=Path, default=ANSWERS, metavar="FILE", help="the expected answers")
     parser.add_argument("--cases", type=Path, metavar="DIR", help="more cases: files that define make() and CATEGORY")
     parser.add_argument("--results", type=Path, metavar="FILE", help="keep answers here, and go on where it ends")
+    without = "switch a mechanism off: the answers that change rest on it"
+    parser.add_argument("--without", choices=MECHANISMS, metavar="MECHANISM", help=without)
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="cases at a time")
     return parser.parse_args(words)
 

@@ -140,6 +140,13 @@ def test_the_closing_line() -> None:
     )
 
 
+def test_the_closing_line_counts_tensors_that_are_no_larger_than_their_noise() -> None:
+    rounding = {"grad[k.bias]": 213.0, "grad[v.bias]": 1.0}
+    told = closing_line(replace(CLEAN, detection_limit={**CLEAN.detection_limit, **rounding}))
+    assert told.endswith("caught everywhere but in 2 tensors no larger than the noise: 0.0002)")
+    assert closing_line(replace(CLEAN, detection_limit=rounding)).endswith("caught everywhere: 2.1e+02)")
+
+
 def test_the_closing_line_does_not_pass_over_what_is_ignored() -> None:
     ignored = replace(CLEAN, ignored=(Finding(Kind.LOGIC, "output[0]", "wrong"),))
     assert "189 tensors agree with eager, but for 1 finding that is ignored (smallest" in closing_line(ignored)
