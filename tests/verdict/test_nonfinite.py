@@ -138,6 +138,24 @@ def test_nan_at_the_edge_excuses_no_nan_elsewhere(spoiled: int) -> None:
     assert report.verdict is (cb.Verdict.FAIL if spoiled else cb.Verdict.PASS), report
 
 
+@pytest.mark.parametrize("seed", [4, 5])
+def test_the_gradient_of_an_angle_of_nothing_is_nan_at_times(seed: int) -> None:
+    """Where a cosine is 1, it depends on roundings, in float64 too, whether its angle has a gradient."""
+    torch.manual_seed(seed)
+
+    def angle(x: torch.Tensor, y: torch.Tensor, backwards: bool = False) -> torch.Tensor:
+        products = F.normalize(x, dim=-1) * F.normalize(y, dim=-1)
+        cosine = products.flip(-1).cumsum(-1)[:, -1] if backwards else products.sum(-1)
+        return torch.acos(cosine).mean()
+
+    def otherwise(_gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        return lambda x, y: (angle(x, y, backwards=True),)
+
+    x = torch.randn(64, 33)
+    given = (x.requires_grad_(), (x.detach() * torch.rand(64, 1)).requires_grad_())
+    assert cb.check(angle, given, compiler=otherwise, localize=False).verdict is not cb.Verdict.FAIL
+
+
 @pytest.mark.parametrize(("dtype", "fill"), [(torch.float32, -1e9), (torch.bfloat16, "lowest")])
 def test_a_masked_row_of_attention_hides_nothing(dtype: torch.dtype, fill: float | str) -> None:
     """What attention keeps for backward is as large as the mask there; a roundoff of it is none of the program's."""
