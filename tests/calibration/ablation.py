@@ -1,4 +1,4 @@
-"""Which mechanism of the verdict pays: each is switched off in turn, and the verdicts that change are listed.
+"""Which mechanism pays: each is switched off in turn, and the verdicts that change are listed.
 
 ``python -m tests.calibration.ablation --resume ablation.jsonl`` runs every n-th calibration case and the programs of
 ``tests/cases`` that need no C++ compiler. A mechanism without which nothing changes is no reason for its lines; what it
