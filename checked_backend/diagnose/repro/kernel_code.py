@@ -19,7 +19,7 @@ from checked_backend.graphs.effects import writes
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.operator_check.in_place import CheckedModule
-from checked_backend.regions.operator_check.units import Unit, Units
+from checked_backend.regions.operator_check.units import Unit
 
 MOST_BYTES = 1 << 28
 """Bytes of what a kernel reads. A script that needs more is not written."""
@@ -57,7 +57,7 @@ def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) ->
     definition = next(one for _, one in module.functions if one.lineno <= line <= (one.end_lineno or line))
     known = _known(checked, node)
     needed, read = _needed(definition, name, line, checked.lines, known)
-    unit = Units(module.graph, checked.values).of(node)
+    unit = checked.units.of(node)
     changed = read.intersection(module.written)
     calls = [one for one in _statements(definition, line) if calls_kernel(one) and one.lineno not in needed]
     if any(not changed.isdisjoint(_names(one)) for one in calls) or _is_written_to(unit, node):

@@ -18,6 +18,7 @@ from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.probe import Exposed, Probed, run_region
 from checked_backend.regions.operator_check.recorder import Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
+from checked_backend.regions.operator_check.units import Units
 from checked_backend.regions.operator_check.walk import Walk, walk_again
 from checked_backend.regions.torch_state import RngState
 
@@ -33,6 +34,7 @@ class CheckedModule:
     """
 
     module: GeneratedModule
+    units: Units
     checks: TensorChecks
     inputs: Sequence[Any]
     values: Mapping[str, torch.Tensor]
@@ -69,7 +71,7 @@ class KernelCheck:
         self._digest = digest
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
-        self._earlier: dict[int, TensorChecks] = {}  # by the identity of a module, which is kept
+        self._earlier: dict[int, tuple[Units, TensorChecks]] = {}  # by the identity of a module, which is kept
 
     def run(
         self,
@@ -109,7 +111,7 @@ class KernelCheck:
             earlier = self._earlier.get(id(module)) if enough is None else None
             checked.append(_checked(module, recording, rng, earlier, enough or (lambda _wrong: False)))
             if enough is None:
-                self._earlier[id(module)] = checked[-1].checks
+                self._earlier[id(module)] = checked[-1].units, checked[-1].checks
             elif any(map(enough, checked[-1].checks.wrong)):
                 break
         return checked
@@ -134,7 +136,7 @@ def _checked(
     module: GeneratedModule,
     recording: Recording,
     rng: RngState,
-    earlier: TensorChecks | None,
+    earlier: tuple[Units, TensorChecks] | None,
     enough: Callable[[Wrong], bool],
 ) -> CheckedModule:
     """Walk through a module's graph on the tensors that its kernels wrote."""
@@ -145,14 +147,17 @@ def _checked(
     count = len(recording.results)
     places = {name: count + place for place, name in enumerate(values)}
     exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
+    units, known = earlier or (None, None)
+    if units is None or units.exposed != places.keys():
+        units = Units(module.graph, places.keys(), returned=count > 0)
 
     def walk(checks: TensorChecks) -> None:
         probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
         rng.restore()
         with without_autocast():
-            Walk(module.graph, exposed, probed, checks=checks, enough=enough).run()
+            Walk(module.graph, exposed, probed, units=units, checks=checks, enough=enough).run()
 
-    return CheckedModule(module, walk_again(walk, earlier), arguments, values, recording.lines)
+    return CheckedModule(module, units, walk_again(walk, known), arguments, values, recording.lines)
 
 
 def written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:

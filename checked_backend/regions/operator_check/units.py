@@ -98,7 +98,7 @@ class Units:
     """
 
     def __init__(self, gm: fx.GraphModule, exposed: Collection[str], *, returned: bool = True) -> None:
-        self._exposed = exposed
+        self.exposed = exposed
         self._units: dict[fx.Node, Unit] = {}
         self._choices: set[fx.Node] = set()
         self._depths: dict[fx.Node, int] = {}
@@ -137,7 +137,7 @@ class Units:
 
     def is_source(self, node: fx.Node) -> bool:
         """Whether a node's value is the compiled program's own."""
-        return node.op == "placeholder" or node.name in self._exposed
+        return node.op == "placeholder" or node.name in self.exposed
 
     def _used(self, node: fx.Node, place: int) -> None:
         self._last[node] = max(place, self._last.get(node, 0))

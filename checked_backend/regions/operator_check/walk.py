@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.effects import has_effects, sets_mode, writes, written_by
 from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
@@ -59,6 +61,7 @@ class Walk:
     Args:
         gm: The region's graph for eager; its nodes have the names of those of the probe.
         exposed: The tensors that the probe hands out.
+        units: The graph's units for these, if they are known.
         checks: Receives the results. In a quick walk there is no lane but eager's.
         strict: Whether all dtypes are checked, float32 by its own roundings, and no random operator.
         before: Called before each node with eager's values. It may fill in results of the probe.
@@ -74,6 +77,7 @@ class Walk:
         exposed: Exposed,
         probed: Probed,
         *,
+        units: Units | None = None,
         checks: TensorChecks | None = None,
         strict: bool = False,
         before: Callable[[fx.Node, Mapping[fx.Node, Any]], None] = lambda _node, _values: None,
@@ -85,7 +89,7 @@ class Walk:
         self.checks = TensorChecks() if checks is None else checks
         self._exposed = exposed
         self._probed = probed
-        self._units = Units(gm, exposed.values.keys(), returned=exposed.outputs > 0)
+        self._units = units or Units(gm, exposed.values.keys(), returned=exposed.outputs > 0)
         self._tape = RandomTape()
         self._random: set[fx.Node] = set()
         self._blank: set[fx.Node] = set()  # tensors with elements to which nothing was written yet: they are NaN
@@ -159,7 +163,7 @@ class Walk:
                 lane.values[node] = made
             return
         self._tape = RandomTape()
-        with RecordRandom(self._tape):
+        with RecordRandom(self._tape) if _may_draw(node) else nullcontext():
             made = self._eager.run(node)
         if self._tape.by_values:
             self._by_values.add(node)
@@ -392,6 +396,14 @@ def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | N
     checks = TensorChecks(distances={} if earlier is None else earlier.distances)
     walk(checks)
     return checks
+
+
+def _may_draw(node: fx.Node) -> bool:
+    """Whether a call may draw random numbers: any, but that of an operator of which torch says that it does not."""
+    if not isinstance(node.target, OpOverload):
+        return True
+    operator = describe_operator(node.target)
+    return operator.draws or operator.kind is OperatorKind.COMPOSITE
 
 
 def _filled(value: Any, blank: torch.Tensor) -> Any:
