@@ -22,8 +22,7 @@ from checked_backend.diagnose.bug_report import describe_candidate, write_bug_re
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
 from checked_backend.diagnose.localize import Cut, Location, locate
 from checked_backend.diagnose.localize.kernel import kernel_in
-from checked_backend.diagnose.localize.locate import wrong_kernel
-from checked_backend.diagnose.localize.search import WrongKernel
+from checked_backend.diagnose.localize.locate import WrongKernel, wrong_kernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.diagnose.localize.cut import cut_out, shortest_wrong_prefix
+from checked_backend.diagnose.localize.cut import Parts
 from checked_backend.diagnose.localize.probe import probe, segments
 from checked_backend.diagnose.localize.subgraph import calls_of, part_of, tensors_made
 from checked_backend.findings import Finding
@@ -49,7 +49,7 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
         return oracle(case)
 
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
-    found = shortest_wrong_prefix(gm, (x,), options, counted)
+    found = Parts(gm, (x,), options, counted).shortest_wrong_prefix()
     assert found is not None
     assert str(found.node.target) == "aten.cos.default"  # tanh is seen as long as it is the last one
     assert found.node.args[0] is named(gm, "aten.tanh.default")
@@ -60,7 +60,8 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
 
 def test_a_right_graph_has_no_wrong_prefix() -> None:
     x = torch.randn(4, 8)
-    assert shortest_wrong_prefix(traced(chain, x), (x,), CheckOptions(compiler="eager"), oracle) is None
+    right = CheckOptions(compiler="eager")
+    assert Parts(traced(chain, x), (x,), right, oracle).shortest_wrong_prefix() is None
 
 
 def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
@@ -68,7 +69,7 @@ def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
     gm = traced(chain, x)
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
     reader = next(iter(named(gm, "aten.tanh.default").users))
-    cut = cut_out(gm, (x,), reader, options, oracle)
+    cut = Parts(gm, (x,), options, oracle).cut_out(reader)
     assert cut is not None
     assert [str(node.target) for node in calls_of(cut.case.graph)] == ["aten.tanh.default", "aten.cos.default"]
     assert cut.finding.kind.fails
@@ -77,13 +78,8 @@ def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
 def test_the_recorded_values_are_eagers() -> None:
     x = torch.randn(4, 8)
     gm = traced(chain, x)
-    cut = cut_out(
-        gm,
-        (x,),
-        named(gm, "aten.tanh.default"),
-        CheckOptions(compiler=faults.wrong_operator("aten.tanh.default")),
-        oracle,
-    )
+    options = CheckOptions(compiler=faults.wrong_operator("aten.tanh.default"))
+    cut = Parts(gm, (x,), options, oracle).cut_out(named(gm, "aten.tanh.default"))
     assert cut is not None
     expected = x
     for _ in range(4):
@@ -111,7 +107,8 @@ def test_a_size_is_read_from_the_tensor_that_has_it() -> None:
 def test_nothing_is_cut_out_of_what_is_right() -> None:
     x = torch.randn(4, 8)
     gm = traced(chain, x)
-    assert cut_out(gm, (x,), named(gm, "aten.tanh.default"), CheckOptions(compiler="eager"), oracle) is None
+    parts = Parts(gm, (x,), CheckOptions(compiler="eager"), oracle)
+    assert parts.cut_out(named(gm, "aten.tanh.default")) is None
 
 
 @pytest.mark.parametrize("limit", [1, 128, 300, 1 << 20])
@@ -162,7 +159,7 @@ def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
     assert faulty is not None
     assert faulty.node is named(gm, "aten.copy_.default")
     assert faulty.size > 0.1
-    cut = cut_out(gm, inputs, faulty.node, CheckOptions(compiler=dropped), oracle)
+    cut = Parts(gm, inputs, CheckOptions(compiler=dropped), oracle).cut_out(faulty.node)
     assert cut is not None
     assert [str(node.target) for node in calls_of(cut.case.graph)] == ["aten.copy_.default"]
     assert oracle(cut.case)
@@ -204,6 +201,6 @@ def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
     x = torch.randn(4, 8)
     gm = traced(program, x)
     options = CheckOptions(compiler=faults.wrong_operator("aten.relu.default"))
-    found = shortest_wrong_prefix(gm, (x,), options, oracle)
+    found = Parts(gm, (x,), options, oracle).shortest_wrong_prefix()
     assert found is not None
     assert found.node is named(gm, "aten.relu.default")
