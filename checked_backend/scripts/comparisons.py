@@ -21,23 +21,7 @@ from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_ten
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.pytree import tree_leaves, tree_map_only
 
-__all__ = [
-    "CALLS",
-    "CHANGED_INPUTS",
-    "COUNTED_WRITES",
-    "FAKE_KERNEL",
-    "FINITE",
-    "OUTCOMES",
-    "RELATIONS",
-    "compiled_dies",
-    "exceptions_differ",
-    "inputs_differ",
-    "nonfinite_differs",
-    "random_state_differs",
-    "source_of",
-    "structure_differs",
-    "values_differ",
-]
+__all__ = ["source_of"]
 
 Run = Callable[..., Any]
 Make = Callable[[], list[Any]]
@@ -45,22 +29,33 @@ Others = Make | None
 Arguments = Iterator[tuple[str, bool, list[torch.Tensor]]]
 
 
-def source_of(*functions: Callable[..., object]) -> list[str]:
-    """The source of functions, without annotations, which a script does not need; two empty lines before each."""
-    lines = []
-    for function in functions:
-        text = inspect.getsource(function).splitlines()
-        spans = []
-        for node in ast.walk(ast.parse("\n".join(text))):
-            if isinstance(node, ast.arg) and node.annotation is not None:
-                spans.append((node.lineno, node.col_offset + len(node.arg), node.annotation.end_col_offset))
-            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
-                spans.append((node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns.end_col_offset))
-        for line, start, end in sorted(spans, reverse=True):
-            rest = text[line - 1][end:]
-            text[line - 1] = text[line - 1][:start] + (f"={rest[3:]}" if rest.startswith(" = ") else rest)
-        lines += ["", "", *text]
-    return lines
+def source_of(function: Callable[..., object]) -> list[str]:
+    """The source of a function of this file, and of what it uses here; two empty lines before each.
+
+    Annotations are left out, because a script does not need them.
+    """
+    own = {name: value for name, value in globals().items() if getattr(value, "__module__", "") == __name__}
+    needed, pending = set[str](), {function.__name__}
+    while pending:
+        needed.add(name := pending.pop())
+        names = [node for node in ast.walk(ast.parse(inspect.getsource(own[name]))) if isinstance(node, ast.Name)]
+        local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        pending |= {node.id for node in names} & own.keys() - local - needed
+    return [line for name in own if name in needed for line in ("", "", *_without_annotations(own[name]))]
+
+
+def _without_annotations(function: Callable[..., object]) -> list[str]:
+    text = inspect.getsource(function).splitlines()
+    spans = []
+    for node in ast.walk(ast.parse("\n".join(text))):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            spans.append((node.lineno, node.col_offset + len(node.arg), node.annotation.end_col_offset))
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            spans.append((node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns.end_col_offset))
+    for line, start, end in sorted(spans, reverse=True):
+        rest = text[line - 1][end:]
+        text[line - 1] = text[line - 1][:start] + (f"={rest[3:]}" if rest.startswith(" = ") else rest)
+    return text
 
 
 def values_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: float, index: int | None = None) -> bool:
@@ -418,15 +413,3 @@ def calls_differ(program: Run, compiled: Run, gradients: bool, make_inputs: Make
         wrong += 1
         print("values that share memory: eager", shared[0], "compiled", shared[1])
     return wrong > 0
-
-
-CALLS = (RoundedOtherwise, outcome, outcomes, is_rounding, shared_memory, calls_differ)
-RELATIONS = (memory_of, relations_differ)
-CHANGED_INPUTS = (changed, which_inputs_change_differs)
-COUNTED_WRITES = (changed, counted_writes_differ)
-OUTCOMES = (flat, alike, outcomes_differ)
-FAKE_KERNEL = (
-    *(tensors, memory_of, show, arguments, written, described),
-    *(said_by_fake, is_unchanged, fake_kernel_differs),
-)
-FINITE = (tensors, show, finite, all_are_finite)

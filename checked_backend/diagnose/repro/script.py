@@ -21,20 +21,7 @@ from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.scripts.comparisons import (
-    CHANGED_INPUTS,
-    COUNTED_WRITES,
-    OUTCOMES,
-    RELATIONS,
-    compiled_dies,
-    exceptions_differ,
-    inputs_differ,
-    nonfinite_differs,
-    random_state_differs,
-    source_of,
-    structure_differs,
-    values_differ,
-)
+from checked_backend.scripts import comparisons
 from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
 BUG_THERE = "the bug is there"
@@ -102,8 +89,8 @@ def write_script(
     ]
     title = f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"
     copied = compile_code.copied or bool(operators.lines)
-    compare, compiles = _comparison(program, finding), not compiled
-    return Script(_assembled(title, about, body, lines, compare, copied=copied, compiles=compiles), saved)
+    text = _assembled(title, about, body, lines, _comparison(program, finding), copied=copied, compiles=not compiled)
+    return Script(text, saved)
 
 
 def write_source_script(
@@ -136,7 +123,8 @@ def write_source_script(
     ]
     how = ", dynamic=True" if dynamic else ""
     lines = [f"program = {name}", f'compiled = torch.compile(program, backend="eager"{how})']
-    return Script(_assembled(title, about, body, lines, _Comparison(OUTCOMES), copied=True), {**saved, **outside})
+    text = _assembled(title, about, body, lines, (comparisons.outcomes_differ, ")"), copied=True)
+    return Script(text, {**saved, **outside})
 
 
 def _values(values: Mapping[str, Any], file: str) -> tuple[list[str], list[str], dict[str, torch.Tensor]]:
@@ -156,34 +144,20 @@ def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> lis
     return ["", "", f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in lines), "", ""]
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """How a script compares.
-
-    Attributes:
-        functions: What is copied into it; the last is called.
-        arguments: The further arguments of that call, as code.
-    """
-
-    functions: Sequence[Callable[..., object]]
-    arguments: str = ""
-    why: str = ""
-
-
 def _assembled(
     title: str,
     about: Sequence[str],
     body: Sequence[str],
     lines: Sequence[str],
-    compare: _Comparison,
+    comparison: tuple[Callable[..., object], str],
     *,
     copied: bool,
     compiles: bool = True,
 ) -> str:
-    functions = source_of(*compare.functions)
-    standard = [f"import {name}" for name in ("os", "signal") if any(f"{name}." in line for line in functions)]
+    function, arguments = comparison
+    source = comparisons.source_of(function)
+    standard = [f"import {name}" for name in ("os", "signal") if any(f"{name}." in line for line in source)]
     machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    call = f"{compare.functions[-1].__name__}(program, compiled, make_inputs{compare.arguments})"
     text = [
         f'"""{_safe(title[:200])}',
         "",
@@ -198,12 +172,12 @@ def _assembled(
         *([*standard, ""] if standard else []),
         "import torch",
         *body,
-        *functions,
+        *source,
         "",
         "",
         "torch.set_grad_enabled(False)",
         *lines,
-        f"wrong = {call}{f'  # {compare.why}' if compare.why else ''}",
+        f"wrong = {function.__name__}(program, compiled, make_inputs{arguments}",
         f'print("{BUG_THERE}" if wrong else "{BUG_GONE}")',
         "raise SystemExit(int(wrong))",
     ]
@@ -252,27 +226,30 @@ def _safe(text: str) -> str:
     return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
 
 
-def _comparison(program: FailingCase, finding: Finding) -> _Comparison:
+def _comparison(program: FailingCase, finding: Finding) -> tuple[Callable[..., object], str]:
+    """The function by which a script compares, and the end of its call, after the arguments that all have."""
     index = f", index={program.tracked or 0}" if len(outputs_of(program.case.graph.graph)) > 1 else ""
     tolerance, why = _tolerance(finding)
     within = f", tolerance={tolerance!r}"
     if finding.kind is Kind.ALIAS:
-        return _Comparison(RELATIONS)
+        return comparisons.relations_differ, ")"
     if finding.detail == "mutation.wrong":
-        return _Comparison([inputs_differ], within, why)
+        return comparisons.inputs_differ, f"{within})  # {why}"
+    if finding.detail == "mutation.uncounted":
+        return comparisons.counted_writes_differ, ")"
     if finding.kind is Kind.MUTATION:
-        return _Comparison(COUNTED_WRITES if finding.detail == "mutation.uncounted" else CHANGED_INPUTS)
+        return comparisons.which_inputs_change_differs, ")"
     if finding.kind is Kind.NONFINITE:
-        return _Comparison([nonfinite_differs], index)
+        return comparisons.nonfinite_differs, f"{index})"
     if finding.kind is Kind.STRUCTURE and program.tracked is not None:
-        return _Comparison([structure_differs], index)
+        return comparisons.structure_differs, f"{index})"
     if finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):
-        return _Comparison([compiled_dies])
+        return comparisons.compiled_dies, ")"
     if finding.kind in (Kind.CRASH, Kind.EXCEPTION):
-        return _Comparison([exceptions_differ])
+        return comparisons.exceptions_differ, ")"
     if finding.kind is Kind.RNG:
-        return _Comparison([random_state_differs])
-    return _Comparison([values_differ], within + index, why)
+        return comparisons.random_state_differs, ")"
+    return comparisons.values_differ, f"{within}{index})  # {why}"
 
 
 def is_drowned(finding: Finding) -> bool:
