@@ -18,7 +18,6 @@ from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_or
 from checked_backend.diagnose.localize.cut import CallOracle, Cut, Parts
 from checked_backend.diagnose.localize.flow import SeenValues
 from checked_backend.diagnose.localize.gradients import GradientValues
-from checked_backend.diagnose.localize.graph_modes import self_contained
 from checked_backend.diagnose.localize.probe import (
     CLEAR,
     MUCH,
@@ -30,7 +29,14 @@ from checked_backend.diagnose.localize.probe import (
 )
 from checked_backend.diagnose.localize.producers import wrong_producer
 from checked_backend.diagnose.localize.stages import Capture, GraphKind, Recorded, Stage, stages_of
-from checked_backend.diagnose.localize.subgraph import bytes_of, called_name, calls_of, can_be_walked, is_symbolic
+from checked_backend.diagnose.localize.subgraph import (
+    bytes_of,
+    called_name,
+    calls_of,
+    can_be_walked,
+    is_symbolic,
+    self_contained,
+)
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind, NodeError
 from checked_backend.graphs.nodes import origin_of, outputs_of, recorded_value
