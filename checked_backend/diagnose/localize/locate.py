@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from checked_backend.diagnose.localize.aten_name import aten_name
-from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
+from checked_backend.diagnose.localize.called import aten_name, called_bodies, is_higher_order
 from checked_backend.diagnose.localize.cut import CallOracle, Cut, Parts
 from checked_backend.diagnose.localize.flow import SeenValues
 from checked_backend.diagnose.localize.gradients import GradientValues

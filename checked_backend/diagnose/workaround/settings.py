@@ -14,7 +14,7 @@ from torch import fx
 from checked_backend._torch.dynamo import lookup_backend
 from checked_backend._torch.inductor import fall_back, inductor_settings, lowerings_kept
 from checked_backend._torch.operators import OpOverload, is_composite
-from checked_backend.diagnose.localize.aten_name import operators_called
+from checked_backend.diagnose.localize.called import operators_called
 from checked_backend.options import CheckOptions
 from checked_backend.regions.compile import Compiler, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase

@@ -13,7 +13,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
-from checked_backend.diagnose.localize.kernel import kernel_in
+from checked_backend.diagnose.kernel import kernel_in
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kernel, Kind
 from checked_backend.report import Report

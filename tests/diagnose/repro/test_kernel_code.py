@@ -15,10 +15,10 @@ from torch import Tensor
 
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
+from checked_backend.diagnose import kernel as module
+from checked_backend.diagnose.kernel import kernel_code
 from checked_backend.diagnose.localize.probe import faulty_operator
-from checked_backend.diagnose.repro import kernel_code as module
 from checked_backend.diagnose.repro import write_kernel_repro
-from checked_backend.diagnose.repro.kernel_code import kernel_code
 from checked_backend.options import CheckOptions
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck

@@ -22,8 +22,7 @@ from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro import write_repro
 from checked_backend.diagnose.repro.compile_code import write_compile
-from checked_backend.diagnose.repro.repro import script_path
-from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, is_drowned
+from checked_backend.diagnose.repro.repro import BUG_GONE, BUG_THERE, is_drowned, script_path
 from checked_backend.findings import Kind
 from checked_backend.options import CheckOptions
 from tests.support import faults
@@ -258,6 +257,6 @@ def test_a_float_floor_division_that_inductor_rounds_wrong(tmp_path: Path) -> No
     reduction = reduce(case, subject="output[0]", kind=found[0].kind, deadline=time.monotonic() + 400)
     assert targets(reduction) == ["aten.floor_divide.default"]
     assert reduction.size.elements <= 4
-    repro = write_repro(reduction.case, tmp_path, name="floor", subject=reduction.subject, kind=found[0].kind)
+    repro = write_repro(reduction.best.case, tmp_path, name="floor", subject=reduction.best.subject, kind=found[0].kind)
     assert repro.confirmed, repro.output
     assert " // " in repro.path.read_text()

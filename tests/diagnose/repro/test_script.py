@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from checked_backend.diagnose.repro.compile_code import PROCESS_SETTINGS, matters, process_lines
-from checked_backend.diagnose.repro.script import BUG_GONE, BUG_THERE, _tolerance
+from checked_backend.diagnose.repro.repro import BUG_GONE, BUG_THERE, _tolerance
 from checked_backend.findings import Finding, Kind, NoiseScale
 from checked_backend.numerics.measure import measure
 from checked_backend.regions.process_state import ProcessState
