@@ -36,7 +36,7 @@ from checked_backend.dump.encode import (
     graph_inputs,
     tensor_bytes,
 )
-from checked_backend.dump.files import sha256, with_checksum
+from checked_backend.dump.load import sha256, with_checksum
 from checked_backend.dump.module import module_source, repro_source
 from checked_backend.errors import DumpError, DumpWarning
 from checked_backend.findings.paths import shown_path

@@ -26,12 +26,12 @@ from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.passes.details import in_float64
 from checked_backend.diagnose.repro.compile_code import (
     CompileCode,
+    Source,
     import_root,
     is_random,
     process_lines,
     write_compile,
 )
-from checked_backend.diagnose.repro.function_source import Source
 from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.nodes import outputs_of
