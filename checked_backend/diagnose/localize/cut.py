@@ -13,6 +13,7 @@ from torch import fx
 from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.gradients import GradientValues
 from checked_backend.diagnose.localize.subgraph import (
+    Finish,
     calls_of,
     is_item,
     is_symbolic,
@@ -127,7 +128,7 @@ class Parts:
                 continue  # the values after a write are not those before it
             made = tensors_made(last)
             chosen = [*nodes, *(one for one in made if one not in nodes)]
-            cut = self._tried(chosen, made, last, values, finish=None if last is node else _copy) if made else None
+            cut = self._tried(chosen, made, last, values, finish=None if last is node else _copies) if made else None
             if cut is not None and sure(cut.finding):
                 return cut
             spare = spare or cut
@@ -151,7 +152,7 @@ class Parts:
         returned: Sequence[fx.Node],
         last: fx.Node,
         values: Mapping[fx.Node, Any],
-        finish: Callable[[fx.Graph, fx.Node], fx.Node] | None = None,
+        finish: Finish | None = None,
     ) -> Cut | None:
         """Try some calls by themselves, on values that are known."""
         gradients = self.gradients
@@ -214,11 +215,12 @@ def _needed_later(gm: fx.GraphModule, calls: Sequence[fx.Node]) -> tuple[list[fx
     return chosen, frontier
 
 
-def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Read a view inside the compiled code. If the view were an output, AOT autograd would make it anew in eager."""
-    copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    copy.meta = {"val": recorded_value(node)}
-    return copy
+def _copies(graph: fx.Graph, nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """Read views inside the compiled code. If a view were an output, AOT autograd would make it anew in eager."""
+    for node in nodes:
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        copy.meta = {"val": recorded_value(node)}
+        yield copy
 
 
 def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) -> list[fx.Node]:

@@ -7,7 +7,7 @@ the modes of its own calls, entered and left inside the part.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import copy_values, storage_key
 from checked_backend.regions.torch_state import TorchState
+
+Finish = Callable[[fx.Graph, Sequence[fx.Node]], Iterable[fx.Node]]
+"""Makes what a part returns out of the part's own nodes."""
 
 _CALLS = ("call_function", "call_method", "call_module")
 
@@ -197,14 +200,13 @@ def part_of(
     nodes: Collection[fx.Node],
     returned: Sequence[fx.Node],
     *,
-    finish: Callable[[fx.Graph, fx.Node], fx.Node] | None = None,
+    finish: Finish | None = None,
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
     """Make a graph of some nodes of another graph.
 
     Args:
         nodes: The calls of the graph that the part gets.
         returned: Those among them whose values the part returns.
-        finish: Makes the node that is returned out of the part's own node.
 
     Returns:
         The part, whose calls run under the same modes as in the whole graph, and the nodes of the graph whose values
@@ -228,7 +230,7 @@ def part_of(
         if node in chosen or node in modes or (node.op == "get_attr" and any(user in chosen for user in node.users)):
             copied[node] = graph.node_copy(node, lambda source: copied[source])
     results = [copied[node] for node in returned]
-    graph.output(tuple(results if finish is None else [finish(graph, result) for result in results]))
+    graph.output(tuple(results if finish is None else finish(graph, results)))
     return fx.GraphModule(gm, graph), inputs
 
 
