@@ -11,9 +11,9 @@ import torch
 from torch import fx, nn
 
 from checked_backend._torch.operators import find_op_packet, has_dispatched, operator_names
+from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument
 from checked_backend.dump.encode import encode_graph
 from checked_backend.dump.module import module_source
-from checked_backend.dump.rebuild import BadArgument, argument_nodes, decode_argument
 from checked_backend.dump.targets import (
     Trusted,
     Unresolved,
