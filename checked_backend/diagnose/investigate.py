@@ -278,7 +278,7 @@ class _Investigation:
             return
         self._find_workaround(location, small)
         self.keep(found)
-        found.flow = location.flow if location.seen is None else location.seen.flow()
+        found.flow = location.error_flow()
         if why := self._find_kernel(location):
             found.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
 

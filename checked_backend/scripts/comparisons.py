@@ -126,23 +126,7 @@ def inputs_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: flo
     return not all(torch.allclose(other, one, rtol=0, atol=tolerance, equal_nan=True) for one, other in pairs)
 
 
-def which_inputs_change_differs(program: Run, compiled: Run, make_inputs: Make) -> bool:
-    seen = []
-    print("inputs that hold something else afterwards, counted from 0")
-    for name, run in ("eager:   ", program), ("compiled:", compiled):
-        before, after = make_inputs(), make_inputs()
-        run(*after)
-        seen.append(changed(before, after))
-        print(name, seen[-1])
-    return seen[0] != seen[1]
-
-
-def changed(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
-    tensors = [i for i, value in enumerate(before) if isinstance(value, torch.Tensor)]
-    return [i for i in tensors if not torch.allclose(after[i], before[i], rtol=0, atol=0, equal_nan=True)]
-
-
-def counted_writes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
+def writes_differ(program: Run, compiled: Run, make_inputs: Make, counted: bool) -> bool:
     seen = []
     print("inputs that hold something else afterwards, and those to which a write was counted, from 0")
     for name, run in ("eager:   ", program), ("compiled:", compiled):
@@ -150,10 +134,13 @@ def counted_writes_differ(program: Run, compiled: Run, make_inputs: Make) -> boo
         tensors = [i for i, value in enumerate(after) if isinstance(value, torch.Tensor)]
         versions = {i: after[i]._version for i in tensors}
         run(*after)
-        seen.append((changed(before, after), [i for i in tensors if after[i]._version != versions[i]]))
+        changed = [i for i in tensors if not torch.allclose(after[i], before[i], rtol=0, atol=0, equal_nan=True)]
+        seen.append((changed, [i for i in tensors if after[i]._version != versions[i]]))
         print(name, seen[-1])
-    (expected, counted), (actual, actually_counted) = seen
-    return any(i in counted and i in actual and i not in actually_counted for i in expected)
+    (expected, expected_count), (actual, actual_count) = seen
+    if counted:
+        return any(i in expected_count and i in actual and i not in actual_count for i in expected)
+    return expected != actual
 
 
 def exceptions_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:

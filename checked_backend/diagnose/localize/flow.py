@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,31 +41,27 @@ _COPIES = frozenset({"aten.clone.default", "aten._unsafe_view.default"})
 _Values = Mapping[fx.Node, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class SeenValues:
-    """Values of the compiled program in one call of a graph, by the names of nodes, and the node that errs there."""
-
-    graph: fx.GraphModule
-    inputs: Sequence[Any]
-    values: Mapping[str, torch.Tensor]
-    at_fault: str
-
-    def flow(self) -> tuple[NodeError, ...]:
-        """How the error flows through the graph; empty if that cannot be told."""
-        try:
-            return error_flow(self.graph, self.inputs, self.values, self.at_fault)
-        except Exception:  # a report without this picture says the same
-            return ()
-
-
 def error_flow(
     gm: fx.GraphModule, inputs: Sequence[Any], candidate: Mapping[str, torch.Tensor], at_fault: str
 ) -> tuple[NodeError, ...]:
     """Return the error of each operator whose value in the compiled program is known, in the graph's order.
 
+    Args:
+        candidate: Values of the compiled program in one call of the graph, by the names of nodes.
+        at_fault: The node that errs there.
+
     Returns:
-        The errors; empty if the graph cannot be walked, or the values take too much memory or show no error.
+        The errors; empty if the graph cannot be run or walked, or the values take too much memory or show no error.
     """
+    try:
+        return _error_flow(gm, inputs, candidate, at_fault)
+    except Exception:  # a report without this picture says the same
+        return ()
+
+
+def _error_flow(
+    gm: fx.GraphModule, inputs: Sequence[Any], candidate: Mapping[str, torch.Tensor], at_fault: str
+) -> tuple[NodeError, ...]:
     nodes = [
         made
         for node in calls_of(gm)

@@ -15,7 +15,7 @@ from torch import fx
 
 from checked_backend.diagnose.localize.called import aten_name, called_bodies, is_higher_order
 from checked_backend.diagnose.localize.cut import CallOracle, Cut, Parts
-from checked_backend.diagnose.localize.flow import SeenValues
+from checked_backend.diagnose.localize.flow import error_flow
 from checked_backend.diagnose.localize.gradients import GradientValues
 from checked_backend.diagnose.localize.probe import (
     CLEAR,
@@ -99,7 +99,7 @@ class Location:
         notes: The steps that were tried, and why the search went no further.
         gross: Whether the cut only fails for the oracle of gross errors.
         flow: How the error flows through the graph, if the probe saw that.
-        seen: What was seen of the compiled program, if a kernel was found to be wrong.
+        recorded: The graph, if a kernel was found to be wrong.
         kernel: That kernel.
     """
 
@@ -113,8 +113,15 @@ class Location:
     notes: tuple[str, ...] = ()
     gross: bool = False
     flow: tuple[NodeError, ...] = ()
-    seen: SeenValues | None = None
+    recorded: Recorded | None = None
     kernel: WrongKernel | None = None
+
+    def error_flow(self) -> tuple[NodeError, ...]:
+        """How the error flows through the graph, as far as the values are known."""
+        if self.kernel is None or self.recorded is None:
+            return self.flow
+        seen = self.kernel.module.values
+        return error_flow(self.recorded.graph, self.recorded.inputs, seen, self.kernel.faulty.node.name)
 
 
 def locate(
@@ -348,8 +355,7 @@ class Search:
             return self._bisected() or self._whole()
         if kernel is not None:
             recorded, faulty = self._recorded(kernel)
-            seen = SeenValues(recorded.graph, recorded.inputs, kernel.module.values, faulty.node.name)
-            return replace(self._faulty(recorded, faulty), seen=seen, kernel=kernel)
+            return replace(self._faulty(recorded, faulty), recorded=recorded, kernel=kernel)
         slight = self._probed()
         if slight is not None and _explains(slight[1], in_values):
             return self._faulty(*slight)

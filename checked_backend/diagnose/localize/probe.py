@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.flow import SeenValues
+from checked_backend.diagnose.localize.flow import error_flow
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
     calls_of,
@@ -122,7 +122,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
         walk.run()
     if best is None:
         return None
-    flow = SeenValues(gm, inputs, compiled.kept, best.node.name).flow()
+    flow = error_flow(gm, inputs, compiled.kept, best.node.name)
     return replace(best, finding=replace(best.finding, flow=flow))
 
 

@@ -419,10 +419,8 @@ def _comparison(program: FailingCase, finding: Finding) -> tuple[Callable[..., o
         return comparisons.relations_differ, ")"
     if finding.detail == "mutation.wrong":
         return comparisons.inputs_differ, f"{within})  # {why}"
-    if finding.detail == "mutation.uncounted":
-        return comparisons.counted_writes_differ, ")"
     if finding.kind is Kind.MUTATION:
-        return comparisons.which_inputs_change_differs, ")"
+        return comparisons.writes_differ, f", counted={finding.detail == 'mutation.uncounted'})"
     if finding.kind is Kind.NONFINITE:
         return comparisons.nonfinite_differs, f"{index})"
     if finding.kind is Kind.STRUCTURE and program.tracked is not None:
