@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.operators import OpOverload
 from checked_backend.diagnose.localize.gradients import GradientValues
 from checked_backend.diagnose.localize.subgraph import (
     Finish,
@@ -20,6 +19,7 @@ from checked_backend.diagnose.localize.subgraph import (
     is_view,
     maker_of,
     part_of,
+    sources_through,
     tensors_made,
     unshared,
 )
@@ -235,11 +235,4 @@ def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) 
 
 def _views_behind(node: fx.Node) -> list[fx.Node]:
     """The views between a node and the values that were really computed before it, nearest last."""
-    views: dict[fx.Node, None] = {}
-    pending = list(node.all_input_nodes)
-    while pending:
-        source = pending.pop()
-        if source not in views and isinstance(source.target, OpOverload) and is_view(source):
-            views[source] = None
-            pending.extend(source.all_input_nodes)
-    return list(reversed(views))
+    return [source for source in reversed(sources_through(node, is_view)) if is_view(source)]

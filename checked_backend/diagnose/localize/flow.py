@@ -19,6 +19,7 @@ from checked_backend.diagnose.localize.subgraph import (
     can_be_walked,
     is_item,
     maker_of,
+    sources_through,
     tensors_made,
 )
 from checked_backend.findings import NodeError
@@ -76,12 +77,14 @@ def _error_flow(
         reference, _ = _values(gm, copy_values(inputs), nodes)
         expected, drawn = ({}, set()) if any(map(writes, calls_of(gm))) else _values(gm, copy_values(inputs), found)
         noise = _noise(gm, inputs, reference)
-    kept = _kept(nodes, at_fault)
+    kept = dict.fromkeys(_kept(nodes, at_fault))
     errors = tuple(
         NodeError(
             name=node.name,
             op=called_name(maker_of(node)),
-            inputs=_nearest(node, kept),
+            inputs=tuple(
+                source.name for source in sources_through(node, lambda one: one not in kept) if source in kept
+            ),
             error=relative(reference[node], found[node]),
             own=relative(expected[node], found[node]) if node in expected and node not in drawn else None,
             noise=noise.get(node),
@@ -155,20 +158,3 @@ def _kept(nodes: Sequence[fx.Node], at_fault: str) -> Sequence[fx.Node]:
     begin = max(0, min(place - MOST_NODES // 4, len(nodes) - MOST_NODES))
     end = begin + MOST_NODES - MOST_NODES // 8
     return [*nodes[begin:end], *nodes[max(end, len(nodes) - MOST_NODES // 8) :]]
-
-
-def _nearest(node: fx.Node, kept: Sequence[fx.Node]) -> tuple[str, ...]:
-    """The kept nodes that a node's inputs come from, through those that are not kept."""
-    wanted, seen = set(kept), set()
-    found: dict[str, None] = {}
-    pending = list(reversed(node.all_input_nodes))
-    while pending:
-        source = pending.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        if source in wanted:
-            found[source.name] = None
-        else:
-            pending.extend(reversed(source.all_input_nodes))
-    return tuple(found)

@@ -16,7 +16,14 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.localize.cut import CallOracle, Cut
-from checked_backend.diagnose.localize.subgraph import calls_of, is_item, is_view, part_of, tensors_made
+from checked_backend.diagnose.localize.subgraph import (
+    calls_of,
+    is_item,
+    is_view,
+    part_of,
+    sources_through,
+    tensors_made,
+)
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
@@ -59,20 +66,15 @@ def wrong_producer(
     return blamed
 
 
-def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
+def _producers(node: fx.Node, *, through_views: bool) -> list[fx.Node]:
     """The calls that computed a node's inputs, the latest first."""
-    seen: dict[fx.Node, None] = {}
-    pending = list(node.all_input_nodes)
-    while pending:
-        source = pending.pop()
-        if source in seen or not source.op.startswith("call_"):
-            continue
-        if is_item(source) or (through_views and is_view(source)):
-            pending.extend(source.all_input_nodes)
-        elif not writes(source) and tensors_made(source):
-            seen[source] = None
+
+    def hands_on(source: fx.Node) -> bool:
+        return is_item(source) or (through_views and is_view(source))
+
+    calls = [one for one in sources_through(node, hands_on) if one.op.startswith("call_") and not hands_on(one)]
     order = {each: place for place, each in enumerate(node.graph.nodes)}
-    yield from sorted(seen, key=order.__getitem__, reverse=True)
+    return sorted((one for one in calls if not writes(one) and tensors_made(one)), key=order.__getitem__, reverse=True)
 
 
 def _for_other_readers(case: GraphCase, producer: fx.Node, oracle: CallOracle) -> Sequence[Finding]:

@@ -129,6 +129,18 @@ def maker_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def sources_through(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """What a node's inputs are made from, the inputs themselves included, as far back as there is a way through."""
+    seen: dict[fx.Node, None] = {}
+    pending = list(reversed(node.all_input_nodes))
+    while pending:
+        source = pending.pop()
+        if source not in seen:
+            seen[source] = None
+            pending.extend(reversed(source.all_input_nodes) if through(source) else ())
+    return list(seen)
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether an ATen operator returns its input's memory, and changes nothing in it."""
     return isinstance(node.target, OpOverload) and is_view_operator(node.target)

@@ -14,10 +14,9 @@ from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, compact
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import is_getitem
-from checked_backend.scripts.values import each_element_once
 
 _STEPS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 _AT_ONCE = (2, 17, 33, 65)
@@ -266,10 +265,7 @@ def _cut(value: Any, changes: Mapping[int, int]) -> Any:
     cut = value.detach()
     for dimension, size in enumerate(shape):
         cut = cut.narrow(dimension, 0, size)
-    copy = torch.empty_strided(shape, _strides(value, shape), dtype=value.dtype, device=value.device)
-    if copy.numel():
-        each_element_once(copy).copy_(each_element_once(cut))
-    return _wrapped(copy, changes)
+    return _wrapped(compact(cut, _strides(value, shape)), changes)
 
 
 def _strides(value: torch.Tensor, shape: Sequence[int]) -> list[int]:
