@@ -14,9 +14,8 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.localize.called import aten_name, called_bodies, is_higher_order
-from checked_backend.diagnose.localize.cut import CallOracle, Cut, Parts
+from checked_backend.diagnose.localize.cut import CallOracle, Cut, GradientValues, Parts
 from checked_backend.diagnose.localize.flow import error_flow
-from checked_backend.diagnose.localize.gradients import GradientValues
 from checked_backend.diagnose.localize.probe import (
     CLEAR,
     MUCH,
