@@ -47,13 +47,6 @@ def operator_words(cause: Cause) -> str:
     return f"{'the gradient of ' if are_gradients else ''}{operator_name(main.op or '')}"
 
 
-def subject_words(cause: Cause) -> str:
-    """The result that a cause makes wrong, and how many others: ``output[0] and 2 other results``."""
-    others = len(cause.subjects) - 1
-    more = f" and {plural(others, 'other result')}" if others else ""
-    return f"{named(cause.main.subject)}{more}"
-
-
 def user_line(source: str | None) -> Line | None:
     """Read a finding's source: ``model.py:41 in forward: x = torch.relu(x)``."""
     found = _SOURCE.match(source or "")
@@ -126,8 +119,10 @@ def _said(cause: Cause) -> str:
     stage = f" ({words})" if (words := stage_words(main)) else ""
     if main.op is not None:
         return f"{operator_words(cause)} {said_of(main)}{stage}"
+    subjects = cause.subjects
+    more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
     where = f" in {cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
-    return f"{subject_words(cause)} {said_of(main, len(cause.subjects))}{where}{stage}"
+    return f"{named(main.subject)}{more} {said_of(main, len(subjects))}{where}{stage}"
 
 
 def _remedies(findings: Sequence[Finding]) -> Iterator[str]:

@@ -23,15 +23,8 @@ from checked_backend.report.coverage_view import (
     skips,
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
-from checked_backend.report.one_line import (
-    is_line_blamed,
-    line_label,
-    one_line,
-    operator_words,
-    subject_words,
-    user_line,
-)
-from checked_backend.report.words import of_candidate, plain_names, plain_sentence, stage_words, with_texts
+from checked_backend.report.one_line import is_line_blamed, line_label, one_line, operator_words, user_line
+from checked_backend.report.words import named, of_candidate, plain_names, plain_sentence, stage_words, with_texts
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -278,7 +271,12 @@ def _results(cause: Cause) -> Iterator[str]:
 def _cause_title(cause: Cause) -> str:
     main = cause.main
     graded = "warning: " if cause.is_warning else ""
-    said = f"{operator_words(cause)} ({main.op})" if main.op is not None else subject_words(cause)
+    if main.op is not None:
+        said = f"{operator_words(cause)} ({main.op})"
+    else:
+        subjects = cause.subjects
+        more = f" and {plural(len(subjects) - 1, 'other result')}" if len(subjects) > 1 else ""
+        said = f"{named(main.subject)}{more}"
     regions = f"{cause.regions} regions" if cause.regions > 1 and not cause.is_named else ""
     where = ", ".join(part for part in (place_of(main), regions, stage_words(main)) if part)
     return clean(f"{graded}{said}{f' in {where}' if where else ''}")
