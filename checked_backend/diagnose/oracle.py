@@ -50,8 +50,10 @@ def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | Non
     return answer
 
 
-def find_apart(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Finding, ...] | JobEnd:
-    """Look for findings in a process of its own, or in this one if none can be forked.
+def find_apart(
+    find: Callable[[], Iterable[Finding]], timeout: float, *, here: bool = False
+) -> tuple[Finding, ...] | JobEnd:
+    """Look for findings in a process of its own; in this one if none can be forked, or if that is asked for.
 
     Returns:
         The findings, or the death of the process.
@@ -63,7 +65,7 @@ def find_apart(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[F
     def produce() -> str:
         return Report(tuple(find()), Coverage(), title="case").to_json()
 
-    answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+    answer = produce() if here or cannot_fork() else run_in_worker(produce, timeout=timeout)
     return answer if isinstance(answer, JobEnd) else Report.from_json(answer).findings
 
 

@@ -91,6 +91,15 @@ def structure_differs(program: Run, compiled: Run, make_inputs: Make, index: int
     return seen[0] != seen[1]
 
 
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def memory_of(value: Any) -> object:
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if strided else object()
+
+
 def relations_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
     seen = []
     print("inputs and results, counted together, that share memory, and that are the same object")
@@ -103,11 +112,6 @@ def relations_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
         seen.append((shared, [(i, j) for i, j in pairs if values[i] is values[j]]))
         print(name, seen[-1])
     return seen[0] != seen[1]
-
-
-def memory_of(value: Any) -> object:
-    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage()._cdata if strided else object()
 
 
 def inputs_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: float) -> bool:
@@ -181,6 +185,19 @@ def compiled_dies(program: Run, compiled: Run, make_inputs: Make) -> bool:
     return status != 0
 
 
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for item in value for leaf in flat(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+def alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and (isinstance(one, Exception) or one == other)
+    same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def outcomes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
     outcomes = []
     for name, run in ("eager", program), ("compiled", compiled):
@@ -194,17 +211,55 @@ def outcomes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
     return len(expected) != len(actual) or not all(map(alike, expected, actual))
 
 
-def flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [leaf for item in value for leaf in flat(item)] if isinstance(value, (list, tuple)) else [value]
+def show(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    text = f"dtype={value.dtype} shape={tuple(value.shape)}"
+    if value.layout is not torch.strided:
+        return f"{text} layout={value.layout}"
+    significant = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1 and value.numel()]
+    text += f" significant strides={significant} storage offset={value.storage_offset()}"
+    return text + " conjugated" * value.is_conj() + " negated" * value.is_neg()
 
 
-def alike(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return type(one) is type(other) and (isinstance(one, Exception) or one == other)
-    same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+def arguments(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    for i, argument in enumerate(operator._schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        yield argument.name, declared, tensors(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
+    for name, declared, values in arguments(operator, args, kwargs):
+        yield from (f"argument {name}, which it writes to: {show(value)}" for value in values if declared)
+
+
+def described(results: Any, given: Sequence[torch.Tensor]) -> Iterator[str]:
+    owners = {memory_of(value): f"tensor argument {i}" for i, value in enumerate(given)}
+    for i, value in enumerate(tree_leaves(results)):
+        text = show(value)
+        if isinstance(value, torch.Tensor) and value.numel() > 0:
+            owner = owners.setdefault(memory_of(value), f"output {i}")
+            text += f" in the memory of {owner}" if owner != f"output {i}" else ""
+        yield text
+
+
+def said_by_fake(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], cached: bool) -> list[str]:
+    said = []
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        nullcontext() if cached else disable_fake_tensor_cache(mode),
+    ):
+        for _ in range(2 if cached else 1):  # a trace calls each operator more than once
+            fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+            results = operator(*fake_args, **fake_kwargs)
+            said = [*described(results, tensors((fake_args, fake_kwargs))), *written(operator, fake_args, fake_kwargs)]
+    return said
+
+
+def is_unchanged(now: torch.Tensor, was: torch.Tensor) -> bool:
+    if now.shape != was.shape:
+        return False
+    return torch.equal(now, was) or (now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True))
 
 
 def fake_kernel_differs(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -232,59 +287,9 @@ def fake_kernel_differs(operator: Any, args: Sequence[Any], kwargs: dict[str, An
     return differs or kept
 
 
-def said_by_fake(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], cached: bool) -> list[str]:
-    said = []
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        nullcontext() if cached else disable_fake_tensor_cache(mode),
-    ):
-        for _ in range(2 if cached else 1):  # a trace calls each operator more than once
-            fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-            results = operator(*fake_args, **fake_kwargs)
-            said = [*described(results, tensors((fake_args, fake_kwargs))), *written(operator, fake_args, fake_kwargs)]
-    return said
-
-
-def described(results: Any, given: Sequence[torch.Tensor]) -> Iterator[str]:
-    owners = {memory_of(value): f"tensor argument {i}" for i, value in enumerate(given)}
-    for i, value in enumerate(tree_leaves(results)):
-        text = show(value)
-        if isinstance(value, torch.Tensor) and value.numel() > 0:
-            owner = owners.setdefault(memory_of(value), f"output {i}")
-            text += f" in the memory of {owner}" if owner != f"output {i}" else ""
-        yield text
-
-
-def show(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    text = f"dtype={value.dtype} shape={tuple(value.shape)}"
-    if value.layout is not torch.strided:
-        return f"{text} layout={value.layout}"
-    significant = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1 and value.numel()]
-    text += f" significant strides={significant} storage offset={value.storage_offset()}"
-    return text + " conjugated" * value.is_conj() + " negated" * value.is_neg()
-
-
-def tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-
-
-def arguments(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    for i, argument in enumerate(operator._schema.arguments):
-        declared = argument.alias_info is not None and argument.alias_info.is_write
-        yield argument.name, declared, tensors(args[i] if i < len(args) else kwargs.get(argument.name))
-
-
-def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
-    for name, declared, values in arguments(operator, args, kwargs):
-        yield from (f"argument {name}, which it writes to: {show(value)}" for value in values if declared)
-
-
-def is_unchanged(now: torch.Tensor, was: torch.Tensor) -> bool:
-    if now.shape != was.shape:
-        return False
-    return torch.equal(now, was) or (now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True))
+def finite(value: torch.Tensor) -> bool:
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return not value.is_floating_point() or bool(value.float().isfinite().all())
 
 
 def all_are_finite(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -292,11 +297,6 @@ def all_are_finite(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     results = tensors(operator(*args, **kwargs))
     print("it returns:", *(f"{show(value)} finite={finite(value)}" for value in results), sep="\n    ")
     return all(map(finite, results))
-
-
-def finite(value: torch.Tensor) -> bool:
-    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    return not value.is_floating_point() or bool(value.float().isfinite().all())
 
 
 class RoundedOtherwise(TorchDispatchMode):
