@@ -22,7 +22,7 @@ from checked_backend.checking.kernel_choices import kernel_choices
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Transform
 from checked_backend.checking.program_run import fresh_dynamo
 from checked_backend.checking.variants import substituted
-from checked_backend.diagnose.localize.kernel import kernel_in
+from checked_backend.diagnose.kernel import kernel_in
 from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kernel, Kind, Skip, Verdict
 from checked_backend.graphs.schema import operator_name

@@ -20,15 +20,13 @@ import torch
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
+from checked_backend.diagnose.kernel import kernel_code, kernel_in
 from checked_backend.diagnose.localize import Cut, Location, locate
-from checked_backend.diagnose.localize.kernel import kernel_in
-from checked_backend.diagnose.localize.locate import wrong_kernel
-from checked_backend.diagnose.localize.search import WrongKernel
+from checked_backend.diagnose.localize.locate import WrongKernel, wrong_kernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
 from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.repro import Repro, Untranslatable, write_kernel_repro, write_repro
-from checked_backend.diagnose.repro.kernel_code import kernel_code
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
@@ -280,7 +278,7 @@ class _Investigation:
             return
         self._find_workaround(location, small)
         self.keep(found)
-        found.flow = location.flow if location.seen is None else location.seen.flow()
+        found.flow = location.error_flow()
         if why := self._find_kernel(location):
             found.evidence[EvidenceKey.GENERATED_CODE] = f"none: {why}"
 
@@ -308,7 +306,7 @@ class _Investigation:
         evidence[EvidenceKey.REDUCED] = (
             f"to {reduction.size}; {reduction.tried} program{'s' * (reduction.tried != 1)} tried, {reduction.stopped}"
         )
-        return replace(cut, case=reduction.case, finding=replace(finding, subject=reduction.subject)), stopped
+        return replace(cut, case=reduction.best.case, finding=replace(finding, subject=reduction.best.subject)), stopped
 
     def _write_script(self, location: Location, small: Cut, interrupted: bool) -> None:
         found, finding = self.found, small.finding

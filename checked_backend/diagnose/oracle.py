@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,22 +50,36 @@ def verdict_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | Non
     return answer
 
 
-def _answer(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Finding, ...] | JobEnd | None:
-    """Look for findings without caches in a process of its own, or in this one if none can be forked.
+def find_apart(
+    find: Callable[[], Iterable[Finding]], timeout: float, *, here: bool = False
+) -> tuple[Finding, ...] | JobEnd:
+    """Look for findings in a process of its own; in this one if none can be forked, or if that is asked for.
 
     Returns:
-        The findings, or the death of the process; None if eager raised, because then it is no program.
+        The findings, or the death of the process.
+
+    Raises:
+        CheckedBackendError: The search raised in that process.
     """
 
     def produce() -> str:
+        return Report(tuple(find()), Coverage(), title="case").to_json()
+
+    answer = produce() if here or cannot_fork() else run_in_worker(produce, timeout=timeout)
+    return answer if isinstance(answer, JobEnd) else Report.from_json(answer).findings
+
+
+def _answer(find: Callable[[], Iterable[Finding]], timeout: float) -> tuple[Finding, ...] | JobEnd | None:
+    """The same without caches; None if eager raised, because then it is no program."""
+
+    def uncached() -> Iterator[Finding]:
         with without_compile_caches():
-            return Report(tuple(find()), Coverage(), title="case").to_json()
+            yield from find()
 
     try:
-        answer = produce() if cannot_fork() else run_in_worker(produce, timeout=timeout)
+        return find_apart(uncached, timeout)
     except CheckedBackendError:
         return None
-    return answer if isinstance(answer, JobEnd) else Report.from_json(answer).findings
 
 
 def _runs_in_eager(case: GraphCase, timeout: float) -> bool:

@@ -25,7 +25,7 @@ from checked_backend.dump.load import Dump
 from checked_backend.errors import DumpError
 from checked_backend.graphs.operators import Operator
 from checked_backend.modes.base import OperatorMode
-from checked_backend.report.clean import clean
+from checked_backend.report.clean import clean, first_line
 
 _SHOWN = 400
 
@@ -112,8 +112,7 @@ def _modes_unharmed() -> Iterator[None]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OutOfRange):
         return f"it would leave its memory: {clean(str(error))}"
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"eager refuses it: {type(error).__name__}: {clean(first)[:_SHOWN]}"
+    return f"eager refuses it: {type(error).__name__}: {first_line(str(error).strip())[:_SHOWN]}"
 
 
 class _Arguments(SimpleNamespace):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch.operators import HigherOrderOperator, OpOverload, triton_kernel
+from checked_backend._torch.operators import triton_kernel
 from checked_backend._torch.symbols import shape_facts, size_hint
-from checked_backend.dump.rebuild import BadArgument, argument_nodes, takes_message
+from checked_backend.dump.arguments import BadArgument, argument_nodes, encode_argument, takes_message
 from checked_backend.dump.schema import is_path
 from checked_backend.dump.targets import (
     Unresolved,
@@ -24,7 +24,7 @@ from checked_backend.dump.targets import (
     needed_import,
 )
 from checked_backend.dump.tensors import TensorTable, hint_of, sizes_of, symbolic_text, unsupported_reason, value_range
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import fetched, recorded_value
 from checked_backend.graphs.source_line import source_line
 
 
@@ -74,9 +74,7 @@ def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]
             found.unsupported[f"node {node.name} calls the module {node.target}"] = None
         if node.op != "get_attr" or node.target in subgraphs or node.target in constants:
             continue
-        value: Any = gm
-        for step in node.target.split("."):
-            value = getattr(value, step, None)
+        value = fetched(gm, node)
         reason = unsupported_reason(value) if isinstance(value, torch.Tensor) else f"a {type(value).__qualname__}"
         if not is_path(node.target):
             found.unsupported[f"attribute {path}{node.target} has a name that is no identifier"] = None
@@ -103,7 +101,7 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
     trace = node.meta.get("stack_trace") or node.stack_trace
     stack = found.stacks.setdefault(trace, len(found.stacks)) if trace else None
     try:
-        args, kwargs = encode_value(node.args), encode_value(dict(node.kwargs))
+        args, kwargs = encode_argument(node.args), encode_argument(dict(node.kwargs))
     except TypeError as error:
         found.unsupported[f"an argument of node {node.name} is {error}"] = None
         args, kwargs = {"tuple": []}, {"dict": []}
@@ -139,37 +137,6 @@ def _refusal(node: fx.Node, target: str) -> str | None:
     return None
 
 
-def encode_value(value: Any) -> Any:
-    """An argument of a node as JSON values; a TypeError whose message is the type that a dump cannot hold."""
-    if value is None or isinstance(value, (bool, str)) or type(value) is int:
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, fx.Node):
-        return {"node": value.name}
-    if isinstance(value, torch.Size):
-        return {"size": [encode_value(item) for item in value]}
-    if isinstance(value, tuple):
-        return {"tuple": [encode_value(item) for item in value]}
-    if isinstance(value, list):
-        return [encode_value(item) for item in value]
-    if isinstance(value, Mapping):
-        return {"dict": [[encode_value(key), encode_value(item)] for key, item in value.items()]}
-    if isinstance(value, slice):
-        return {"slice": [encode_value(part) for part in (value.start, value.stop, value.step)]}
-    if isinstance(value, complex):
-        return {"complex": [encode_value(value.real), encode_value(value.imag)]}
-    if value is Ellipsis:
-        return {"ellipsis": True}
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if isinstance(value, (OpOverload, HigherOrderOperator)):
-        return {"target": encode_target("call_function", value)}
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
-
-
 def _expected(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         plain, symbolic = sizes_of(value, hint_of), sizes_of(value, symbolic_text)
@@ -185,7 +152,7 @@ def _expected(value: Any) -> Any:
             expected["symbolic"] = symbolic
         return {"tensor": expected}
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return {"symbol": str(value.node.expr), "hint": encode_value(size_hint(value))}
+        return {"symbol": str(value.node.expr), "hint": encode_argument(size_hint(value))}
     if isinstance(value, (tuple, list)):
         return {"items": [_expected(item) for item in value]}
     return None if value is None else {"type": type(value).__qualname__}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from checked_backend.dump.schema import DEVICE, Graph, Node, named_constant
+from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument, takes_message
+from checked_backend.dump.schema import Graph, Node
 from checked_backend.dump.targets import (
     Trusted,
     Unresolved,
@@ -33,25 +34,8 @@ _ENTERING, _LEAVING = (f"function:torch.autograd.grad_mode:_{what}_inference_mod
 _CHECKPOINTS = ("higher_order:tag_activation_checkpoint", "higher_order:wrap_activation_checkpoint")
 
 
-_ARGUMENT_DEPTH = 60
-_PLAIN = (bool, int, float, str, type(None))
-_NONFINITE = ("nan", "inf", "-inf")
-_GREATEST = 2**64
-_LONGEST = 10_000
-
-# Compilers write the texts of a graph into the code that they make, some of them without quoting: into comments, and
-# into C++ between quotation marks. A word of these characters ends neither of them, and calls nothing.
-_WORD = re.compile(r"[A-Za-z0-9_ .,:>+-]*")
-_NO_WORD = re.compile(r"[^A-Za-z0-9_ .,:;<>=+*/()\[\]-]")
-_MESSAGES = re.compile(r"assert|_check|_hooks_disable|_log_api_usage")
-
-
 class BadGraph(Exception):
     """Raised if JSON values are not a graph that a dump may hold."""
-
-
-class BadArgument(Exception):
-    """Raised for JSON values that are no argument."""
 
 
 def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
@@ -208,111 +192,3 @@ def _attach(root: nn.Module, path: str, value: Any) -> None:
         root.register_buffer(last, value)
     else:
         setattr(root, last, value)
-
-
-def takes_message(target: str) -> bool:
-    """Whether a target takes a text that is only ever shown to people."""
-    return _MESSAGES.search(target) is not None
-
-
-def argument_nodes(value: Any, depth: int = 0, *, message: bool = False) -> Iterator[str]:
-    """Check an argument, and yield the names of the nodes that it refers to.
-
-    Args:
-        value: A result of ``encode_value``: plain values, lists, and ``{kind: inner}`` for everything else.
-        message: Whether texts in it are messages, see `takes_message`.
-
-    Raises:
-        BadArgument: The value is of no known kind, or nested too deeply.
-    """
-    if depth > _ARGUMENT_DEPTH:
-        raise BadArgument("arguments are nested too deeply")
-    if isinstance(value, _PLAIN):
-        _check_plain(value, message)
-        return
-    if isinstance(value, list):
-        for item in value:
-            yield from argument_nodes(item, depth + 1, message=message)
-        return
-    if not isinstance(value, dict) or len(value) != 1:
-        raise BadArgument(f"an argument is {str(value)[:60]!r}")
-    ((kind, inner),) = value.items()
-    if kind == "node" and isinstance(inner, str):
-        yield inner
-    elif kind in _COMPOUNDS and isinstance(inner, list) and _COMPOUNDS[kind][0] in (None, len(inner)):
-        for item in inner:
-            yield from argument_nodes(item, depth + 1, message=message)
-    elif (
-        kind == "dict"
-        and isinstance(inner, list)
-        and all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], _PLAIN) for item in inner)
-    ):
-        for key, item in inner:
-            _check_plain(key, message=False)
-            yield from argument_nodes(item, depth + 1, message=message)
-    elif kind not in _LEAVES or not _LEAVES[kind][0](inner):
-        raise BadArgument(f"an argument of kind {str(kind)[:60]!r} with a bad value")
-
-
-def decode_argument(value: Any, nodes: Mapping[str, fx.Node], trusted: Trusted) -> Any:
-    """Build an argument that passed `argument_nodes`.
-
-    Raises:
-        Unresolved: It names an operator that is not registered here.
-        ValueError, TypeError, RuntimeError: A value that its type does not take.
-    """
-    if isinstance(value, str):
-        return _NO_WORD.sub("_", value)  # only a message has such characters
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list):
-        return [decode_argument(item, nodes, trusted) for item in value]
-    ((kind, inner),) = value.items()
-    if kind == "node":
-        return nodes[inner]
-    if kind in _COMPOUNDS:
-        return _COMPOUNDS[kind][1]([decode_argument(item, nodes, trusted) for item in inner])
-    if kind == "dict":
-        return {key: decode_argument(item, nodes, trusted) for key, item in inner}
-    return resolve_target(inner, trusted) if kind == "target" else _LEAVES[kind][1](inner)
-
-
-def _check_plain(value: Any, message: bool) -> None:
-    if isinstance(value, str):
-        if len(value) > _LONGEST:
-            raise BadArgument(f"a text of {len(value)} characters")
-        if not message and not _WORD.fullmatch(value):
-            raise BadArgument(f"the text {value[:60]!r} has characters that no word has")
-    elif isinstance(value, int) and abs(value) > _GREATEST:
-        raise BadArgument("an integer of more than 64 bits")
-
-
-def _is_operator(value: Any) -> bool:
-    known = isinstance(value, str) and value.startswith(("op:", "higher_order:"))
-    return known and not leaves_uninitialized(value)  # `rebuild_graph` cannot fill the result of an inner call
-
-
-def _is_a(kind: type) -> Callable[[Any], bool]:
-    """Whether a text is the name of one of torch's dtypes, layouts or memory formats."""
-    return lambda name: isinstance(name, str) and named_constant(name, kind) is not None
-
-
-_COMPOUNDS: Mapping[str, tuple[int | None, Callable[[list[Any]], Any]]] = {
-    "tuple": (None, tuple),
-    "size": (None, torch.Size),
-    "slice": (3, lambda parts: slice(*parts)),
-    "complex": (2, lambda parts: complex(*parts)),
-}
-"""How many items a kind has, and how it is made of them."""
-
-_LEAVES: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
-    "float": (lambda text: text in _NONFINITE, float),
-    "ellipsis": (lambda mark: mark is True, lambda _: ...),
-    "device": (lambda name: isinstance(name, str) and re.fullmatch(DEVICE, name) is not None, torch.device),
-    "target": (_is_operator, str),
-    **{
-        kind.__name__: (_is_a(kind), lambda name: vars(torch)[name])
-        for kind in (torch.dtype, torch.layout, torch.memory_format)
-    },
-}
-"""Whether a value fits a kind, and what it is decoded to."""

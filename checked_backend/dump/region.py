@@ -36,7 +36,7 @@ from checked_backend.dump.encode import (
     graph_inputs,
     tensor_bytes,
 )
-from checked_backend.dump.files import sha256, with_checksum
+from checked_backend.dump.load import sha256, with_checksum
 from checked_backend.dump.module import module_source, repro_source
 from checked_backend.errors import DumpError, DumpWarning
 from checked_backend.findings.paths import shown_path
@@ -239,7 +239,7 @@ class RegionDump:
             temporary.write_bytes(_json(with_checksum({**document, **pending.facts, "values": values})))
 
     def _fill(self, target: Path, kind: str, gm: fx.GraphModule, encoded: EncodedGraph, pending: _Pending) -> None:
-        title = pending.folder.name
+        title, (rank, world) = pending.folder.name, _rank()
         storages = encoded.constants.storages()
         if storages:
             storages = encoded.constants.save(target / "constants.safetensors")
@@ -255,7 +255,14 @@ class RegionDump:
             render_svg(target / "graph.dot", _SVG_SECONDS)
         graph = with_checksum(
             {
-                **self._identity(kind),
+                "name": self._slot.name,
+                "kind": kind,
+                "index": self._slot.index,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "process": os.getpid(),
+                "rank": rank,
+                "world_size": world,
                 "graph": encoded.graph,
                 "storages": storages,
                 "stacks": list(encoded.stacks),
@@ -271,19 +278,6 @@ class RegionDump:
         document, _ = describe_inputs(pending.inputs, None)
         (target / "inputs.json").write_bytes(_json(with_checksum({**document, **pending.facts, "values": None})))
         (target / "graph.json").write_bytes(_json(graph))  # last: without it a folder is no dump
-
-    def _identity(self, kind: str) -> dict[str, Any]:
-        rank, world = _rank()
-        return {
-            "name": self._slot.name,
-            "kind": kind,
-            "index": self._slot.index,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "process": os.getpid(),
-            "rank": rank,
-            "world_size": world,
-        }
 
     def _pairs(self, kind: str) -> dict[str, str]:
         others = {"forward": ("joint", "backward"), "backward": ("joint", "forward"), "joint": ("forward", "backward")}

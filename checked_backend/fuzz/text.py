@@ -10,7 +10,7 @@ from checked_backend.fuzz.build import function_source, make_inputs, storage_siz
 from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.report.clean import clean
-from checked_backend.scripts.comparisons import CALLS, source_of
+from checked_backend.scripts.comparisons import calls_differ, source_of
 from checked_backend.scripts.values import literal
 
 DIFFERS = "eager and compiled differ"
@@ -56,7 +56,7 @@ def render_script(
     imports, backend = _backend(compiler)
     inputs = "inputs, other_inputs" if again else "inputs"
     comparison = [
-        *source_of(*CALLS)[2:],
+        *source_of(calls_differ)[2:],
         f"\n\ncompiled = torch.compile(program, backend={backend}{how})",
         f"wrong = calls_differ(program, compiled, {program.gradients}, {inputs})",
         f'print("{DIFFERS}" if wrong else "eager and compiled agree")',

@@ -16,7 +16,7 @@ from checked_backend.graphs.schema import is_custom, operator_name
 from checked_backend.graphs.source_line import callers_line, module_path, source_line
 from checked_backend.metadata.attribution import attribute, unwrap_call
 from checked_backend.metadata.expected import Inputs, Mismatch
-from checked_backend.scripts.comparisons import FAKE_KERNEL, FINITE, source_of
+from checked_backend.scripts.comparisons import all_are_finite, fake_kernel_differs, source_of
 from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
 _FAKE_IMPORTS = (
@@ -193,7 +193,7 @@ def operator_script(node: fx.Node, inputs: Inputs | None, title: str, *, nonfini
         *(f"# {line}" for line in title.splitlines()),
         *own,
         *(_IMPORTS if nonfinite else _FAKE_IMPORTS),
-        *source_of(*(FINITE if nonfinite else FAKE_KERNEL)),
+        *source_of(all_are_finite if nonfinite else fake_kernel_differs),
         "",
         "",
         "torch.manual_seed(0)",

@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
@@ -121,27 +121,26 @@ class Session:
             for skip in part.close():
                 self.ledger.skip(skip)
 
-    @contextmanager
-    def entered(self, *, alone: bool = False) -> Iterator[None]:
+    def entered(self, *, alone: bool = False) -> AbstractContextManager[None]:
         """Let this session see what happens in a block, for example in another thread than its own.
 
         Args:
             alone: Keep it from the sessions that are active around the block.
         """
-        token = _sessions.set((self,) if alone else (*_sessions.get(), self))
-        try:
-            yield
-        finally:
-            _sessions.reset(token)
+        return _during((self,) if alone else (*_sessions.get(), self))
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Keep what happens in a block from this session."""
-        token = _sessions.set(tuple(session for session in _sessions.get() if session is not self))
-        try:
-            yield
-        finally:
-            _sessions.reset(token)
+        return _during(tuple(session for session in _sessions.get() if session is not self))
+
+
+@contextmanager
+def _during(sessions: tuple[Session, ...]) -> Iterator[None]:
+    token = _sessions.set(sessions)
+    try:
+        yield
+    finally:
+        _sessions.reset(token)
 
 
 def _title(regions: Sequence[RegionInfo]) -> str:

@@ -21,23 +21,7 @@ from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_ten
 from checked_backend._torch.modes import TorchDispatchMode
 from checked_backend._torch.pytree import tree_leaves, tree_map_only
 
-__all__ = [
-    "CALLS",
-    "CHANGED_INPUTS",
-    "COUNTED_WRITES",
-    "FAKE_KERNEL",
-    "FINITE",
-    "OUTCOMES",
-    "RELATIONS",
-    "compiled_dies",
-    "exceptions_differ",
-    "inputs_differ",
-    "nonfinite_differs",
-    "random_state_differs",
-    "source_of",
-    "structure_differs",
-    "values_differ",
-]
+__all__ = ["source_of"]
 
 Run = Callable[..., Any]
 Make = Callable[[], list[Any]]
@@ -45,22 +29,33 @@ Others = Make | None
 Arguments = Iterator[tuple[str, bool, list[torch.Tensor]]]
 
 
-def source_of(*functions: Callable[..., object]) -> list[str]:
-    """The source of functions, without annotations, which a script does not need; two empty lines before each."""
-    lines = []
-    for function in functions:
-        text = inspect.getsource(function).splitlines()
-        spans = []
-        for node in ast.walk(ast.parse("\n".join(text))):
-            if isinstance(node, ast.arg) and node.annotation is not None:
-                spans.append((node.lineno, node.col_offset + len(node.arg), node.annotation.end_col_offset))
-            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
-                spans.append((node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns.end_col_offset))
-        for line, start, end in sorted(spans, reverse=True):
-            rest = text[line - 1][end:]
-            text[line - 1] = text[line - 1][:start] + (f"={rest[3:]}" if rest.startswith(" = ") else rest)
-        lines += ["", "", *text]
-    return lines
+def source_of(function: Callable[..., object]) -> list[str]:
+    """The source of a function of this file, and of what it uses here; two empty lines before each.
+
+    Annotations are left out, because a script does not need them.
+    """
+    own = {name: value for name, value in globals().items() if getattr(value, "__module__", "") == __name__}
+    needed, pending = set[str](), {function.__name__}
+    while pending:
+        needed.add(name := pending.pop())
+        names = [node for node in ast.walk(ast.parse(inspect.getsource(own[name]))) if isinstance(node, ast.Name)]
+        local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        pending |= {node.id for node in names} & own.keys() - local - needed
+    return [line for name in own if name in needed for line in ("", "", *_without_annotations(own[name]))]
+
+
+def _without_annotations(function: Callable[..., object]) -> list[str]:
+    text = inspect.getsource(function).splitlines()
+    spans = []
+    for node in ast.walk(ast.parse("\n".join(text))):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            spans.append((node.lineno, node.col_offset + len(node.arg), node.annotation.end_col_offset))
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            spans.append((node.returns.lineno, node.returns.col_offset - len(" -> "), node.returns.end_col_offset))
+    for line, start, end in sorted(spans, reverse=True):
+        rest = text[line - 1][end:]
+        text[line - 1] = text[line - 1][:start] + (f"={rest[3:]}" if rest.startswith(" = ") else rest)
+    return text
 
 
 def values_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: float, index: int | None = None) -> bool:
@@ -96,6 +91,15 @@ def structure_differs(program: Run, compiled: Run, make_inputs: Make, index: int
     return seen[0] != seen[1]
 
 
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def memory_of(value: Any) -> object:
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if strided else object()
+
+
 def relations_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
     seen = []
     print("inputs and results, counted together, that share memory, and that are the same object")
@@ -108,11 +112,6 @@ def relations_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
         seen.append((shared, [(i, j) for i, j in pairs if values[i] is values[j]]))
         print(name, seen[-1])
     return seen[0] != seen[1]
-
-
-def memory_of(value: Any) -> object:
-    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage()._cdata if strided else object()
 
 
 def inputs_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: float) -> bool:
@@ -131,23 +130,7 @@ def inputs_differ(program: Run, compiled: Run, make_inputs: Make, tolerance: flo
     return not all(torch.allclose(other, one, rtol=0, atol=tolerance, equal_nan=True) for one, other in pairs)
 
 
-def which_inputs_change_differs(program: Run, compiled: Run, make_inputs: Make) -> bool:
-    seen = []
-    print("inputs that hold something else afterwards, counted from 0")
-    for name, run in ("eager:   ", program), ("compiled:", compiled):
-        before, after = make_inputs(), make_inputs()
-        run(*after)
-        seen.append(changed(before, after))
-        print(name, seen[-1])
-    return seen[0] != seen[1]
-
-
-def changed(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
-    tensors = [i for i, value in enumerate(before) if isinstance(value, torch.Tensor)]
-    return [i for i in tensors if not torch.allclose(after[i], before[i], rtol=0, atol=0, equal_nan=True)]
-
-
-def counted_writes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
+def writes_differ(program: Run, compiled: Run, make_inputs: Make, counted: bool) -> bool:
     seen = []
     print("inputs that hold something else afterwards, and those to which a write was counted, from 0")
     for name, run in ("eager:   ", program), ("compiled:", compiled):
@@ -155,10 +138,13 @@ def counted_writes_differ(program: Run, compiled: Run, make_inputs: Make) -> boo
         tensors = [i for i, value in enumerate(after) if isinstance(value, torch.Tensor)]
         versions = {i: after[i]._version for i in tensors}
         run(*after)
-        seen.append((changed(before, after), [i for i in tensors if after[i]._version != versions[i]]))
+        changed = [i for i in tensors if not torch.allclose(after[i], before[i], rtol=0, atol=0, equal_nan=True)]
+        seen.append((changed, [i for i in tensors if after[i]._version != versions[i]]))
         print(name, seen[-1])
-    (expected, counted), (actual, actually_counted) = seen
-    return any(i in counted and i in actual and i not in actually_counted for i in expected)
+    (expected, expected_count), (actual, actual_count) = seen
+    if counted:
+        return any(i in expected_count and i in actual and i not in actual_count for i in expected)
+    return expected != actual
 
 
 def exceptions_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
@@ -199,6 +185,19 @@ def compiled_dies(program: Run, compiled: Run, make_inputs: Make) -> bool:
     return status != 0
 
 
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for item in value for leaf in flat(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+def alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and (isinstance(one, Exception) or one == other)
+    same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def outcomes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
     outcomes = []
     for name, run in ("eager", program), ("compiled", compiled):
@@ -212,17 +211,55 @@ def outcomes_differ(program: Run, compiled: Run, make_inputs: Make) -> bool:
     return len(expected) != len(actual) or not all(map(alike, expected, actual))
 
 
-def flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [leaf for item in value for leaf in flat(item)] if isinstance(value, (list, tuple)) else [value]
+def show(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    text = f"dtype={value.dtype} shape={tuple(value.shape)}"
+    if value.layout is not torch.strided:
+        return f"{text} layout={value.layout}"
+    significant = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1 and value.numel()]
+    text += f" significant strides={significant} storage offset={value.storage_offset()}"
+    return text + " conjugated" * value.is_conj() + " negated" * value.is_neg()
 
 
-def alike(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return type(one) is type(other) and (isinstance(one, Exception) or one == other)
-    same = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+def arguments(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    for i, argument in enumerate(operator._schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        yield argument.name, declared, tensors(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
+    for name, declared, values in arguments(operator, args, kwargs):
+        yield from (f"argument {name}, which it writes to: {show(value)}" for value in values if declared)
+
+
+def described(results: Any, given: Sequence[torch.Tensor]) -> Iterator[str]:
+    owners = {memory_of(value): f"tensor argument {i}" for i, value in enumerate(given)}
+    for i, value in enumerate(tree_leaves(results)):
+        text = show(value)
+        if isinstance(value, torch.Tensor) and value.numel() > 0:
+            owner = owners.setdefault(memory_of(value), f"output {i}")
+            text += f" in the memory of {owner}" if owner != f"output {i}" else ""
+        yield text
+
+
+def said_by_fake(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], cached: bool) -> list[str]:
+    said = []
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        nullcontext() if cached else disable_fake_tensor_cache(mode),
+    ):
+        for _ in range(2 if cached else 1):  # a trace calls each operator more than once
+            fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+            results = operator(*fake_args, **fake_kwargs)
+            said = [*described(results, tensors((fake_args, fake_kwargs))), *written(operator, fake_args, fake_kwargs)]
+    return said
+
+
+def is_unchanged(now: torch.Tensor, was: torch.Tensor) -> bool:
+    if now.shape != was.shape:
+        return False
+    return torch.equal(now, was) or (now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True))
 
 
 def fake_kernel_differs(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -250,59 +287,9 @@ def fake_kernel_differs(operator: Any, args: Sequence[Any], kwargs: dict[str, An
     return differs or kept
 
 
-def said_by_fake(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], cached: bool) -> list[str]:
-    said = []
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        nullcontext() if cached else disable_fake_tensor_cache(mode),
-    ):
-        for _ in range(2 if cached else 1):  # a trace calls each operator more than once
-            fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-            results = operator(*fake_args, **fake_kwargs)
-            said = [*described(results, tensors((fake_args, fake_kwargs))), *written(operator, fake_args, fake_kwargs)]
-    return said
-
-
-def described(results: Any, given: Sequence[torch.Tensor]) -> Iterator[str]:
-    owners = {memory_of(value): f"tensor argument {i}" for i, value in enumerate(given)}
-    for i, value in enumerate(tree_leaves(results)):
-        text = show(value)
-        if isinstance(value, torch.Tensor) and value.numel() > 0:
-            owner = owners.setdefault(memory_of(value), f"output {i}")
-            text += f" in the memory of {owner}" if owner != f"output {i}" else ""
-        yield text
-
-
-def show(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    text = f"dtype={value.dtype} shape={tuple(value.shape)}"
-    if value.layout is not torch.strided:
-        return f"{text} layout={value.layout}"
-    significant = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1 and value.numel()]
-    text += f" significant strides={significant} storage offset={value.storage_offset()}"
-    return text + " conjugated" * value.is_conj() + " negated" * value.is_neg()
-
-
-def tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-
-
-def arguments(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    for i, argument in enumerate(operator._schema.arguments):
-        declared = argument.alias_info is not None and argument.alias_info.is_write
-        yield argument.name, declared, tensors(args[i] if i < len(args) else kwargs.get(argument.name))
-
-
-def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
-    for name, declared, values in arguments(operator, args, kwargs):
-        yield from (f"argument {name}, which it writes to: {show(value)}" for value in values if declared)
-
-
-def is_unchanged(now: torch.Tensor, was: torch.Tensor) -> bool:
-    if now.shape != was.shape:
-        return False
-    return torch.equal(now, was) or (now.is_floating_point() and torch.allclose(now, was, 0, 0, equal_nan=True))
+def finite(value: torch.Tensor) -> bool:
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return not value.is_floating_point() or bool(value.float().isfinite().all())
 
 
 def all_are_finite(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -310,11 +297,6 @@ def all_are_finite(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     results = tensors(operator(*args, **kwargs))
     print("it returns:", *(f"{show(value)} finite={finite(value)}" for value in results), sep="\n    ")
     return all(map(finite, results))
-
-
-def finite(value: torch.Tensor) -> bool:
-    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    return not value.is_floating_point() or bool(value.float().isfinite().all())
 
 
 class RoundedOtherwise(TorchDispatchMode):
@@ -418,15 +400,3 @@ def calls_differ(program: Run, compiled: Run, gradients: bool, make_inputs: Make
         wrong += 1
         print("values that share memory: eager", shared[0], "compiled", shared[1])
     return wrong > 0
-
-
-CALLS = (RoundedOtherwise, outcome, outcomes, is_rounding, shared_memory, calls_differ)
-RELATIONS = (memory_of, relations_differ)
-CHANGED_INPUTS = (changed, which_inputs_change_differs)
-COUNTED_WRITES = (changed, counted_writes_differ)
-OUTCOMES = (flat, alike, outcomes_differ)
-FAKE_KERNEL = (
-    *(tensors, memory_of, show, arguments, written, described),
-    *(said_by_fake, is_unchanged, fake_kernel_differs),
-)
-FINITE = (tensors, show, finite, all_are_finite)

@@ -97,11 +97,9 @@ def first_failure(layers: int, device: str, folder: Path) -> tuple[Failure, Sequ
 def run_minifier(failure: Failure, limit: float) -> None:
     """PyTorch's minifier on the forward graph, asked by a bare tolerance, as its own accuracy check is."""
     capture = Capture()
-    *_, partitioned, _ = stages_of(failure.options, failure.mode)
-    assert partitioned.compiler is not None
+    *_, partitioned = stages_of(failure.options, failure.mode)
     rerun_failure(failure, partitioned.compiler(capture))
     recorded = next(one for one in capture.recorded if one.kind in ("forward", "inference"))
-    assert recorded.inputs is not None
     compiler = candidate.resolve_compiler(failure.options)
     tried = 0
     begun = time.perf_counter()

@@ -19,7 +19,7 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import render_dump
-from checked_backend.dump.files import sha256
+from checked_backend.dump.load import sha256
 from tests.support.dump_tools import dumps, edit, python
 from tests.support.hostile_edits import GRAPH_EDITS, Edit, relu
 

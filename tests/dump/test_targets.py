@@ -1,9 +1,13 @@
-"""What nodes call, as text and back."""
+"""What nodes call, as text and back; and all that a dump may call is tried."""
 
 from __future__ import annotations
 
 import dis
+import inspect
+import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +15,20 @@ import torch
 from torch import fx, nn
 
 from checked_backend._torch.operators import find_op_packet, has_dispatched, operator_names
+from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument
 from checked_backend.dump.encode import encode_graph
 from checked_backend.dump.module import module_source
-from checked_backend.dump.rebuild import BadArgument, argument_nodes, decode_argument
 from checked_backend.dump.targets import (
     Trusted,
     Unresolved,
     encode_target,
+    functions,
     needed_import,
     operator_problem,
     refusal_by_name,
     resolve_target,
 )
+from tests.support.dump_tools import python
 
 FUNCTIONS: list[Any] = [
     *(torch.rand_like, torch.randn_like, torch.randint_like, torch.zeros_like, torch.dropout, torch.arange),
@@ -138,3 +144,30 @@ def test_private_operators_that_are_on_no_list_may_not_be_called(name: str) -> N
 def test_common_operators_may_be_called_under_every_name_in_every_torch(name: str) -> None:
     assert resolve_target(f"packet:aten.{name}") is getattr(torch.ops.aten, name)
     assert resolve_target(f"function:torch:{name}") is getattr(torch, name)
+
+
+PROGRAM = Path(__file__).parents[1] / "support" / "reach_program.py"
+
+
+def tried(part: int, parts: int, folder: Path) -> dict[str, Any]:
+    done = python(PROGRAM, part, parts, folder=folder, module_path=Path(__file__).parents[2])
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 24))])
+def test_nothing_that_a_dump_may_call_reaches_the_system(part: int, tmp_path: Path) -> None:
+    told = tried(part, 24, tmp_path)
+    assert told["reached"] == {}
+    assert told["called"] > 100
+    assert told["worked"] > 30
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_callable_is_a_module_or_a_class_of_torch() -> None:
+    plain = {bool, complex, float, int, list, range, slice, tuple, torch.Size}
+    for name, function in functions().items():
+        assert not inspect.ismodule(function), name
+        assert not inspect.isclass(function) or function in plain, name

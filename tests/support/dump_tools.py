@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import checked_backend as cb
-from checked_backend.dump.files import with_checksum
+from checked_backend.dump.load import with_checksum
 
 KINDS = ("dynamo", "joint", "forward", "backward", "inference")
 

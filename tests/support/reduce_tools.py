@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from checked_backend.diagnose.reduce import Reduction
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.findings import Finding, Kind
@@ -43,8 +42,8 @@ def problem_where(wrong: Callable[[GraphCase], bool], program: FailingCase, **fu
     return Problem(program, Kind.LOGIC, time.monotonic() + 300, oracle=oracle, **further)
 
 
-def targets(found: Reduction | GraphCase) -> list[str]:
-    graph = found.graph if isinstance(found, GraphCase) else found.case.graph
+def targets(found: Problem | GraphCase) -> list[str]:
+    graph = found.graph if isinstance(found, GraphCase) else found.best.case.graph
     return [str(node.target) for node in graph.graph.nodes if node.op.startswith("call_")]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from checked_backend.diagnose.localize.cut import CallOracle, Cut
-from checked_backend.diagnose.localize.locate import locate
-from checked_backend.diagnose.localize.search import Location
+from checked_backend.diagnose.localize.locate import Location, locate
 from checked_backend.diagnose.localize.subgraph import called_name
 
 __all__ = ["CallOracle", "Cut", "Location", "called_name", "locate"]

@@ -1,23 +1,25 @@
-"""Cut a small case out of a graph: the operator that errs, with as many of its neighbours as the error needs."""
+"""Try parts of a graph: bisect for the operator that errs, and cut it out with as many neighbours as it needs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.pytree import tree_map_only
 from checked_backend.diagnose.localize.subgraph import (
+    Finish,
     calls_of,
     is_item,
     is_symbolic,
     is_view,
     maker_of,
     part_of,
+    sources_through,
     tensors_made,
     unshared,
 )
@@ -50,138 +52,240 @@ class Cut:
     finding: Finding
 
 
-def cut_out(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    node: fx.Node,
-    options: CheckOptions,
-    oracle: CallOracle,
-    sure: Callable[[Finding], bool] = lambda _finding: True,
-) -> Cut | None:
-    """Find the smallest run of operators up to a node that fails by itself, on recorded values.
+@dataclass(frozen=True, slots=True)
+class GradientValues:
+    """The values and gradients that eager computed in Dynamo's graph, on which its parts are differentiated.
 
-    The values come from eager, so the operators before the run are right by definition.
+    A compiler may choose in the forward graph which values the backward graph gets: offsets instead of indices, one
+    output of an operator and not its sibling. Each of the two graphs is right by itself then. So Dynamo's graph, which
+    has the user's calls, is taken apart, and its parts are compiled and differentiated.
 
-    Args:
-        gm: A functional ATen graph.
-        node: The node whose compiled value is wrong.
-        sure: Whether a finding is surely the wanted one. A case with another finding is only taken if there is no
-            better one.
-
-    Returns:
-        The case; None if no run of up to 64 operators fails by itself, nor the run of all the node's ancestors.
+    Attributes:
+        made: Values of all nodes, as they were made.
+        differentiable: Nodes that a gradient goes through.
+        arriving: The gradients that arrive at these nodes in the backward pass, as far as they are known.
     """
-    values = _eager_values(gm, inputs, node)
-    viewed = [source for source in _views_behind(node) if not is_item(source)]
-    spare: Cut | None = None
-    alone, *wider = widening(gm, node)
-    # a wrong view shows in whatever reads it
-    for nodes, last in [(alone, node), *(([view], view) for view in viewed), *((nodes, node) for nodes in wider)]:
-        cut = _tried(gm, nodes, last, values, options, oracle, copied=last is not node)
-        if cut is not None and sure(cut.finding):
-            return cut
-        spare = spare or cut
-    return spare
+
+    made: Mapping[fx.Node, Any]
+    differentiable: frozenset[fx.Node]
+    arriving: Mapping[fx.Node, torch.Tensor]
+
+    @classmethod
+    def of(
+        cls, gm: fx.GraphModule, inputs: Sequence[Any], wanted: frozenset[int], cotangents: Mapping[int, torch.Tensor]
+    ) -> GradientValues:
+        """Run a graph in eager, forward and backward.
+
+        Args:
+            gm: Dynamo's graph, as it is called: with the grad modes that it sets.
+            wanted: Positions of the inputs whose gradients are wanted.
+            cotangents: The gradients that arrived at its outputs, by the outputs' index.
+
+        Raises:
+            Exception: The graph cannot be run again.
+        """
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        interpreter, live = fx.Interpreter(gm), dict[fx.Node, torch.Tensor]()
+        made: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
+        leaves = copy_values(inputs)
+        written = {node.args[0] for node in gm.graph.nodes if writes(node) and node.args}
+        with torch.enable_grad(), modes_restored():
+            for place, node in enumerate(placeholders):
+                if place in wanted and isinstance(leaves[place], torch.Tensor):
+                    leaves[place].requires_grad_()
+                    live[node] = leaves[place]
+                # a leaf must not be written to in place, but its copy may be
+                interpreter.env[node] = leaves[place].clone() if node in live and node in written else leaves[place]
+            for node in gm.graph.nodes:
+                if node.op in ("placeholder", "output"):
+                    continue
+                value = interpreter.env[node] = interpreter.run_node(node)
+                made[node] = tree_map_only(torch.Tensor, lambda tensor: copy_values([tensor])[0], value)
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    live[node] = value
+            roots = [
+                (interpreter.env[node], cotangents[place])
+                for place, node in enumerate(outputs_of(gm.graph))
+                if place in cotangents and isinstance(node, fx.Node) and interpreter.env[node].requires_grad
+            ]
+            found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+                [root for root, _ in roots],
+                [*live.values()],
+                [cotangent.to(root.dtype) for root, cotangent in roots],
+                allow_unused=True,
+            )
+        arriving = {node: gradient for node, gradient in zip(live, found, strict=True) if gradient is not None}
+        return cls(made, frozenset(node for node in live if node not in written or node.op != "placeholder"), arriving)
+
+    def differentiated(self, case: GraphCase, returned: Sequence[fx.Node], sources: Sequence[fx.Node]) -> GraphCase:
+        """A case that is differentiated, as its part is in the whole graph.
+
+        Args:
+            returned: The nodes that it returns.
+            sources: The nodes that are its inputs.
+        """
+        wanted = frozenset(place for place, source in enumerate(sources) if source in self.differentiable)
+        return replace(case, cotangents=tuple(map(self._cotangent, returned)), wanted=wanted)
+
+    def _cotangent(self, node: fx.Node) -> torch.Tensor | None:
+        """The gradient that arrives at a node; random numbers if eager has none there, or only zeros."""
+        found = self.arriving.get(node)
+        if found is not None and bool(found.any()):
+            return found
+        value = self.made[node]
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return None
+        return torch.randn_like(value)
 
 
-def cut_before(
-    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, finding: Finding
-) -> Cut:
-    """Cut out a node alone, on the values that eager has when it reaches the node: for a node that raises there."""
-    values: dict[fx.Node, Any] = {}
-    interpreter = fx.Interpreter(gm)
-    interpreter.env = values
-    given = iter(inputs)
-    with torch.no_grad(), modes_restored():
-        for each in gm.graph.nodes:
-            if each is node:
-                break
-            values[each] = next(given) if each.op == "placeholder" else interpreter.run_node(each)
-    part, sources = part_of(gm, [node], [node])
-    case = GraphCase(part, tuple(copy_values([values[source] for source in sources])), options, is_symbolic(gm))
-    return Cut(case, node, finding)
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A graph of which parts are tried.
 
-
-def shortest_wrong_prefix(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    options: CheckOptions,
-    oracle: CallOracle,
-    killing: CallOracle | None = None,
-    narrowed: Callable[[Cut, fx.Node | None], None] = lambda _wrong, _right: None,
-) -> Cut | None:
-    """Bisect for the first operator up to which the compiled graph is wrong.
-
-    This finds bugs that hide when every tensor is exposed: a prefix returns only the values that the rest of the graph
-    needs. The graph is not taken apart, so operators may write to tensors that others read.
-
-    Args:
-        killing: Like `oracle`, but a case that kills its process is a finding too. It is asked about the whole graph.
-        narrowed: Called with the shortest wrong prefix so far, and the last node of the longest right one.
-
-    Returns:
-        The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
+    Attributes:
+        gradients: What eager computed in the whole graph, if parts are differentiated: their gradients are compared.
     """
-    calls = calls_of(gm)
-    tries = killing or oracle
 
-    def wrong(count: int) -> Cut | None:
-        nonlocal tries
-        found = _checked_prefix(gm, inputs, calls[:count], options, tries)
-        if count == len(calls) and (found is None or found.finding.kind is not Kind.CRASH):
-            tries = oracle
+    graph: fx.GraphModule
+    inputs: Sequence[Any]
+    options: CheckOptions
+    oracle: CallOracle
+    gradients: GradientValues | None = None
+
+    def shortest_wrong_prefix(
+        self,
+        killing: CallOracle | None = None,
+        narrowed: Callable[[Cut, fx.Node | None], None] = lambda _wrong, _right: None,
+    ) -> Cut | None:
+        """Bisect for the first operator up to which the compiled graph is wrong.
+
+        This finds bugs that hide when every tensor is exposed: a prefix returns only the values that the rest of the
+        graph needs. The graph is not taken apart, so operators may write to tensors that others read.
+
+        Args:
+            killing: Like the oracle, but a case that kills its process is a finding too. It is asked about the whole
+                graph, and about parts if that dies.
+            narrowed: Called with the shortest wrong prefix so far, and the last node of the longest right one.
+
+        Returns:
+            The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
+        """
+        calls, tries = calls_of(self.graph), replace(self, oracle=killing or self.oracle)
+        found = tries._prefix(calls)
+        if found is None:
+            return None
+        if found.finding.kind is not Kind.CRASH:
+            tries = self
+        low, high = 0, len(calls)
+        while high - low > 1:
+            narrowed(found, calls[low - 1] if low else None)
+            middle = (low + high) // 2
+            shorter = tries._prefix(calls[:middle])
+            if shorter is not None:
+                high, found = middle, shorter
+            else:
+                low = middle
         return found
 
-    return bisected(len(calls), wrong, lambda found, low: narrowed(found, calls[low - 1] if low else None))
+    def wrong_prefix(self, node: fx.Node) -> Cut | None:
+        """All calls up to a node, as a case, if that case fails."""
+        calls = calls_of(self.graph)
+        return self._prefix(calls[: calls.index(node) + 1])
 
+    def cut_out(self, node: fx.Node, sure: Callable[[Finding], bool] = lambda _finding: True) -> Cut | None:
+        """Find the smallest run of operators up to a node that fails by itself, on recorded values.
 
-def bisected(
-    count: int,
-    wrong: Callable[[int], Cut | None],
-    narrowed: Callable[[Cut, int], None] = lambda _wrong, _right: None,
-) -> Cut | None:
-    """Bisect for the least number of calls that are wrong together.
+        The values come from eager, so the operators before the run are right by definition.
 
-    Args:
-        count: The number of all calls.
-        wrong: Tries the first calls: that many of them.
-        narrowed: Called with the shortest wrong case so far, and the greatest number of calls that are right.
-    """
-    low, high, found = 0, count, wrong(count)
-    while found is not None and high - low > 1:
-        narrowed(found, low)
-        middle = (low + high) // 2
-        shorter = wrong(middle)
-        if shorter is not None:
-            high, found = middle, shorter
+        Args:
+            node: The node whose compiled value is wrong, in a functional graph.
+            sure: Whether a finding is surely the wanted one. A case with another finding is only taken if there is no
+                better one.
+
+        Returns:
+            The case; None if no run of up to 64 operators fails by itself, nor the run of all the node's ancestors.
+        """
+        values = self._values_before(node) if self.gradients is None else self.gradients.made
+        viewed = [source for source in _views_behind(node) if not is_item(source)]
+        spare: Cut | None = None
+        alone, *wider = self._widening(node)
+        # a wrong view shows in whatever reads it
+        for nodes, last in [(alone, node), *(([view], view) for view in viewed), *((nodes, node) for nodes in wider)]:
+            if self.gradients is not None and any(map(writes, nodes)):
+                continue  # the values after a write are not those before it
+            made = tensors_made(last)
+            chosen = [*nodes, *(one for one in made if one not in nodes)]
+            cut = self._tried(chosen, made, last, values, finish=None if last is node else _copies) if made else None
+            if cut is not None and sure(cut.finding):
+                return cut
+            spare = spare or cut
+        return spare
+
+    def alone(self, node: fx.Node) -> GraphCase:
+        """A node alone, on the values that eager has when it reaches the node."""
+        part, sources = part_of(self.graph, [node], [node])
+        return self._case(part, sources, self._values_before(node))
+
+    def _prefix(self, calls: Sequence[fx.Node]) -> Cut | None:
+        nodes, frontier = _needed_later(self.graph, calls)
+        if not frontier and not any(map(has_effects, nodes)):
+            return None
+        given = dict(zip(self.graph.graph.find_nodes(op="placeholder"), self.inputs, strict=True))
+        return self._tried(nodes, frontier, calls[-1], given)
+
+    def _tried(
+        self,
+        nodes: Sequence[fx.Node],
+        returned: Sequence[fx.Node],
+        last: fx.Node,
+        values: Mapping[fx.Node, Any],
+        finish: Finish | None = None,
+    ) -> Cut | None:
+        """Try some calls by themselves, on values that are known."""
+        gradients = self.gradients
+        if gradients is None:
+            case = self._case(*part_of(self.graph, nodes, returned, finish=finish), values)
+            findings = self.oracle(case)
         else:
-            low = middle
-    return found
+            returned = [one for one in returned if one in gradients.differentiable]
+            part, sources = part_of(self.graph, nodes, returned)
+            if not returned or any(source not in values for source in sources):
+                return None
+            case = gradients.differentiated(self._case(part, sources, values), returned, sources)
+            findings = [finding for finding in self.oracle(case) if finding.about.is_gradient]
+        return Cut(case, maker_of(last), findings[0]) if findings else None
+
+    def _case(self, part: fx.GraphModule, sources: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> GraphCase:
+        return GraphCase(part, tuple(values[source] for source in sources), self.options, is_symbolic(self.graph))
+
+    def _widening(self, node: fx.Node) -> Iterator[list[fx.Node]]:
+        """Runs of calls that end at a node: the node alone, then with its views, then with its nearest ancestors."""
+        order = {call: place for place, call in enumerate(calls_of(self.graph))}
+        yield [node]
+        views = [source for source in _views_behind(node) if source in order]
+        if views:
+            yield sorted([*views, node], key=order.__getitem__)
+        last = 0
+        for width in _WIDTHS:
+            nearest = _nearest_ancestors(node, width + len(views), order)
+            if len(nearest) == last:
+                return
+            last = len(nearest)
+            yield sorted([*nearest, node], key=order.__getitem__)
+
+    def _values_before(self, node: fx.Node) -> dict[fx.Node, Any]:
+        """The values that eager has when it reaches a node."""
+        interpreter, values = fx.Interpreter(self.graph), dict[fx.Node, Any]()
+        interpreter.env, interpreter.args_iter = values, iter(unshared(self.graph, self.inputs))
+        with torch.no_grad(), modes_restored():
+            for each in self.graph.graph.nodes:
+                if each is node:
+                    break
+                values[each] = interpreter.run_node(each)
+        return values
 
 
-def wrong_prefix(
-    gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node, options: CheckOptions, oracle: CallOracle
-) -> Cut | None:
-    """All calls of a graph up to a node, as a case, if that case fails. The arguments are those of `cut_out`."""
-    calls = calls_of(gm)
-    return _checked_prefix(gm, inputs, calls[: calls.index(node) + 1], options, oracle)
-
-
-def _checked_prefix(
-    gm: fx.GraphModule, inputs: Sequence[Any], calls: Sequence[fx.Node], options: CheckOptions, oracle: CallOracle
-) -> Cut | None:
-    last = calls[-1]
-    calls, frontier = prefix_of(gm, calls)
-    if not frontier and not any(map(has_effects, calls)):
-        return None
-    part, sources = part_of(gm, calls, frontier)
-    values = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    case = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
-    findings = oracle(case)
-    return Cut(case, maker_of(last), findings[0]) if findings else None
-
-
-def prefix_of(gm: fx.GraphModule, calls: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+def _needed_later(gm: fx.GraphModule, calls: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     """The first calls of a graph with the items of their results, and those of them that the rest of it needs."""
     # an operator with several results is compared by its items; without them, it would be dead code
     items = [made for node in calls for made in tensors_made(node)]
@@ -198,47 +302,12 @@ def prefix_of(gm: fx.GraphModule, calls: Sequence[fx.Node]) -> tuple[list[fx.Nod
     return chosen, frontier
 
 
-def _tried(
-    gm: fx.GraphModule,
-    nodes: Sequence[fx.Node],
-    node: fx.Node,
-    values: Mapping[fx.Node, Any],
-    options: CheckOptions,
-    oracle: CallOracle,
-    *,
-    copied: bool = False,
-) -> Cut | None:
-    returned = tensors_made(node)
-    if not returned:
-        return None
-    chosen = [*nodes, *(made for made in returned if made not in nodes)]
-    part, sources = part_of(gm, chosen, returned, finish=_copy if copied else None)
-    case = GraphCase(part, tuple(values[source] for source in sources), options, is_symbolic(gm))
-    findings = oracle(case)
-    return Cut(case, node, findings[0]) if findings else None
-
-
-def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Read a view inside the compiled code. If the view were an output, AOT autograd would make it anew in eager."""
-    copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    copy.meta = {"val": recorded_value(node)}
-    return copy
-
-
-def widening(gm: fx.GraphModule, node: fx.Node) -> Iterator[list[fx.Node]]:
-    """Runs of calls that end at a node: the node alone, then with its views, then with its nearest ancestors."""
-    order = {call: place for place, call in enumerate(calls_of(gm))}
-    yield [node]
-    views = [source for source in _views_behind(node) if source in order]
-    if views:
-        yield sorted([*views, node], key=order.__getitem__)
-    last = 0
-    for width in _WIDTHS:
-        nearest = _nearest_ancestors(node, width + len(views), order)
-        if len(nearest) == last:
-            return
-        last = len(nearest)
-        yield sorted([*nearest, node], key=order.__getitem__)
+def _copies(graph: fx.Graph, nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """Read views inside the compiled code. If a view were an output, AOT autograd would make it anew in eager."""
+    for node in nodes:
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        copy.meta = {"val": recorded_value(node)}
+        yield copy
 
 
 def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) -> list[fx.Node]:
@@ -253,31 +322,4 @@ def _nearest_ancestors(node: fx.Node, count: int, order: Mapping[fx.Node, int]) 
 
 def _views_behind(node: fx.Node) -> list[fx.Node]:
     """The views between a node and the values that were really computed before it, nearest last."""
-    views: dict[fx.Node, None] = {}
-    pending = list(node.all_input_nodes)
-    while pending:
-        source = pending.pop()
-        if source not in views and isinstance(source.target, OpOverload) and is_view(source):
-            views[source] = None
-            pending.extend(source.all_input_nodes)
-    return list(reversed(views))
-
-
-def _eager_values(gm: fx.GraphModule, inputs: Sequence[Any], last: fx.Node) -> dict[fx.Node, Any]:
-    """Values of all nodes up to a node, computed in eager. Inputs that this node writes to keep their old values."""
-    interpreter = fx.Interpreter(gm)
-    given = iter(unshared(gm, inputs))
-    values: dict[fx.Node, Any] = {}
-    interpreter.env = values
-    with torch.no_grad(), modes_restored():
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(given)
-                continue
-            written = [source for source in node.all_input_nodes if source.op == "placeholder" and writes(node)]
-            before = copy_values([values[source] for source in written])
-            values[node] = interpreter.run_node(node)
-            if node is last:
-                values.update(zip(written, before, strict=True))
-                break
-    return values
+    return [source for source in reversed(sources_through(node, is_view)) if is_view(source)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from checked_backend.diagnose.localize.subgraph import (
     can_be_walked,
     is_item,
     maker_of,
+    sources_through,
     tensors_made,
 )
 from checked_backend.findings import NodeError
@@ -42,31 +42,27 @@ _COPIES = frozenset({"aten.clone.default", "aten._unsafe_view.default"})
 _Values = Mapping[fx.Node, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class SeenValues:
-    """Values of the compiled program in one call of a graph, by the names of nodes, and the node that errs there."""
-
-    graph: fx.GraphModule
-    inputs: Sequence[Any]
-    values: Mapping[str, torch.Tensor]
-    at_fault: str
-
-    def flow(self) -> tuple[NodeError, ...]:
-        """How the error flows through the graph; empty if that cannot be told."""
-        try:
-            return error_flow(self.graph, self.inputs, self.values, self.at_fault)
-        except Exception:  # a report without this picture says the same
-            return ()
-
-
 def error_flow(
     gm: fx.GraphModule, inputs: Sequence[Any], candidate: Mapping[str, torch.Tensor], at_fault: str
 ) -> tuple[NodeError, ...]:
     """Return the error of each operator whose value in the compiled program is known, in the graph's order.
 
+    Args:
+        candidate: Values of the compiled program in one call of the graph, by the names of nodes.
+        at_fault: The node that errs there.
+
     Returns:
-        The errors; empty if the graph cannot be walked, or the values take too much memory or show no error.
+        The errors; empty if the graph cannot be run or walked, or the values take too much memory or show no error.
     """
+    try:
+        return _error_flow(gm, inputs, candidate, at_fault)
+    except Exception:  # a report without this picture says the same
+        return ()
+
+
+def _error_flow(
+    gm: fx.GraphModule, inputs: Sequence[Any], candidate: Mapping[str, torch.Tensor], at_fault: str
+) -> tuple[NodeError, ...]:
     nodes = [
         made
         for node in calls_of(gm)
@@ -81,12 +77,14 @@ def error_flow(
         reference, _ = _values(gm, copy_values(inputs), nodes)
         expected, drawn = ({}, set()) if any(map(writes, calls_of(gm))) else _values(gm, copy_values(inputs), found)
         noise = _noise(gm, inputs, reference)
-    kept = _kept(nodes, at_fault)
+    kept = dict.fromkeys(_kept(nodes, at_fault))
     errors = tuple(
         NodeError(
             name=node.name,
             op=called_name(maker_of(node)),
-            inputs=_nearest(node, kept),
+            inputs=tuple(
+                source.name for source in sources_through(node, lambda one: one not in kept) if source in kept
+            ),
             error=relative(reference[node], found[node]),
             own=relative(expected[node], found[node]) if node in expected and node not in drawn else None,
             noise=noise.get(node),
@@ -160,20 +158,3 @@ def _kept(nodes: Sequence[fx.Node], at_fault: str) -> Sequence[fx.Node]:
     begin = max(0, min(place - MOST_NODES // 4, len(nodes) - MOST_NODES))
     end = begin + MOST_NODES - MOST_NODES // 8
     return [*nodes[begin:end], *nodes[max(end, len(nodes) - MOST_NODES // 8) :]]
-
-
-def _nearest(node: fx.Node, kept: Sequence[fx.Node]) -> tuple[str, ...]:
-    """The kept nodes that a node's inputs come from, through those that are not kept."""
-    wanted, seen = set(kept), set()
-    found: dict[str, None] = {}
-    pending = list(reversed(node.all_input_nodes))
-    while pending:
-        source = pending.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        if source in wanted:
-            found[source.name] = None
-        else:
-            pending.extend(reversed(source.all_input_nodes))
-    return tuple(found)

@@ -7,7 +7,6 @@ last use.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.flow import SeenValues
+from checked_backend.diagnose.localize.flow import error_flow
 from checked_backend.diagnose.localize.subgraph import (
     bytes_of,
     calls_of,
@@ -28,13 +27,14 @@ from checked_backend.diagnose.localize.subgraph import (
     unshared,
     with_outputs,
 )
+from checked_backend.diagnose.oracle import find_apart
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.numerics.measure import measure
-from checked_backend.process.worker import cannot_fork, run_in_worker
+from checked_backend.process.job import JobEnd
 from checked_backend.regions.compile import Compiler, compile_again
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.findings import error_message
@@ -42,7 +42,6 @@ from checked_backend.regions.operator_check.probe import Exposed, Probed
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.operator_check.walk import Walk
 from checked_backend.regions.torch_state import modes_restored
-from checked_backend.report import Report
 
 CLEAR = 1e-2
 """An operator that is off by this share of its result, in rms, is at fault whatever comes after it."""
@@ -123,7 +122,7 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
         walk.run()
     if best is None:
         return None
-    flow = SeenValues(gm, inputs, compiled.kept, best.node.name).flow()
+    flow = error_flow(gm, inputs, compiled.kept, best.node.name)
     return replace(best, finding=replace(best.finding, flow=flow))
 
 
@@ -220,20 +219,14 @@ def probe_isolated(
         CheckedBackendError: The probe raised, died or hung.
         Exception: If no process can be forked: whatever the compiler or the graph raises.
     """
-    if cannot_fork():
-        return probe(gm, inputs, compiler, limit=limit)
 
-    def produce() -> str:
+    def find() -> Iterator[Finding]:
         faulty = probe(gm, inputs, compiler, limit=limit)
-        if faulty is None:
-            return json.dumps(None)
-        return json.dumps([faulty.node.name, Report((faulty.finding,), Coverage(), title="probe").to_json()])
+        if faulty is not None:
+            yield replace(faulty.finding, node=faulty.node.name)
 
-    answer = run_in_worker(produce, timeout=PROBE_LIMIT)
-    if not isinstance(answer, str):
-        raise CheckedBackendError(f"its process died: {answer.cause}")
-    if (told := json.loads(answer)) is None:
-        return None
-    name, report = told
-    [finding] = Report.from_json(report).findings
-    return FaultyOperator(next(node for node in gm.graph.nodes if node.name == name), finding)
+    found = find_apart(find, PROBE_LIMIT)
+    if isinstance(found, JobEnd):
+        raise CheckedBackendError(f"its process died: {found.cause}")
+    named = ((node, finding) for finding in found for node in gm.graph.nodes if node.name == finding.node)
+    return next((FaultyOperator(*pair) for pair in named), None)

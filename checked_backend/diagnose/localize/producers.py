@@ -16,7 +16,14 @@ import torch
 from torch import fx
 
 from checked_backend.diagnose.localize.cut import CallOracle, Cut
-from checked_backend.diagnose.localize.subgraph import calls_of, is_item, is_view, part_of, tensors_made
+from checked_backend.diagnose.localize.subgraph import (
+    calls_of,
+    is_item,
+    is_view,
+    part_of,
+    sources_through,
+    tensors_made,
+)
 from checked_backend.findings import Finding
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
@@ -59,20 +66,15 @@ def wrong_producer(
     return blamed
 
 
-def _producers(node: fx.Node, *, through_views: bool) -> Iterator[fx.Node]:
+def _producers(node: fx.Node, *, through_views: bool) -> list[fx.Node]:
     """The calls that computed a node's inputs, the latest first."""
-    seen: dict[fx.Node, None] = {}
-    pending = list(node.all_input_nodes)
-    while pending:
-        source = pending.pop()
-        if source in seen or not source.op.startswith("call_"):
-            continue
-        if is_item(source) or (through_views and is_view(source)):
-            pending.extend(source.all_input_nodes)
-        elif not writes(source) and tensors_made(source):
-            seen[source] = None
+
+    def hands_on(source: fx.Node) -> bool:
+        return is_item(source) or (through_views and is_view(source))
+
+    calls = [one for one in sources_through(node, hands_on) if one.op.startswith("call_") and not hands_on(one)]
     order = {each: place for place, each in enumerate(node.graph.nodes)}
-    yield from sorted(seen, key=order.__getitem__, reverse=True)
+    return sorted((one for one in calls if not writes(one) and tensors_made(one)), key=order.__getitem__, reverse=True)
 
 
 def _for_other_readers(case: GraphCase, producer: fx.Node, oracle: CallOracle) -> Sequence[Finding]:
@@ -83,14 +85,7 @@ def _for_other_readers(case: GraphCase, producer: fx.Node, oracle: CallOracle) -
     calls = calls_of(case.graph)
     before = calls[: calls.index(producer) + 1]
     chosen = [*before, *(node for node in made if node not in before)]
-    part, sources = part_of(case.graph, chosen, made, finish=_read)
-    output = part.graph.output_node()
-    read: Any = output.args[0]
-    results: tuple[fx.Node, ...] = tuple(one for each in read for one in (each if isinstance(each, tuple) else (each,)))
-    if case.cotangents is not None:
-        results = (_sum_of_squares(part.graph, results),)  # one result, so that the gradients of siblings meet
-    output.args = (results,)
-    part.recompile()
+    part, sources = part_of(case.graph, chosen, made, finish=_read if case.cotangents is None else _read_together)
     values = dict(zip(case.graph.graph.find_nodes(op="placeholder"), case.inputs, strict=True))
     places = {source: place for place, source in enumerate(values)}
     cotangents = None if case.cotangents is None else (torch.ones((), dtype=torch.float64),)
@@ -108,14 +103,16 @@ def _for_other_readers(case: GraphCase, producer: fx.Node, oracle: CallOracle) -
         return ()
 
 
-def _read(graph: fx.Graph, node: fx.Node) -> Any:
-    """Nodes that read a value, and take its place among the results."""
-    readers = []
-    for target, kwargs in _readers(recorded_value(node)):
-        reader = graph.call_function(target, (node,), kwargs)
-        reader.meta = {"val": target(recorded_value(node), **kwargs)}
-        readers.append(reader)
-    return tuple(readers) or node
+def _read(graph: fx.Graph, nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """Nodes that read values, and take their places among the results."""
+    for node in nodes:
+        readers = _readers(recorded_value(node))
+        for target, kwargs in readers:
+            reader = graph.call_function(target, (node,), kwargs)
+            reader.meta = {"val": target(recorded_value(node), **kwargs)}
+            yield reader
+        if not readers:
+            yield node
 
 
 def _readers(value: Any) -> list[tuple[Any, dict[str, Any]]]:
@@ -133,14 +130,14 @@ def _readers(value: Any) -> list[tuple[Any, dict[str, Any]]]:
     return [(aten.neg.default, {}), *exact, *wider]
 
 
-def _sum_of_squares(graph: fx.Graph, values: Sequence[fx.Node]) -> fx.Node:
-    with graph.inserting_before(graph.output_node()):
-        sums = [
-            graph.call_function(aten.sum.default, (graph.call_function(aten.mul.Tensor, (value, value)),))
-            for value in values
-            if recorded_value(value).dtype.is_floating_point
-        ]
-        total = graph.call_function(aten.scalar_tensor.default, (0.0,), {"dtype": torch.float64})
-        for each in sums:
-            total = graph.call_function(aten.add.Tensor, (total, each))
-    return total
+def _read_together(graph: fx.Graph, nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The sum of the squares of what reads values: one result, so that the gradients of siblings meet."""
+    sums = [
+        graph.call_function(aten.sum.default, (graph.call_function(aten.mul.Tensor, (value, value)),))
+        for value in _read(graph, nodes)
+        if recorded_value(value).dtype.is_floating_point
+    ]
+    total = graph.call_function(aten.scalar_tensor.default, (0.0,), {"dtype": torch.float64})
+    for each in sums:
+        total = graph.call_function(aten.add.Tensor, (total, each))
+    yield total

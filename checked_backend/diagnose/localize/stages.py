@@ -26,25 +26,21 @@ _STATEFUL_DRAWS = {"run_and_save_rng_state": 0, "run_with_rng_state": 1, "graphs
 GraphKind = Literal["dynamo", "forward", "backward", "inference"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Recorded:
-    """A graph of a region, and the inputs of its first call.
-
-    Attributes:
-        inputs: Its inputs, copied if the graph writes to them; None until the graph was called.
-    """
+    """A graph of a region, and the inputs of its first call, copied if the graph writes to them."""
 
     kind: GraphKind
     graph: fx.GraphModule
-    inputs: tuple[Any, ...] | None = None
+    inputs: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
 class Capture:
-    """Keeps the graphs of the first compilation it sees, and the inputs of each one's first call."""
+    """Keeps the graphs of the first compilation it sees that are called, with the inputs of each one's first call."""
 
     recorded: list[Recorded] = field(default_factory=list)
-    full: bool = False
+    _seen: set[GraphKind] = field(default_factory=set)
 
     def compiler(self, kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """An AOT compiler that runs graphs as they are and keeps them."""
@@ -53,22 +49,18 @@ class Capture:
     def keep(self, kind: GraphKind, gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
         """Keep one graph. Returns a boxed callable that runs it."""
         run = boxed_module(gm)
-        if self.full or any(one.kind == kind for one in self.recorded):
+        if kind in self._seen:
             return run  # a float64 twin, or another attempt
-        record = Recorded(kind, _traceable(gm))
-        self.recorded.append(record)
+        self._seen.add(kind)
+        graph = _traceable(gm)
 
         def recorded(args: list[Any]) -> Any:
-            if record.inputs is None:
-                record.inputs = tuple(unshared(record.graph, args))
+            if not any(one.graph is graph for one in self.recorded):
+                self.recorded.append(Recorded(kind, graph, tuple(unshared(graph, args))))
             with torch.no_grad():
                 return run(args)
 
         return boxed(recorded)
-
-
-MakeCompiler = Callable[[Capture], Compiler]
-"""Makes the compiler of a stage, which keeps the graphs it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,34 +68,30 @@ class Stage:
     """A rung of the ladder.
 
     Attributes:
-        name: ``aot``, ``decomposed``, ``partitioned`` or ``compiled``.
-        compiler: Makes its compiler; None if the candidate itself is the stage.
+        name: ``aot``, ``decomposed`` or ``partitioned``.
+        compiler: Makes its compiler, which keeps the graphs that it makes.
     """
 
     name: str
     what: str
-    compiler: MakeCompiler | None
+    compiler: Callable[[Capture], Compiler]
 
 
 def stages_of(options: CheckOptions, mode: str | None) -> tuple[Stage, ...]:
-    """The ladder that leads to a candidate, lowest rung first.
+    """The ladder that leads to the code of a candidate, lowest rung first.
 
     For Inductor, the decompositions and the graph passes with the partition are rungs of their own. Any other compiler
-    is opaque: its ladder has AOT autograd and its min-cut partition, which most compilers use, and then the candidate.
+    is opaque: its ladder has AOT autograd and its min-cut partition, which most compilers use.
     """
     first = Stage("aot", "AOT autograd", lambda capture: _aot(capture, "none", "default"))
     if options.compiler != "inductor":
-        return (
-            first,
-            Stage("partitioned", "AOT autograd's min-cut partition", lambda capture: _aot(capture, "none", "min_cut")),
-            Stage("compiled", "the compiler", None),
-        )
-    patches = inductor_patches(options, mode)
+        cut = Stage("partitioned", "AOT autograd's min-cut partition", lambda capture: _aot(capture, "none", "min_cut"))
+        return first, cut
+    front = partial(_inductor_front, inductor_patches(options, mode))
     return (
         first,
         Stage("decomposed", "Inductor's decompositions", lambda capture: _aot(capture, "inductor", "default")),
-        Stage("partitioned", "Inductor's graph passes and partition", partial(_inductor_front, patches)),
-        Stage("compiled", "Inductor's code generation", None),
+        Stage("partitioned", "Inductor's graph passes and partition", front),
     )
 
 

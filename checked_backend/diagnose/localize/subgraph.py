@@ -1,19 +1,28 @@
-"""Make graphs out of parts of a graph."""
+"""Make graphs out of parts of a graph.
+
+Dynamo writes modes (autocast, inference mode, flags of kernels) as calls between the others. A part of a graph gets
+the modes of its own calls, entered and left inside the part.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from checked_backend._torch.modes import enter_autocast, exit_autocast
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.localize.graph_modes import PartModes
-from checked_backend.graphs.effects import has_effects, sets_mode, writes
+from checked_backend.graphs.effects import has_effects, mode_name, sets_mode, writes
 from checked_backend.graphs.nodes import recorded_value
+from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import copy_values, storage_key
+from checked_backend.regions.torch_state import TorchState
+
+Finish = Callable[[fx.Graph, Sequence[fx.Node]], Iterable[fx.Node]]
+"""Makes what a part returns out of the part's own nodes."""
 
 _CALLS = ("call_function", "call_method", "call_module")
 
@@ -120,6 +129,18 @@ def maker_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def sources_through(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """What a node's inputs are made from, the inputs themselves included, as far back as there is a way through."""
+    seen: dict[fx.Node, None] = {}
+    pending = list(reversed(node.all_input_nodes))
+    while pending:
+        source = pending.pop()
+        if source not in seen:
+            seen[source] = None
+            pending.extend(reversed(source.all_input_nodes) if through(source) else ())
+    return list(seen)
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether an ATen operator returns its input's memory, and changes nothing in it."""
     return isinstance(node.target, OpOverload) and is_view_operator(node.target)
@@ -140,6 +161,27 @@ def bytes_of(node: fx.Node) -> int:
     for size in value.shape:
         elements *= size if isinstance(size, int) else (size.node.hint or 1)
     return elements * value.element_size()
+
+
+def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool = False) -> fx.GraphModule:
+    """Copy a Dynamo graph so that it computes the same wherever it is called, gradients aside.
+
+    Args:
+        ambient: The modes that it was called under. Autocast becomes part of the graph.
+        gradients: Whether the copy will be differentiated. If not, it sets no grad mode.
+    """
+    copied = copy_graph(gm)
+    for node in [] if gradients else reversed(list(copied.graph.nodes)):
+        if mode_name(node) == "_set_grad_enabled" and not node.users:
+            copied.graph.erase_node(node)
+    first = next(node for node in copied.graph.nodes if node.op != "placeholder")
+    for device, dtype in ambient.autocast.items():
+        with copied.graph.inserting_before(first):
+            entered = copied.graph.call_function(enter_autocast, (device, dtype, True, False))
+        with copied.graph.inserting_before(copied.graph.output_node()):
+            copied.graph.call_function(exit_autocast, (entered,))
+    copied.recompile()
+    return copied
 
 
 def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[int]]:
@@ -170,14 +212,13 @@ def part_of(
     nodes: Collection[fx.Node],
     returned: Sequence[fx.Node],
     *,
-    finish: Callable[[fx.Graph, fx.Node], fx.Node] | None = None,
+    finish: Finish | None = None,
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
     """Make a graph of some nodes of another graph.
 
     Args:
         nodes: The calls of the graph that the part gets.
         returned: Those among them whose values the part returns.
-        finish: Makes the node that is returned out of the part's own node.
 
     Returns:
         The part, whose calls run under the same modes as in the whole graph, and the nodes of the graph whose values
@@ -186,7 +227,7 @@ def part_of(
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     chosen = set(nodes)
-    modes = PartModes(graph)
+    modes = _modes_of(gm, chosen)
     needed = {source for node in chosen for source in node.all_input_nodes if source.op != "get_attr"} - chosen
     sizes = _sizes([node for node in gm.graph.nodes if node in needed])
     inputs = [node for node in gm.graph.nodes if node in needed and node not in sizes]
@@ -198,15 +239,34 @@ def part_of(
         copied[node] = graph.call_function(torch.ops.aten.sym_size.int, (copied[tensor], place))
         copied[node].meta = dict(node.meta)
     for node in gm.graph.nodes:
-        modes.meet(node)
-        if node in chosen:
-            modes.set_here()
-        if node in chosen or (node.op == "get_attr" and any(user in chosen for user in node.users)):
+        if node in chosen or node in modes or (node.op == "get_attr" and any(user in chosen for user in node.users)):
             copied[node] = graph.node_copy(node, lambda source: copied[source])
-    modes.finish()
     results = [copied[node] for node in returned]
-    graph.output(tuple(results if finish is None else [finish(graph, result) for result in results]))
+    graph.output(tuple(results if finish is None else finish(graph, results)))
     return fx.GraphModule(gm, graph), inputs
+
+
+def _modes_of(gm: fx.GraphModule, chosen: Collection[fx.Node]) -> set[fx.Node]:
+    """The calls that set the modes under which chosen calls run, and leave them; flags end as in the whole graph."""
+    entered: list[fx.Node] = []
+    flags: dict[object, fx.Node] = {}
+    needed: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        name = mode_name(node)
+        if name.startswith("_enter_"):
+            entered.append(node)
+        elif name.startswith("_exit_"):
+            entered = [one for one in entered if one not in node.args]
+        elif name:
+            flags[node.target] = node
+        elif node in chosen:
+            needed.update(dict.fromkeys([*entered, *flags.values()]))
+    if any(node in needed for node in flags.values()):
+        needed.update(dict.fromkeys(flags.values()))
+    first = next((node for node in needed if mode_name(node) == "_set_grad_enabled"), None)
+    if first is not None and first.args == (True,):  # parts are differentiated with grad mode on
+        del needed[first]
+    return {*needed, *(user for node in needed for user in node.users if mode_name(user).startswith("_exit_"))}
 
 
 def _sizes(nodes: Collection[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:

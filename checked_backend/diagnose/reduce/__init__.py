@@ -1,5 +1,5 @@
 """After a failure: how small? Reduce a program that goes wrong."""
 
-from checked_backend.diagnose.reduce.sequence import Reduction, reduce
+from checked_backend.diagnose.reduce.sequence import reduce
 
-__all__ = ["Reduction", "reduce"]
+__all__ = ["reduce"]

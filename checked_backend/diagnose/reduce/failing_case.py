@@ -146,11 +146,12 @@ def record_values(program: FailingCase, names: frozenset[str] | None = None) -> 
     return found
 
 
-def compact(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides that owns no more memory than it needs."""
+def compact(tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """A copy with the same strides, or with others, that owns no more memory than it needs."""
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
         return tensor.detach().clone()
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    strides = tensor.stride() if strides is None else strides
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     if tensor.numel():
         each_element_once(copy).copy_(each_element_once(tensor.detach()))
     return copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import fx
@@ -135,6 +135,10 @@ class Problem:
     Args:
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is tried, with a line for people.
+
+    Attributes:
+        shown: Whether the first program showed the finding in a worker process. If not, nothing is reduced.
+        stopped: Why reducing ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
     """
 
     def __init__(
@@ -147,6 +151,8 @@ class Problem:
         oracle: Oracle = verdict_oracle,
     ) -> None:
         self.best = program
+        self.shown = False
+        self.stopped: Literal["done", "deadline", "interrupted"] = "done"
         self.tried = 0
         self.step = "start"
         self._kind = kind

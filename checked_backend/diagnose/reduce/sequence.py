@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.passes import calls, graph, shapes
-from checked_backend.diagnose.reduce.passes.values import simplify_values
-from checked_backend.diagnose.reduce.problem import OutOfTime, Problem, Size
+from checked_backend.diagnose.reduce.passes import details, graph, shapes
+from checked_backend.diagnose.reduce.problem import OutOfTime, Problem
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
 
@@ -27,39 +24,20 @@ _STRUCTURE: _Steps = (
     ("replacing calls by recorded values", graph.recorded_calls),
     ("smaller sizes", shapes.shrink_sizes),
     ("leaving calls out", graph.bypass_calls),
-    ("leaving optional tensors out", calls.drop_optional_tensors),
+    ("leaving optional tensors out", details.drop_optional_tensors),
     ("merging inputs", graph.merge_inputs),
     ("fixed sizes", shapes.make_static),
     ("fewer dimensions", shapes.drop_dimensions),
 )
 
 _DETAILS: _Steps = (
-    ("common dtypes", calls.common_dtypes),
-    ("simpler values", simplify_values),
-    ("rounder arguments", calls.round_arguments),
+    ("common dtypes", details.common_dtypes),
+    ("simpler values", details.simplify_values),
+    ("rounder arguments", details.round_arguments),
 )
 
 _WITHOUT_RESULTS = frozenset([shapes.shrink_sizes, shapes.drop_dimensions, shapes.make_static])
 """Steps to make a program smaller that raises in eager, and so has no values to record."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """The result of a reduction.
-
-    Attributes:
-        subject: The name of the wrong result in it. Outputs move when others are dropped.
-        shown: Whether the case that was handed in showed the finding in a worker process. If not, ``case`` is that
-            case, and nothing was reduced.
-        stopped: Why it ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
-    """
-
-    case: GraphCase
-    subject: str
-    shown: bool
-    stopped: Literal["done", "deadline", "interrupted"]
-    tried: int
-    size: Size
 
 
 def reduce(
@@ -70,7 +48,7 @@ def reduce(
     deadline: float,
     progress: Callable[[str], None] = lambda _line: None,
     oracle: Oracle = verdict_oracle,
-) -> Reduction:
+) -> Problem:
     """Find a small program that goes wrong in the same way: the same kind of finding on the same result.
 
     Each program is compiled and checked in a worker process with a time limit, without compile caches.
@@ -80,24 +58,20 @@ def reduce(
         progress: Called before each program that is tried, with a line for people.
 
     Returns:
-        The smallest program found, also after the deadline and after Ctrl-C.
+        The problem with the smallest program found, also after the deadline and after Ctrl-C.
     """
-    program = FailingCase.of(case, subject)
-    problem = Problem(program, kind, deadline, progress=progress, oracle=oracle)
-    shown = False
+    problem = Problem(FailingCase.of(case, subject), kind, deadline, progress=progress, oracle=oracle)
     warm_up(case)
-    stopped: Literal["done", "deadline", "interrupted"] = "done"
     try:
-        shown = problem.is_interesting(program)
-        if shown:
+        problem.shown = problem.is_interesting(problem.best)
+        if problem.shown:
             raises = kind is Kind.EXCEPTION
             _to_fixpoint(problem, tuple(step for step in _STRUCTURE if not raises or step[1] in _WITHOUT_RESULTS))
     except OutOfTime:
-        stopped = "deadline"
+        problem.stopped = "deadline"
     except KeyboardInterrupt:
-        stopped = "interrupted"
-    best = problem.best
-    return Reduction(best.case, best.subject, shown, stopped, problem.tried, problem.size)
+        problem.stopped = "interrupted"
+    return problem
 
 
 def _to_fixpoint(problem: Problem, structure: _Steps) -> None:

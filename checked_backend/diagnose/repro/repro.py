@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import os
+import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 
+from checked_backend._torch.operators import operator_definition
 from checked_backend.autostart import ON
+from checked_backend.diagnose.kernel import KernelCode
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.passes.calls import in_float64
-from checked_backend.diagnose.repro.compile_code import CompileCode, is_random, write_compile
-from checked_backend.diagnose.repro.kernel_code import KernelCode
-from checked_backend.diagnose.repro.script import (
-    BUG_GONE,
-    BUG_THERE,
-    Script,
-    is_drowned,
-    write_script,
-    write_source_script,
+from checked_backend.diagnose.reduce.passes.details import in_float64
+from checked_backend.diagnose.repro.compile_code import (
+    CompileCode,
+    Source,
+    import_root,
+    is_random,
+    process_lines,
+    write_compile,
 )
+from checked_backend.diagnose.repro.translate import write_program
 from checked_backend.findings import Finding, Kind
+from checked_backend.graphs.nodes import outputs_of
 from checked_backend.process.job import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
+from checked_backend.regions.process_state import ProcessState
 from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
-from checked_backend.scripts.values import Untranslatable
+from checked_backend.scripts import comparisons
+from checked_backend.scripts.values import TensorWriter, Untranslatable, write_value
 
+BUG_THERE = "the bug is there"
+BUG_GONE = "the bug is gone"
+
+_LOAD_FILE = "from safetensors.torch import load_file  # pip install safetensors"
 _NOT_SHOWN = "did not show when it was tried once more"
 
 
@@ -84,7 +96,7 @@ def write_repro(
     """
     program = FailingCase.of(case, subject)
     warm_up(case)
-    about = [f"Found at {source}"] if source else []
+    script = _Script(folder, name, source)
 
     def finding_of(case: GraphCase) -> Finding | None:
         found = oracle(case, timeout) or ()
@@ -96,10 +108,10 @@ def write_repro(
         there = finding_of(wide.case)
         if there is not None and not is_drowned(there):
             program, finding = wide, there
-            about.append("In float64: in lower precision rounding differs as much.")
+            script.about.append("In float64: in lower precision rounding differs as much.")
     compiled = write_compile(program, random=True if kind is Kind.RNG else None)
     shown = finding or Finding(kind, subject, _NOT_SHOWN)
-    return _first_that_shows(script_path(folder, name), program, shown, compiled, about, timeout)
+    return _first_that_shows(script, program, shown, compiled, timeout)
 
 
 def write_kernel_repro(
@@ -114,44 +126,39 @@ def write_kernel_repro(
         Untranslatable: The operators that the kernel stands for cannot be written as a script.
         OSError: The folder cannot be written to.
     """
-    path = script_path(folder, f"{name}-kernel")
-    values = path.with_suffix(".safetensors")
-    found = [f"Found at {source}"] if source else []
-    about = [*found, "The kernel and what it reads are as they were in the program."]
+    script = _Script(folder, f"{name}-kernel", source)
+    script.about.append("The kernel and what it reads are as they were in the program.")
     program = FailingCase(code.case, "output[0]")
     if is_random(program):  # the compiler may draw other numbers
         return None
-    script = write_script(
-        program, finding, CompileCode(""), plain=True, values_file=values.name, about=about, compiled=code.lines
-    )
-    repro = _write_and_run(path, script, timeout)
+    script.write(program, finding, CompileCode(""), plain=True, compiled=code.lines)
+    repro = script.run(timeout)
     if repro.confirmed:
         return repro
-    for file in (path, values):
+    for file in (script.path, script.values_path):
         file.unlink(missing_ok=True)
     return None
 
 
 def _first_that_shows(
-    path: Path, program: FailingCase, shown: Finding, compiled: CompileCode, about: Sequence[str], timeout: float
+    script: _Script, program: FailingCase, shown: Finding, compiled: CompileCode, timeout: float
 ) -> Repro:
     """Write a script that calls plain ``torch`` functions. If it does not show the bug, write one with operators."""
     output, first = "", ""
-    values = path.with_suffix(".safetensors")
     for plain in (True, False):
-        script = write_script(program, shown, compiled, plain=plain, values_file=values.name, about=about)
+        script.write(program, shown, compiled, plain=plain)
         if script.text == first:
             break
-        repro = _write_and_run(path, script, timeout)
+        repro = script.run(timeout)
         if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
-            return Repro(path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
+            return Repro(script.path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
         if repro.confirmed:
             return repro
         output = repro.output
         if _took_too_long(output) or compiled.problem:
             break
         first = script.text
-    return Repro(path, False, output)
+    return Repro(script.path, False, output)
 
 
 def write_source_repro(
@@ -164,9 +171,10 @@ def write_source_repro(
     title: str,
     source: str | None,
     dynamic: bool | None = None,
-    timeout: float = 120,
 ) -> Repro:
-    """Write a script as `write_source_script` does, and run it from disk in a fresh process.
+    """Write a script with a function's own source, for an error that Dynamo makes before there is a graph, and run it.
+
+    It compiles with ``backend="eager"``: an error there is Dynamo's, whatever compiles Dynamo's graph.
 
     Raises:
         Untranslatable: The function needs something that a script cannot make.
@@ -174,11 +182,22 @@ def write_source_repro(
     """
     if kwargs:
         raise Untranslatable("it is called with keyword arguments")
-    path = script_path(folder, name)
-    about = [f"Found at {source}"] if source else []
-    file = path.with_suffix(".safetensors").name
-    script = write_source_script(function, args, title=title, values_file=file, about=about, dynamic=dynamic)
-    return _write_and_run(path, script, timeout)
+    script, needed = _Script(folder, name, source), Source()
+    own = needed.add(function)
+    first, inputs = script.values({f"x{place}": value for place, value in enumerate(args)})
+    before, outside = script.values({f"{own}.{key}": value for key, value in needed.tensors.items()})
+    body = [
+        *([_LOAD_FILE] if script.saved else []),
+        *needed.imports,
+        *_function("make_inputs", (), [*first, f"return [{', '.join(inputs)}]"]),
+        *before,
+        *(f"{key} = {text}" for key, text in zip(needed.tensors, outside, strict=True)),
+        *needed.lines,
+    ]
+    how = ", dynamic=True" if dynamic else ""
+    lines = [f"program = {own}", f'compiled = torch.compile(program, backend="eager"{how})']
+    script.assemble(title, body, lines, (comparisons.outcomes_differ, ")"), copied=True)
+    return script.run(120)
 
 
 def script_path(folder: Path, name: str) -> Path:
@@ -187,20 +206,143 @@ def script_path(folder: Path, name: str) -> Path:
     return free_path(folder, "_".join(["repro", *re.findall("[A-Za-z0-9]+", name)]), ".py")
 
 
-def _write_and_run(path: Path, script: Script, timeout: float) -> Repro:
-    """Write a script, with the values that it reads, and run it from disk in a fresh process.
+class _Script:
+    """A script that is being written.
 
-    Args:
-        timeout: Seconds for each run. A script that gave no result is run again, unless it took too long.
+    Attributes:
+        about: Lines for its docstring.
+        saved: Tensors that it reads from a safetensors file next to it.
     """
-    if script.saved:
-        write_whole(save(script.saved), path.with_suffix(".safetensors"))
-    write_whole(script.text, path)
-    confirmed, output = _run(path, timeout)
-    if not confirmed and BUG_GONE not in output and not _took_too_long(output):
-        # a busy machine may have failed to start the process
-        confirmed, output = _run(path, timeout)
-    return Repro(path, confirmed, output)
+
+    def __init__(self, folder: Path, name: str, source: str | None) -> None:
+        self.path = script_path(folder, name)
+        self.values_path = self.path.with_suffix(".safetensors")
+        self.about = [f"Found at {source}"] if source else []
+        self.text = ""
+        self.saved: dict[str, torch.Tensor] = {}
+
+    def write(
+        self,
+        program: FailingCase,
+        finding: Finding,
+        compile_code: CompileCode,
+        *,
+        plain: bool,
+        compiled: Sequence[str] = (),
+    ) -> None:
+        """Write a program that shows a finding.
+
+        Args:
+            plain: Prefer calls of ``torch`` to operators.
+            compiled: Lines that define ``compiled``, for a script that compiles nothing.
+        """
+        self.saved = {}
+        written = write_program(program, plain=plain)
+        operators = Source()
+        for name in written.operators:
+            if not any(f"custom_op({name!r}" in line for line in compile_code.lines):  # the compiler may refer to it
+                definition = operator_definition(name)
+                if definition is None:
+                    raise Untranslatable(f"how the main program registers {name} is not known")
+                operators.add_operator(definition)
+        if operators.tensors:
+            raise Untranslatable(f"{next(iter(written.operators))} refers to tensors of the running program")
+        first, inputs = self.values(dict(zip(written.parameters, program.case.inputs, strict=True)))
+        seed = ["torch.manual_seed(0)"] if is_random(program) else []
+        body = [
+            *(["import torch.nn.functional as F"] if any("F." in line for line in written.lines) else []),
+            *([_LOAD_FILE] if self.saved else []),
+            *operators.imports,
+            *_imports(written.imports),
+            *(_unless_registered(name) for name in written.imported),
+            *compile_code.lines,
+            *(["", "", *operators.lines] if operators.lines else []),
+            *process_lines(ProcessState.capture()),
+            *_function("make_inputs", (), [*seed, *first, f"return [{', '.join(inputs)}]"]),
+            *_function("program", written.parameters, written.lines),
+        ]
+        lines = compiled or [
+            *([_cannot(compile_code.problem)] if compile_code.problem else []),
+            f"compiled = torch.compile(program, {compile_code.arguments})",
+        ]
+        title = f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"
+        copied = compile_code.copied or bool(operators.lines)
+        self.assemble(title, body, lines, _comparison(program, finding), copied=copied, compiles=not compiled)
+
+    def values(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The lines that come first, and an expression for each value; what is too long for that is saved."""
+        writer = TensorWriter(value for value in values.values() if isinstance(value, torch.Tensor))
+        texts = []
+        for name, value in values.items():
+            try:
+                texts.append(writer.write(value, name) if isinstance(value, torch.Tensor) else write_value(value))
+            except Untranslatable as error:
+                raise Untranslatable(f"input {name} is a {type(value).__name__}: {error}") from None
+        load = f'saved = load_file(__file__.rpartition("/")[0] + "/{self.values_path.name}")'
+        self.saved |= writer.saved
+        return [*([load] if writer.saved else []), *writer.lines], texts
+
+    def assemble(
+        self,
+        title: str,
+        body: Sequence[str],
+        lines: Sequence[str],
+        comparison: tuple[Callable[..., object], str],
+        *,
+        copied: bool,
+        compiles: bool = True,
+    ) -> None:
+        """Put the text together.
+
+        Args:
+            body: What comes before the comparison.
+            lines: They define ``compiled``.
+            comparison: As of `_comparison`.
+            copied: Whether it has a user's own source.
+        """
+        function, arguments = comparison
+        source = comparisons.source_of(function)
+        standard = [f"import {name}" for name in ("os", "signal") if any(f"{name}." in line for line in source)]
+        machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+        text = [
+            f'"""{_safe(title[:200])}',
+            "",
+            f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",
+            *map(_safe, self.about),
+            "Exits 1 while the bug is there, 0 when it is gone."
+            if compiles
+            else "Exits 1: the kernel is as it was generated.",
+            '"""',
+            # copied source may have annotations whose names the script lacks
+            *(["from __future__ import annotations", ""] if copied else []),
+            *([*standard, ""] if standard else []),
+            "import torch",
+            *body,
+            *source,
+            "",
+            "",
+            "torch.set_grad_enabled(False)",
+            *lines,
+            f"wrong = {function.__name__}(program, compiled, make_inputs{arguments}",
+            f'print("{BUG_THERE}" if wrong else "{BUG_GONE}")',
+            "raise SystemExit(int(wrong))",
+        ]
+        self.text = re.sub(r"\n{4,}", "\n\n\n", "\n".join(text)) + "\n"
+
+    def run(self, timeout: float) -> Repro:
+        """Write the script, with the values that it reads, and run it from disk in a fresh process.
+
+        Args:
+            timeout: Seconds for each run. A script that gave no result is run again, unless it took too long.
+        """
+        if self.saved:
+            write_whole(save(self.saved), self.values_path)
+        write_whole(self.text, self.path)
+        confirmed, output = _run(self.path, timeout)
+        if not confirmed and BUG_GONE not in output and not _took_too_long(output):
+            # a busy machine may have failed to start the process
+            confirmed, output = _run(self.path, timeout)
+        return Repro(self.path, confirmed, output)
 
 
 def _took_too_long(output: str) -> bool:
@@ -227,3 +369,96 @@ def _run(path: Path, timeout: float) -> tuple[bool, str]:
         return False, f"{type(error).__name__}: {error}"
     confirmed = done.returncode == 1 and BUG_THERE in done.stdout
     return confirmed, (done.stdout + ("" if confirmed else done.stderr)).strip()
+
+
+def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> list[str]:
+    return ["", "", f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in lines), "", ""]
+
+
+def _imports(modules: Collection[str]) -> list[str]:
+    """Import modules of the user's, also where they lie beside the program."""
+    roots = {str(root): None for module in modules if module in sys.modules and (root := import_root(module))}
+    paths = ["import sys", *(f"sys.path.insert(0, {root!r})" for root in roots)] if roots else []
+    return [*paths, *(f"import {module}" for module in modules)]
+
+
+def _unless_registered(name: str) -> str:
+    """What ends a script that lacks an operator: both sides would raise the same, as if the bug were gone."""
+    namespace, _, own = name.partition("::")
+    return textwrap.dedent(
+        f"""\
+
+        if not hasattr(torch.ops.{namespace}, {own!r}):
+            print("the operator {name} is not registered: import the module that defines it")
+            raise SystemExit(2)"""
+    )
+
+
+def _cannot(problem: str) -> str:
+    return textwrap.dedent(
+        f"""\
+        backend = None  # name it here
+        if backend is None:
+            print({f"the backend is not named in this script: {_safe(problem)}"!r})
+            raise SystemExit(2)
+        """
+    )
+
+
+def _safe(text: str) -> str:
+    """Text that can stand in a docstring or a comment."""
+    return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
+
+
+def _comparison(program: FailingCase, finding: Finding) -> tuple[Callable[..., object], str]:
+    """The function by which a script compares, and the end of its call, after the arguments that all have."""
+    index = f", index={program.tracked or 0}" if len(outputs_of(program.case.graph.graph)) > 1 else ""
+    tolerance, why = _tolerance(finding)
+    within = f", tolerance={tolerance!r}"
+    if finding.kind is Kind.ALIAS:
+        return comparisons.relations_differ, ")"
+    if finding.detail == "mutation.wrong":
+        return comparisons.inputs_differ, f"{within})  # {why}"
+    if finding.kind is Kind.MUTATION:
+        return comparisons.writes_differ, f", counted={finding.detail == 'mutation.uncounted'})"
+    if finding.kind is Kind.NONFINITE:
+        return comparisons.nonfinite_differs, f"{index})"
+    if finding.kind is Kind.STRUCTURE and program.tracked is not None:
+        return comparisons.structure_differs, f"{index})"
+    if finding.detail in ("crash.signal", "crash.memory", "crash.exit", "crash.hang"):
+        return comparisons.compiled_dies, ")"
+    if finding.kind in (Kind.CRASH, Kind.EXCEPTION):
+        return comparisons.exceptions_differ, ")"
+    if finding.kind is Kind.RNG:
+        return comparisons.random_state_differs, ")"
+    return comparisons.values_differ, f"{within}{index})  # {why}"
+
+
+def is_drowned(finding: Finding) -> bool:
+    """Whether the greatest difference by rounding may be as large as the bug's, for example if sizes vary much."""
+    return (
+        finding.metrics is not None and finding.noise is not None and finding.noise.max >= finding.metrics.max_abs_diff
+    )
+
+
+def _tolerance(finding: Finding) -> tuple[float, str]:
+    """A tolerance between the difference by rounding and the difference by the bug, and the reason for it."""
+    bug = finding.metrics.max_abs_diff if finding.metrics is not None else 0.0
+    noise = finding.noise.max if finding.noise is not None else None
+    if noise == 0 or not bug > 0:
+        return 0.0, "no rounding explains a difference"
+    if noise is None:
+        size = finding.metrics.reference_rms if finding.metrics is not None else 0.0
+        # what a kernel reads outside of its memory may be of any size
+        return _power_of_ten(min(bug, size or bug) / 2), "less than half of the difference, and of the values"
+    if not math.isfinite(bug):
+        return _power_of_ten(100 * noise), f"rounding explains {noise:.1e}"
+    if is_drowned(finding):
+        return _power_of_ten(
+            bug / 2
+        ), f"rounding may explain {noise:.1e}: where the bug is gone, look at the values too"
+    return _power_of_ten(math.sqrt(noise * bug)), f"rounding explains {noise:.1e}"
+
+
+def _power_of_ten(number: float) -> float:
+    return 10.0 ** math.floor(math.log10(number)) if 0 < number < math.inf else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from torch import fx
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.inductor import heeds_annotations, inductor_graph_passes, inductor_mode_options, is_lowered
 from checked_backend.diagnose.localize import called_name
-from checked_backend.diagnose.oracle import Oracle, verdict_oracle, warm_up
+from checked_backend.diagnose.oracle import Oracle, find_apart, verdict_oracle, warm_up
 from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, keep_unfused, unfused, without_line
 from checked_backend.diagnose.workaround.settings import (
     COSTLY,
@@ -34,6 +34,7 @@ from checked_backend.findings import EvidenceKey, Finding, Kind
 from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.source_line import source_line
 from checked_backend.options import CheckOptions
+from checked_backend.process.job import JobEnd
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork, run_in_worker
 from checked_backend.regions.compile import Compiler, resolve_compiler, with_mode_spelled_out
 from checked_backend.regions.failure import Failure
@@ -207,32 +208,21 @@ class WorkaroundSearch:
         Returns:
             Whether it could be tried, and what was wrong; "" if nothing was.
         """
+        raises = all(finding.kind is Kind.EXCEPTION for finding in self.findings if finding.kind.fails)
 
-        def produce() -> str:
-            return json.dumps(self._region_rerun(compiler))
+        def find() -> Iterator[Finding]:
+            with taken_back(setting or Setting("")):
+                yield from rerun_failure(self.failure, compiler, raises=raises)
 
+        limit = max(LEAST_REGION_LIMIT, self.deadline - time.monotonic())
         try:
-            if cannot_fork() is None and cannot_differentiate_in_worker() is None:
-                answer = run_in_worker(produce, timeout=max(LEAST_REGION_LIMIT, self.deadline - time.monotonic()))
-            else:
-                with taken_back(setting or Setting("")):
-                    answer = produce()
+            findings = find_apart(find, limit, here=cannot_differentiate_in_worker() is not None)
         except Exception as error:  # the region cannot be run like that
             said = str(error) if isinstance(error, CheckedBackendError) else f"{type(error).__name__}: {error}"
             return False, said.splitlines()[0]
-        if not isinstance(answer, str):
-            return False, f"the process that tried it died: {answer.cause}"
-        tried, why = json.loads(answer)
-        return tried, why
-
-    def _wrong_in(self, case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-        findings = self.oracle(case, timeout)
-        return None if findings is None else tuple(wrong_like(self.findings, findings))
-
-    def _region_rerun(self, compiler: Compiler) -> tuple[bool, str]:
+        if isinstance(findings, JobEnd):
+            return False, f"the process that tried it died: {findings.cause}"
         subjects = {finding.subject for finding in wrong_like(self.findings, self.findings)}
-        raises = all(finding.kind is Kind.EXCEPTION for finding in self.findings if finding.kind.fails)
-        findings = rerun_failure(self.failure, compiler, raises=raises)
         wrong = wrong_like(self.findings, findings)
         for finding in findings:
             about = finding.message.splitlines()[0] if finding.message else str(finding.kind)
@@ -241,6 +231,10 @@ class WorkaroundSearch:
             if finding.kind is Kind.CRASH:
                 return False, f"it fails: {about}"
         return True, ""
+
+    def _wrong_in(self, case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
+        findings = self.oracle(case, timeout)
+        return None if findings is None else tuple(wrong_like(self.findings, findings))
 
 
 def _calls_from(gm: fx.GraphModule, source: str) -> list[fx.Node]:

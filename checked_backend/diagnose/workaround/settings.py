@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.dynamo import lookup_backend
 from checked_backend._torch.inductor import fall_back, inductor_settings, lowerings_kept
 from checked_backend._torch.operators import OpOverload, is_composite
-from checked_backend.diagnose.localize.aten_name import operators_called
+from checked_backend.diagnose.localize.called import operators_called
 from checked_backend.options import CheckOptions
-from checked_backend.regions.compile import Compiler, resolve_compiler
+from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.report.clean import listed
 from checked_backend.scripts.values import is_literal
@@ -79,15 +78,17 @@ class Setting:
 
         An operator's fallback and flags change the process that compiles; see `taken_back`.
         """
-        changed: dict[str, Any]
-        if self.flags:
-            changed = {"compiler": _flagged(self.flags, options), "compiler_options": {}}
-        elif self.fallback is None:
-            changed = {"compiler_options": self._patches_on(options.compiler_options)}
-        else:
-            patches = {"fallback_random": True, **options.compiler_options}
-            changed = {"compiler": _falling_back(self.fallback, patches), "compiler_options": {}}
-        return options.model_copy(update=changed)
+        if self.fallback is None and not self.flags:
+            return options.model_copy(update={"compiler_options": self._patches_on(options.compiler_options)})
+        inner = resolve_compiler(options)
+
+        def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            if self.fallback is not None:
+                fall_back(self.fallback)
+            _set(self.flags)
+            return inner(gm, example_inputs)
+
+        return options.model_copy(update={"compiler": compiler, "compiler_options": {}})
 
 
 _EARLY = "# before the first call of a compiled function"
@@ -115,26 +116,6 @@ def taken_back(setting: Setting) -> Iterator[None]:
             yield
         finally:
             _set(before)
-
-
-def _falling_back(op: OpOverload, patches: Mapping[str, Any]) -> Compiler:
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        fall_back(op)
-        inductor: Any = lookup_backend("inductor")
-        compiled: Callable[..., Any] = inductor(gm, list(example_inputs), config_patches=dict(patches))
-        return compiled
-
-    return compiler
-
-
-def _flagged(flags: Mapping[str, Any], options: CheckOptions) -> Compiler:
-    inner = resolve_compiler(options)
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        _set(flags)
-        return inner(gm, example_inputs)
-
-    return compiler
 
 
 def _set(flags: Mapping[str, Any]) -> None:

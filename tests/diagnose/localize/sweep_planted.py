@@ -6,15 +6,14 @@
 Each fault is planted in a process of its own and, through ``everywhere/sitecustomize.py``, in every process that this
 one starts, so that repros are confirmed under the same fault. Results are kept line by line, and a later run goes on.
 ``--quick`` only looks for the operator: nothing is reduced and no repro is written. ``--on models`` plants each fault
-under one model that has its operator. ``--patience 4`` allows four times the seconds, on a machine that others use, and
-``--no-settings`` looks for no workaround.
+under one model that has its operator. ``--patience 4`` allows four times the seconds, on a machine that others use.
 
 ``planted_quick.jsonl`` is what ``python tests/diagnose/localize/sweep_planted.py planted_quick.jsonl --quick`` gave
 with torch 2.13.0 on two cores (and, for a few faults, ``--on bert``); the seconds are those of a busy machine.
 
 ``planted_full.jsonl`` is what ``python tests/diagnose/localize/sweep_planted.py planted_full.jsonl --on models,small
---patience 4 --no-settings`` gave, with repros, on a machine that others used: so its seconds say little. A fault that
-was missed and is ``harmless`` changes no bit of the model's results and gradients.
+--patience 4`` gave, with repros and without workarounds, on a machine that others used: so its seconds say little. A
+fault that was missed and is ``harmless`` changes no bit of the model's results and gradients.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ def main() -> None:
     parser.add_argument("--on", default="small", help=f"programs, by comma: small, models, {', '.join(MODELS)}")
     parser.add_argument("--quick", action="store_true", help="only look for the operator")
     parser.add_argument("--patience", type=float, default=1.0, help="so many times the usual seconds")
-    parser.add_argument("--no-settings", action="store_true", help="look for no workaround")
     options = parser.parse_args()
-    _be_patient(options.patience, settings=not options.no_settings)
+    _be_patient(options.patience)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -121,14 +119,12 @@ def _pairs(names: Sequence[str], on: Sequence[str]) -> Iterator[tuple[str, str]]
     yield from ((name, program) for name in names for program in on if program != "models")
 
 
-def _be_patient(times: float, *, settings: bool) -> None:
+def _be_patient(times: float) -> None:
     global TIME_LIMIT
     TIME_LIMIT *= times
     module = sys.modules["checked_backend.diagnose.investigate"]
     for limit in ("TIME_LIMIT", "CASE_LIMIT", "REDUCTION_LIMIT", "LEAST_SCRIPT_LIMIT"):
         setattr(module, limit, getattr(module, limit) * times)
-    if not settings:
-        module._Search._workaround = lambda _search, _reduced: None  # type: ignore[attr-defined]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

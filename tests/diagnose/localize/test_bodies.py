@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.diagnose.localize.bodies import called_bodies, is_higher_order
+from checked_backend.diagnose.localize.called import called_bodies, is_higher_order
 from checked_backend.diagnose.localize.subgraph import calls_of
 from tests.diagnose.localize.test_locate import calls, located, operator_of
 from tests.support import faults

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from checked_backend.diagnose.localize.cut import shortest_wrong_prefix
+from checked_backend.diagnose.localize.cut import Parts
 from checked_backend.diagnose.localize.subgraph import calls_of, part_of
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.translate import write_program
@@ -196,10 +196,8 @@ def test_blocks_can_be_traced_and_written() -> None:
 
 def test_a_graph_with_modes_that_is_right_has_no_wrong_prefix() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
-    found = shortest_wrong_prefix(
-        graph_of(in_half, x, w), [x, w], _options(), lambda case: case.findings(thorough=False)
-    )
-    assert found is None
+    parts = Parts(graph_of(in_half, x, w), [x, w], _options(), GraphCase.findings)
+    assert parts.shortest_wrong_prefix() is None
 
 
 def _options() -> CheckOptions:

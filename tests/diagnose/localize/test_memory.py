@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from checked_backend.diagnose.localize.locate import probe_limit
 from checked_backend.diagnose.localize.probe import probe
-from checked_backend.diagnose.localize.search import probe_limit
 from checked_backend.diagnose.localize.stages import Recorded
 from checked_backend.process.worker import run_in_worker
 
@@ -38,7 +38,7 @@ def bytes_of_process(what: str) -> int:
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
 def test_the_probe_takes_less_than_twice_the_regions_own_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["checked_backend.diagnose.localize.search"], "LEAST_PROBE_BYTES", 0)
+    monkeypatch.setattr(sys.modules["checked_backend.diagnose.localize.locate"], "LEAST_PROBE_BYTES", 0)
     x = torch.rand(ROWS)
     gm = make_fx(forward, tracing_mode="fake")(x)
 

@@ -12,7 +12,12 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.reduce.passes.calls import common_dtypes, drop_optional_tensors, round_arguments
+from checked_backend.diagnose.reduce.passes.details import (
+    common_dtypes,
+    drop_optional_tensors,
+    round_arguments,
+    simplify_values,
+)
 from checked_backend.diagnose.reduce.passes.graph import (
     bypass_calls,
     drop_outputs,
@@ -23,7 +28,6 @@ from checked_backend.diagnose.reduce.passes.graph import (
     recorded_calls,
 )
 from checked_backend.diagnose.reduce.passes.shapes import drop_dimensions, resized, shrink_sizes
-from checked_backend.diagnose.reduce.passes.values import simplify_values
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checked_backend.diagnose.reduce.passes.values import simplify_values
+from checked_backend.diagnose.reduce.passes.details import simplify_values
 from checked_backend.diagnose.reduce.races import has_race
 from checked_backend.regions.graph_case import GraphCase
 from tests.support.reduce_tools import problem_where, program_of, targets

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from checked_backend.diagnose.oracle import exception_oracle, verdict_oracle
-from checked_backend.diagnose.reduce import Reduction, problem, reduce
+from checked_backend.diagnose.reduce import problem, reduce
+from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.diagnose.reduce.sequence import _STRUCTURE
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
@@ -34,7 +35,7 @@ def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return aten.exp.default(y), d, aten.neg.default(b)
 
 
-def reduced(case: GraphCase, subject: str, **further: Any) -> Reduction:
+def reduced(case: GraphCase, subject: str, **further: Any) -> Problem:
     return reduce(case, subject=subject, kind=Kind.LOGIC, deadline=time.monotonic() + 300, **further)
 
 
@@ -43,8 +44,8 @@ def test_one_wrong_operator_is_all_that_stays() -> None:
     reduction = reduced(case, "output[1]")
     assert (reduction.shown, reduction.stopped) == (True, "done")
     assert targets(reduction) == ["aten.relu.default"]
-    assert reduction.subject == "output[0]"
-    again = verdict_oracle(reduction.case, 60)
+    assert reduction.best.subject == "output[0]"
+    again = verdict_oracle(reduction.best.case, 60)
     assert again is not None
     assert [(found.kind, found.subject) for found in again] == [(Kind.LOGIC, "output[0]")]
 
@@ -60,11 +61,11 @@ def test_what_should_have_raised_is_reduced() -> None:
     reduction = reduce(
         case, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, oracle=exception_oracle
     )
-    x, at = reduction.case.inputs
+    x, at = reduction.best.case.inputs
     assert reduction.shown
     assert (x.numel(), at.numel()) == (1, 1)
     assert at.item() >= len(x)
-    [finding] = exception_oracle(reduction.case, 60) or ()
+    [finding] = exception_oracle(reduction.best.case, 60) or ()
     assert (finding.kind, finding.detail) == (Kind.EXCEPTION, "exception.missing")
     assert "index out of range" in finding.message
     strict = case_of(looked_up, *case.inputs, compiler="eager")

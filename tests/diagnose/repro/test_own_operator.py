@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checked_backend._torch.operators import fake_kernel, operator_definition, registering_module
-from checked_backend.diagnose.repro.function_source import Source
+from checked_backend.diagnose.repro.compile_code import Source
 from checked_backend.diagnose.repro.translate import GraphWriter
 from checked_backend.scripts.values import Untranslatable
 

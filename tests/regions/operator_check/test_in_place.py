@@ -16,7 +16,6 @@ from torch._inductor.graph import GraphLowering
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
-from checked_backend.diagnose.localize import search
 from checked_backend.graphs.nodes import origin_of
 from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.check import OperatorCheck
@@ -285,8 +284,8 @@ def test_the_operator_is_found_with_nothing_compiled_to_look_for_it(monkeypatch:
     def probe(*_: object, **__: object) -> None:
         raise AssertionError("compiled with its inner tensors as results, or compared at a stage")
 
-    monkeypatch.setattr(search, "probe_isolated", probe)
-    monkeypatch.setattr(import_module("checked_backend.diagnose.localize.locate"), "rerun_failure", probe)
+    for name in ("probe_isolated", "rerun_failure"):
+        monkeypatch.setattr(import_module("checked_backend.diagnose.localize.locate"), name, probe)
     with planted("tanh"), without_compile_caches():
         location = located(lambda f: f(*inputs()), lambda x, w: torch.tanh(x @ w).exp().sum(1), "inductor")
     assert (location.stage, location.graph, location.op) == ("compiled", "forward", "aten.tanh.default")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,10 +14,9 @@ from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, fake_errors_unlogged
 from checked_backend._torch.operators import OpOverload
-from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, compact
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import is_getitem
-from checked_backend.scripts.values import each_element_once
 
 _STEPS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 _AT_ONCE = (2, 17, 33, 65)
@@ -120,24 +119,28 @@ def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | N
         return None
     draft = Draft(program)
     draft.inputs = {name: _cut(value, changes) for name, value in draft.inputs.items()}
-    with fake_errors_unlogged(), FakeTensorMode() as mode, torch.no_grad():
-        follow = _Follow(draft.module, before, changes)
-        try:
-            follow.run(*(_fake(mode, value) for value in draft.inputs.values()))
-        except Exception:  # the sizes do not fit, so this is no program
-            return None
+    follow = _Follow(draft.module, before, changes)
+    if not _runs(follow, draft.inputs.values()):
+        return None
     for node in draft.graph.nodes:
         if node in follow.calls:
             node.args, node.kwargs = follow.calls[node]
     return draft.finish()
 
 
-def _fake(mode: FakeTensorMode, value: Any) -> Any:
-    return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+def _runs(interpreter: fx.Interpreter, inputs: Iterable[Any]) -> bool:
+    """Whether a graph runs on fake tensors: sizes may not fit, or depend on data."""
+    with fake_errors_unlogged(), FakeTensorMode() as mode, torch.no_grad():
+        fakes = (mode.from_tensor(one, static_shapes=True) if isinstance(one, torch.Tensor) else one for one in inputs)
+        try:
+            interpreter.run(*fakes)
+        except Exception:
+            return False
+    return True
 
 
 def _shapes(program: FailingCase) -> Mapping[str, tuple[int, ...]] | None:
-    """The shape of every node's value."""
+    """The shape of every node's value; None if it cannot be run on fake tensors."""
     found: dict[str, tuple[int, ...]] = {}
 
     class _Shapes(fx.Interpreter):
@@ -147,12 +150,7 @@ def _shapes(program: FailingCase) -> Mapping[str, tuple[int, ...]] | None:
                 found[n.name] = tuple(value.shape)
             return value
 
-    with fake_errors_unlogged(), FakeTensorMode() as mode, torch.no_grad():
-        try:
-            _Shapes(program.case.graph).run(*(_fake(mode, value) for value in program.case.inputs))
-        except Exception:  # sizes that depend on data
-            return None
-    return found
+    return found if _runs(_Shapes(program.case.graph), program.case.inputs) else None
 
 
 class _Follow(fx.Interpreter):
@@ -267,10 +265,7 @@ def _cut(value: Any, changes: Mapping[int, int]) -> Any:
     cut = value.detach()
     for dimension, size in enumerate(shape):
         cut = cut.narrow(dimension, 0, size)
-    copy = torch.empty_strided(shape, _strides(value, shape), dtype=value.dtype, device=value.device)
-    if copy.numel():
-        each_element_once(copy).copy_(each_element_once(cut))
-    return _wrapped(copy, changes)
+    return _wrapped(compact(cut, _strides(value, shape)), changes)
 
 
 def _strides(value: torch.Tensor, shape: Sequence[int]) -> list[int]:
