@@ -21,7 +21,7 @@ from checked_backend.runs.data import render_json
 from checked_backend.runs.results import Results
 from checked_backend.runs.summary import compare, summarize
 from checked_backend.runs.text import render_text
-from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
+from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_process
 from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.settings import Settings
@@ -133,7 +133,7 @@ def sweep(
             skipped = "" if job.settings.skip is None else f"  skipped: {job.settings.skip}"
             print_text(f"{job.case.suite}  {job.case}{skipped}")
         return None
-    with terminable(), warm_processes(asked) as warm:
+    with terminable(), warm_process(asked) as warm:
         summary, ran = run_sweep(asked, console, warm=warm)
     if not (summary.cases or summary.waiting or as_json) and asked.selection.shard != (1, 1):
         console.print(f"part {shard} has no cases: there are fewer cases than parts", soft_wrap=True)

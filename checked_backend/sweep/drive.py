@@ -16,7 +16,7 @@ from rich.console import Console
 from checked_backend._torch.preload import LATE_MODULES
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, Warm, run
-from checked_backend.process.warm import WarmProcesses
+from checked_backend.process.warm import WarmProcess
 from checked_backend.runs.case import CaseResult, Status
 from checked_backend.runs.pool import LocalPool, Pool, RayPool
 from checked_backend.runs.progress import Progress
@@ -78,12 +78,12 @@ class Plan:
     others: list[SweepJob] = field(default_factory=list)
 
 
-def warm_processes(asked: Sweep) -> AbstractContextManager[Warm | None]:
-    """Processes that are forked for a sweep's cases, one for each concurrent job; None if they cannot be forked."""
+def warm_process(asked: Sweep) -> AbstractContextManager[Warm | None]:
+    """A process that is forked for a sweep's cases; None if it cannot be."""
     on_cpu = set(asked.request.devices) == {"cpu"}  # CUDA does not survive a fork
     if asked.fresh or asked.engine != _LOCAL or sys.platform != "linux" or not on_cpu:
         return nullcontext()
-    return WarmProcesses(asked.jobs, modules_of(asked.suites), asked.resources)
+    return WarmProcess(modules_of(asked.suites), asked.resources)
 
 
 def modules_of(suites: Sequence[str]) -> list[str]:

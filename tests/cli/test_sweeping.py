@@ -74,7 +74,7 @@ def test_fresh_is_handed_on(
         seen.append(asked)
         raise SuiteError("enough")
 
-    monkeypatch.setattr(sweeping, "warm_processes", warm)
+    monkeypatch.setattr(sweeping, "warm_process", warm)
     code, _, err = run("sweep", "timm", "--jobs", "3", "--out", tmp_path / "s", *words)
     assert (code, err) == (3, "checked-backend: enough\n")
     assert [(asked.fresh, asked.jobs) for asked in seen] == [(fresh, 3)]

@@ -27,7 +27,7 @@ from checked_backend.runs.results import Results
 from checked_backend.runs.summary import Summary, summarize
 from checked_backend.runs.text import render_text
 from checked_backend.sweep import drive
-from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_processes
+from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_process
 from checked_backend.sweep.plan import Request, Selection, SweepJob
 from checked_backend.sweep.settings import Settings
 from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted, swept
@@ -212,17 +212,10 @@ def test_jobs_have_the_gpus_that_the_user_leaves_visible(
 def test_only_cases_on_the_cpu_of_this_machine_are_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, object], forks: bool
 ) -> None:
-    made: list[int] = []
-
-    class Stub(contextlib.nullcontext[str]):
-        def __init__(self, count: int, _modules: object, _place: object) -> None:
-            made.append(count)
-            super().__init__("forks")
-
-    monkeypatch.setattr(drive, "WarmProcesses", Stub)
+    monkeypatch.setattr(drive, "WarmProcess", lambda _modules, _place: contextlib.nullcontext("forks"))
     monkeypatch.setattr(sys, "platform", "linux")
-    with warm_processes(asked(tmp_path, **values)) as warm:
-        assert (warm, made) == (("forks", [3]) if forks else (None, []))
+    with warm_process(asked(tmp_path, **values)) as warm:
+        assert warm == ("forks" if forks else None)
 
 
 def test_nothing_of_the_users_is_imported_before_a_fork() -> None:
