@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from checked_backend.checking.program_run import fresh_dynamo
-from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.examine import HUNG_SECONDS, ISOLATED_SECONDS, Compiler, check_program, compiler_of
 from checked_backend.fuzz.program import FuzzProgram, decode_program
@@ -47,12 +47,12 @@ def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any
 
 def _ran(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any]) -> str:
     compiled: Any = torch.compile(
-        build([program]), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
+        build(program), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
     )
     try:
         with fresh_dynamo(), torch.set_grad_enabled(program.gradients):
             for _ in range(_CALLS):
-                results = compiled(*inputs_for([program]))
+                results = compiled(*make_inputs(program.inputs))
                 roots = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
                 if program.gradients and roots:
                     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

@@ -88,15 +88,12 @@ def _not_begun(answer: JobEnd, asked: FuzzOptions) -> FuzzError:
 
 def _died(answer: JobEnd) -> ProgramResult:
     """The result of a program whose process died."""
-    words = f"the process {answer.words}"
-    if answer.kind == "hang":
-        return ProgramResult(Status.HANG, words, answer.seconds, kind="crash", detail="crash.hang")
+    died = ProgramResult(Status.of_end(answer), f"the process {answer.words}", answer.seconds)
     if answer.kind == "memory":
-        return ProgramResult(Status.OUT_OF_MEMORY, words, answer.seconds)
-    if answer.exit < 0 and -answer.exit != signal.SIGKILL:
-        name = signal.Signals(-answer.exit).name
-        return ProgramResult(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.signal", actual=name)
-    return ProgramResult(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.exit")
+        return died
+    if answer.detail == "crash.signal":
+        return replace(died, kind="crash", detail="crash.signal", actual=signal.Signals(-answer.exit).name)
+    return replace(died, kind="crash", detail="crash.hang" if answer.kind == "hang" else "crash.exit")
 
 
 @dataclass(frozen=True, slots=True)

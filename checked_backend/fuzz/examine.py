@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import re
 import time
@@ -24,7 +25,7 @@ from checked_backend.checking.check import Effort
 from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
-from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of, merge
 from checked_backend.fuzz.results import ProgramResult, documented
@@ -58,7 +59,7 @@ CHECK_FAILED = "the check itself failed"
 """How the message of a program begins whose check raised an exception."""
 
 _PLANTED = f"{PLANTED}:"
-_PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
+_PLACE = re.compile(r"\boutput\[\d+\]|\[x\d+\]")
 
 
 @functools.cache
@@ -119,9 +120,10 @@ def examine(
         for half in (range(count // 2), range(count // 2, count)):
             yield from _some_of(programs, half, compiler, options, note)
         return
-    blamed, known = _blamed(together, report, count)
+    owners = owners_of(programs)
+    blamed, known = _blamed(together, report, count, owners)
     share = replace(together, seconds=together.seconds / count, report="")
-    yield from ((place, replace(share, **_words(_alone(finding, place)))) for place, finding in known.items())
+    yield from ((place, replace(share, **_words(_alone(finding, owners)))) for place, finding in known.items())
     right = [place for place in range(count) if place not in blamed and place not in known]
     if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
         yield from _some_of(programs, right, compiler, options, note)
@@ -165,7 +167,7 @@ def _some_of(
 
 
 def _blamed(
-    together: ProgramResult, report: Report | None, count: int
+    together: ProgramResult, report: Report | None, count: int, owners: Mapping[str, tuple[int, str]]
 ) -> tuple[dict[int, Finding | None], dict[int, Finding]]:
     """The programs of a shared compile that need one of their own, and those with a documented difference alone.
 
@@ -181,30 +183,41 @@ def _blamed(
         return blamed, known
     for finding in report.findings if report is not None else ():
         of_both = f"{finding.expected} {finding.actual}" if finding.kind is Kind.ALIAS else ""
-        places, is_known = places_of(f"{finding.subject} {of_both}"), documented(finding) is not None and finding.fails
+        places = places_of(f"{finding.subject} {of_both}", owners)
+        is_known = finding.fails and documented(finding) is not None
         if is_known and places:
             known = {**dict.fromkeys(places, finding), **known}
         elif finding.severity is Severity.ERROR:
             for place in places or range(count):
                 blamed[place] = blamed.get(place) or (finding if finding.fails and not is_known else None)
     for skip in report.coverage.skipped if report is not None else ():
-        for place in (places_of(skip.subject) or range(count)) if skip.matters else ():
+        for place in (places_of(skip.subject, owners) or range(count)) if skip.matters else ():
             blamed.setdefault(place, None)
     if not blamed and not known:
         blamed = dict.fromkeys(range(count))
     return blamed, {place: finding for place, finding in known.items() if place not in blamed}
 
 
-def places_of(text: str) -> set[int]:
+def owners_of(programs: Sequence[FuzzProgram]) -> dict[str, tuple[int, str]]:
+    """The inputs and results of programs as one, as subjects name them: whose each is, and its name there."""
+    found: dict[str, tuple[int, str]] = {}
+    inputs, results = itertools.count(), itertools.count()
+    for place, program in enumerate(programs):
+        found |= {f"[x{next(inputs)}]": (place, f"[x{number}]") for number in range(len(program.inputs))}
+        found |= {f"output[{next(results)}]": (place, f"output[{number}]") for number in range(len(program.returns))}
+    return found
+
+
+def places_of(text: str, owners: Mapping[str, tuple[int, str]]) -> set[int]:
     """The programs of a shared compile that a subject, or a text with subjects, is about."""
-    return {int(found[1] or found[2]) for found in _PLACE.finditer(text)}
+    return {owners[name][0] for name in _PLACE.findall(text) if name in owners}
 
 
-def _alone(finding: Finding, place: int) -> Finding:
+def _alone(finding: Finding, owners: Mapping[str, tuple[int, str]]) -> Finding:
     """A finding of a shared compile as it would be of the program's own."""
 
     def own(text: str) -> str:
-        return text.replace(f"output[{place}][", "output[").replace(f"[p{place}_", "[")
+        return _PLACE.sub(lambda name: owners.get(name[0], (0, name[0]))[1], text)
 
     expected, actual = (None if text is None else own(text) for text in (finding.expected, finding.actual))
     return replace(
@@ -241,19 +254,20 @@ def _checked(
     effort: Effort,
     **more: Any,
 ) -> tuple[ProgramResult, Report | None]:
-    """Check programs in one compile. There is no report if the check itself failed."""
+    """Check programs as one. There is no report if the check itself failed."""
     began = time.monotonic()
     try:
         torch.manual_seed(_SEED)
-        others = [on_other_values(program) for program in programs]  # in other tensors, then in the first call's
+        program, others = merge(programs), merge([on_other_values(one) for one in programs])
+        further, refilled = (make_inputs(others.inputs) for _ in range(2))  # in other tensors, then in the first call's
         report = check(
-            build(programs),
-            inputs_for(programs),
+            build(program),
+            make_inputs(program.inputs),
             compiler=compiler,
-            gradients=programs[0].gradients,
-            dynamic=programs[0].dynamic or None,
+            gradients=program.gradients,
+            dynamic=program.dynamic or None,
             compiler_options=dict(options or {}),
-            effort=replace(effort, further=[inputs_for(others)], refilled=[inputs_for(others)]),
+            effort=replace(effort, further=[further], refilled=[refilled]),
             **more,
         )
     except SystemExit as stop:  # no program of ours calls sys.exit

@@ -206,7 +206,7 @@ def result_of(end: JobEnd) -> CaseResult:
     if told is not None and end.kind == "done":
         return replace(told, seconds=end.seconds, log="" if told.status is Status.PASS else end.log)
     words = f"the process {end.words} while {end.stage}"
-    status = {"hang": Status.HANG, "memory": Status.OUT_OF_MEMORY}.get(end.kind, Status.CRASH)
+    status = Status.of_end(end)
     if told is not None and told.status is Status.FAIL:
         status, words = Status.FAIL, f"{told.message}; {words}, so it looked no further"
     elif end.kind == "exit" and end.exit and end.stage in _BEFORE_THE_MODEL:  # that says nothing of the model

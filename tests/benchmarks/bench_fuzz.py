@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils._pytree import tree_leaves
 
-from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.examine import alike, examine
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program, rules_for
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
 
 GOAL = 3.0
 SIDES = ("together", "alone", "apart", "unchecked")
@@ -110,7 +110,8 @@ def run_unchecked(programs: list[FuzzProgram], compiler: str) -> dict[str, int]:
     torch.compiler.reset()
     try:
         with torch.set_grad_enabled(programs[0].gradients):
-            results = torch.compile(build(programs), backend=compiler, fullgraph=True)(*inputs_for(programs))
+            both = merge(programs)
+            results = torch.compile(build(both), backend=compiler, fullgraph=True)(*make_inputs(both.inputs))
             roots = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
             if programs[0].gradients:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
