@@ -102,7 +102,7 @@ def fuzz(
         candidate = import_module("checked_backend.fuzz.examine").compiler_of(compiler)
         import_module("checked_backend.sweep.examine").refuse_unknown(candidate)
     _refuse_unknown_dtypes(dtype or ())
-    if ops and not import_module("checked_backend.fuzz.generate.make").rules_for(ops):
+    if not import_module("checked_backend.fuzz.generate.make").rules_for(tuple(ops or ())):
         raise FuzzError("--ops names no operation that is known")
     checkout = _checkout(generator, dtype or ())
     opened = import_module("checked_backend.fuzz.corpus").Corpus

@@ -12,7 +12,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.confirm import death_of
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import ProgramResult
@@ -97,7 +97,6 @@ def try_faults(
         most: How many programs there are for a fault, at most.
         control: How many random programs there are for the right compiler, after `PLAIN`.
     """
-    rules = rules_for(())
     for name in names:
         note(f"trying {name}")
         fault, began = FAULTS[name], time.monotonic()
@@ -108,7 +107,7 @@ def try_faults(
                 return
             wanted = Choices(training=fault.gradients, dynamic=False)
             for number in range(most if fault.kind else control):
-                yield make_program(seed, number, wanted, rules)
+                yield make_program(seed, number, wanted)
 
         if name == SHARED:
             tried = _in_one_compile(fault)

@@ -21,7 +21,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.fuzz.corpus import Entry, Record
 from checked_backend.fuzz.examine import alike, compiler_of, examine
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.generate.torchfuzz import TorchFuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.results import ProgramResult, documented
@@ -88,7 +88,10 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     begin(answers.path / "reports")
     answers.note("loading the compiler", _GENERATE_SECONDS)
     asked = options_of(question)
-    compiler, make, begun = compiler_of(asked.compiler), _generator(asked), time.monotonic()
+    make: Callable[[int, int], FuzzProgram] = partial(make_program, choices=asked.choices)
+    if asked.generator:
+        make = TorchFuzz(Path(asked.generator), asked.choices).program
+    compiler, begun = compiler_of(asked.compiler), time.monotonic()
     waiting: dict[str, list[Entry]] = defaultdict(list)
     done: list[Entry] = []
 
@@ -111,7 +114,7 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     for number in question["numbers"]:
         answers.note(f"{GENERATING} {number}", _GENERATE_SECONDS)
         try:
-            program = make(number)
+            program = make(asked.seed, number)
         except (LookupError, CheckedBackendError) as error:  # a program of torchfuzz that none of ours can be
             done.append(Entry(asked.seed, number, "", ProgramResult(Status.SKIPPED, str(error))))
             tell()
@@ -127,12 +130,3 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
         for entries in waiting.values():
             check_together(entries)
     answers.note("done")
-
-
-def _generator(asked: FuzzOptions) -> Callable[[int], FuzzProgram]:
-    """What makes the program of a number: this package's own generator, or that of a checkout."""
-    choices = asked.choices
-    if asked.generator:
-        return partial(TorchFuzz(Path(asked.generator), choices).program, asked.seed)
-    rules, wanted = rules_for(()), rules_for(choices.ops) if choices.ops else ()
-    return lambda number: make_program(asked.seed, number, choices, rules, wanted)

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.examine import alike, examine
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
 
 GOAL = 3.0
@@ -44,11 +44,10 @@ SIDES = ("together", "alone", "apart", "unchecked")
 
 def batches(count: int, size: int, seed: int) -> list[list[FuzzProgram]]:
     """Programs as a run checks them: those that may share a compile next to each other. Dynamic ones never share."""
-    rules = rules_for(())
     kinds: dict[str, list[FuzzProgram]] = {}
     found: list[list[FuzzProgram]] = []
     for number in range(count):
-        program = make_program(seed, number, Choices(dynamic=False), rules)
+        program = make_program(seed, number, Choices(dynamic=False))
         waiting = kinds.setdefault(alike(program), [])
         waiting.append(program)
         if len(waiting) == size:

@@ -13,8 +13,7 @@ from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.examine import alike, check_program, compiler_of, examine, owners_of, places_of
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
-from checked_backend.fuzz.generate.rules import Rule
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
 from checked_backend.fuzz.results import ProgramResult, documented
@@ -33,29 +32,23 @@ FIRST = {"nonfinite": 1, "logic": 4, "precision": 5, "mutation": 8, "uncounted":
 """Numbers of the first programs that show a fault: those before take half a minute together, and show nothing."""
 
 
-@pytest.fixture(scope="module")
-def rules() -> list[Rule]:
-    return rules_for(())
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.kind and name not in OTHERWISE])
-def test_each_planted_fault_is_found_within_200_programs(name: str, rules: list[Rule]) -> None:
+def test_each_planted_fault_is_found_within_200_programs(name: str) -> None:
     fault = FAULTS[name]
     choices = Choices(training=fault.gradients, dynamic=fault.dynamic, longest=4)
     for number in range(FIRST.get(name, 0), 200):
-        found = check_program(make_program(1, number, choices, rules), fault.compiler)
+        found = check_program(make_program(1, number, choices), fault.compiler)
         # A program may show the fault as another kind: a wrong value becomes a NaN, a copied input is a lost alias.
         if fault.is_told_by(found.kind, found.detail):
             return
     pytest.fail(f"{name} was not found")
 
 
-def test_one_wrong_operator_of_aot_graphs_is_found(rules: list[Rule]) -> None:
+def test_one_wrong_operator_of_aot_graphs_is_found() -> None:
     compiler = faults.wrong_operator("aten.relu.default", how="aot")
     choices = Choices(ops=("relu",), training=False, dynamic=False, longest=3)
-    wanted = rules_for(choices.ops)
-    programs = (make_program(0, number, choices, rules, wanted) for number in range(200))
+    programs = (make_program(0, number, choices) for number in range(200))
     assert any(check_program(program, compiler).kind for program in programs)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from checked_backend.fuzz.build import build, function_source, make_inputs, run_eager
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement, merge
 from checked_backend.fuzz.text import describe_inputs, render_check, render_script
 from tests.support.fuzz_tools import program_of
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random 
 
 @pytest.fixture(scope="module")
 def programs() -> list[FuzzProgram]:
-    rules = rules_for(())
-    return [make_program(8, number, Choices(), rules) for number in range(40)]
+    return [make_program(8, number, Choices()) for number in range(40)]
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -39,7 +39,7 @@ class World:
         self.answers = AnswerFolder(folder)
         self.lost: list[list[int]] = []
 
-    def make(self, _seed: int, number: int, *_: Any) -> FuzzProgram:
+    def make(self, _seed: int, number: int, **_: Any) -> FuzzProgram:
         if number not in MADE:
             raise LookupError("none")
         return MADE[number]
