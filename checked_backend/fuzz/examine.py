@@ -14,9 +14,9 @@ import json
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ from checked_backend.report import Report
 from checked_backend.runs.case import Status
 from checked_backend.sweep.examine import why_undecided
 
+_Key = TypeVar("_Key", bound=Hashable)
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
 
@@ -94,57 +95,61 @@ def alike(program: FuzzProgram) -> str:
 
 
 def examine(
-    programs: Sequence[FuzzProgram],
+    programs: Mapping[_Key, FuzzProgram],
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
-    note: Callable[[Sequence[int]], None] = lambda _: None,
-) -> Iterator[tuple[int, ProgramResult]]:
+    note: Callable[[Sequence[_Key]], None] = lambda _: None,
+) -> Iterator[tuple[_Key, ProgramResult]]:
     """Check programs, as one compile if that passes.
 
     Args:
         programs: All are differentiated or none, all are dynamic or none.
-        note: Called with the places of the programs that are checked now.
+        note: Called with the keys of the programs that are checked now.
 
     Yields:
-        The place of a program, and what came out. Each program comes once.
+        The key of a program, and what came out. Each program comes once.
     """
-    count = len(programs)
-    if count < 2:
-        for program in programs:
-            note([0])
-            yield 0, _checked([program], compiler, options, _ALONE)[0]
+
+    def some(wanted: Sequence[_Key]) -> Iterator[tuple[_Key, ProgramResult]]:
+        return examine({key: programs[key] for key in wanted}, compiler, options, note)
+
+    if not programs:
         return
-    note(range(count))
-    together, report = _checked(programs, compiler, options, _SHARED)
+    keys, count = [*programs], len(programs)
+    note(keys)
+    together, report = _checked([*programs.values()], compiler, options, _SHARED if count > 1 else _ALONE)
+    if count == 1:
+        yield keys[0], together
+        return
     if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
-        for half in (range(count // 2), range(count // 2, count)):
-            yield from _some_of(programs, half, compiler, options, note)
+        for half in (keys[: count // 2], keys[count // 2 :]):
+            yield from some(half)
         return
     owners = owners_of(programs)
-    blamed, known = _blamed(together, report, count, owners)
+    blamed, known = _blamed(together, report, keys, owners)
     share = replace(together, seconds=together.seconds / count, report="")
-    yield from ((place, replace(share, **_words(_alone(finding, owners)))) for place, finding in known.items())
-    right = [place for place in range(count) if place not in blamed and place not in known]
+    yield from ((key, replace(share, **_words(_alone(finding, owners)))) for key, finding in known.items())
+    right = [key for key in keys if key not in blamed and key not in known]
     if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
-        yield from _some_of(programs, right, compiler, options, note)
+        yield from some(right)
     else:
         passed = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled)
-        yield from ((place, passed) for place in right)
-    accused: list[tuple[int, ProgramResult, Finding]] = []
-    clear, wrong = len(blamed) < count, set[int]()
-    for place, accuser in sorted(blamed.items()):
-        ((_, alone),) = _some_of(programs, [place], compiler, options, note)
-        if alone.status is Status.PASS and accuser is not None:
-            accused.append((place, alone, accuser))
+        yield from ((key, passed) for key in right)
+    accused: list[tuple[_Key, ProgramResult, Finding]] = []
+    clear, wrong = len(blamed) < count, set[_Key]()
+    for key in (key for key in keys if key in blamed):
+        ((_, alone),) = some([key])
+        if alone.status is Status.PASS and (accuser := blamed[key]) is not None:
+            accused.append((key, alone, accuser))
             continue
-        wrong |= {place} if alone.status is Status.FAIL else set()
-        yield place, _unclear(alone, together) if clear and alone.status is Status.PASS else alone
+        wrong |= {key} if alone.status is Status.FAIL else set()
+        yield key, _unclear(alone, together) if clear and alone.status is Status.PASS else alone
     needs_all = bool(accused) and (clear or not wrong)
     if needs_all:
-        (place, _, finding), *accused = accused
-        merged = merge([program for other, program in enumerate(programs) if other not in wrong])
-        yield place, replace(together, **_words(finding), program=encode_program(merged))
-    yield from ((place, _unclear(alone, together) if needs_all and clear else alone) for place, alone, _ in accused)
+        (key, _, finding), *accused = accused
+        merged = merge([program for other, program in programs.items() if other not in wrong])
+        yield key, replace(together, **_words(finding), program=encode_program(merged))
+    yield from ((key, _unclear(alone, together) if needs_all and clear else alone) for key, alone, _ in accused)
 
 
 def _unclear(alone: ProgramResult, together: ProgramResult) -> ProgramResult:
@@ -153,71 +158,58 @@ def _unclear(alone: ProgramResult, together: ProgramResult) -> ProgramResult:
     return replace(alone, status=Status.INCONCLUSIVE, message=remark[:_LONGEST])
 
 
-def _some_of(
-    programs: Sequence[FuzzProgram],
-    places: Sequence[int],
-    compiler: Compiler,
-    options: Mapping[str, Any] | None,
-    note: Callable[[Sequence[int]], None],
-) -> Iterator[tuple[int, ProgramResult]]:
-    """Check some of the programs, as one compile if that passes."""
-    some = [programs[place] for place in places]
-    for place, result in examine(some, compiler, options, lambda now: note([places[one] for one in now])):
-        yield places[place], result
-
-
 def _blamed(
-    together: ProgramResult, report: Report | None, count: int, owners: Mapping[str, tuple[int, str]]
-) -> tuple[dict[int, Finding | None], dict[int, Finding]]:
+    together: ProgramResult, report: Report | None, keys: Sequence[_Key], owners: Mapping[str, tuple[_Key, str]]
+) -> tuple[dict[_Key, Finding | None], dict[_Key, Finding]]:
     """The programs of a shared compile that need one of their own, and those with a documented difference alone.
 
     Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
     One that names none may be about each.
 
     Returns:
-        Both by place, with the finding that accuses it; None if it only has no verdict.
+        Both by key, with the finding that accuses it; None if it only has no verdict.
     """
-    blamed: dict[int, Finding | None] = {}
-    known: dict[int, Finding] = {}
+    blamed: dict[_Key, Finding | None] = {}
+    known: dict[_Key, Finding] = {}
     if together.status is Status.PASS:
         return blamed, known
     for finding in report.findings if report is not None else ():
         of_both = f"{finding.expected} {finding.actual}" if finding.kind is Kind.ALIAS else ""
-        places = places_of(f"{finding.subject} {of_both}", owners)
+        named = named_in(f"{finding.subject} {of_both}", owners)
         is_known = finding.fails and documented(finding) is not None
-        if is_known and places:
-            known = {**dict.fromkeys(places, finding), **known}
+        if is_known and named:
+            known = {**dict.fromkeys(named, finding), **known}
         elif finding.severity is Severity.ERROR:
-            for place in places or range(count):
-                blamed[place] = blamed.get(place) or (finding if finding.fails and not is_known else None)
+            for key in named or keys:
+                blamed[key] = blamed.get(key) or (finding if finding.fails and not is_known else None)
     for skip in report.coverage.skipped if report is not None else ():
-        for place in (places_of(skip.subject, owners) or range(count)) if skip.matters else ():
-            blamed.setdefault(place, None)
+        for key in (named_in(skip.subject, owners) or keys) if skip.matters else ():
+            blamed.setdefault(key, None)
     if not blamed and not known:
-        blamed = dict.fromkeys(range(count))
-    return blamed, {place: finding for place, finding in known.items() if place not in blamed}
+        blamed = dict.fromkeys(keys)
+    return blamed, {key: finding for key, finding in known.items() if key not in blamed}
 
 
-def owners_of(programs: Sequence[FuzzProgram]) -> dict[str, tuple[int, str]]:
+def owners_of(programs: Mapping[_Key, FuzzProgram]) -> dict[str, tuple[_Key, str]]:
     """The inputs and results of programs as one, as subjects name them: whose each is, and its name there."""
-    found: dict[str, tuple[int, str]] = {}
+    found: dict[str, tuple[_Key, str]] = {}
     inputs, results = itertools.count(), itertools.count()
-    for place, program in enumerate(programs):
-        found |= {f"[x{next(inputs)}]": (place, f"[x{number}]") for number in range(len(program.inputs))}
-        found |= {f"output[{next(results)}]": (place, f"output[{number}]") for number in range(len(program.returns))}
+    for key, program in programs.items():
+        found |= {f"[x{next(inputs)}]": (key, f"[x{number}]") for number in range(len(program.inputs))}
+        found |= {f"output[{next(results)}]": (key, f"output[{number}]") for number in range(len(program.returns))}
     return found
 
 
-def places_of(text: str, owners: Mapping[str, tuple[int, str]]) -> set[int]:
+def named_in(text: str, owners: Mapping[str, tuple[_Key, str]]) -> set[_Key]:
     """The programs of a shared compile that a subject, or a text with subjects, is about."""
     return {owners[name][0] for name in _PLACE.findall(text) if name in owners}
 
 
-def _alone(finding: Finding, owners: Mapping[str, tuple[int, str]]) -> Finding:
+def _alone(finding: Finding, owners: Mapping[str, tuple[Any, str]]) -> Finding:
     """A finding of a shared compile as it would be of the program's own."""
 
     def own(text: str) -> str:
-        return _PLACE.sub(lambda name: owners.get(name[0], (0, name[0]))[1], text)
+        return _PLACE.sub(lambda name: owners[name[0]][1] if name[0] in owners else name[0], text)
 
     expected, actual = (None if text is None else own(text) for text in (finding.expected, finding.actual))
     return replace(

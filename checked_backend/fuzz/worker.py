@@ -101,13 +101,13 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     def check_together(entries: Sequence[Entry]) -> bool:
         """Whether something failed that is to be confirmed before more is checked."""
 
-        def note(places: Sequence[int]) -> None:
-            tell([entries[place] for place in places])
+        def note(now: Sequence[Entry]) -> None:
+            tell(now)
             answers.note("checking", asked.timeout)
 
-        programs = [decode_program(entry.text) for entry in entries]
-        for place, result in examine(programs, compiler, asked.options, note):
-            done.append(replace(entries[place], result=result))
+        programs = {entry: decode_program(entry.text) for entry in entries}
+        for entry, result in examine(programs, compiler, asked.options, note):
+            done.append(replace(entry, result=result))
             tell()
         return any(entry.failed and documented(entry.result) is None for entry in done)
 

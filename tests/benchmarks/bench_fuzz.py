@@ -133,7 +133,9 @@ def answer(question: str) -> None:
     if asked["side"] == "unchecked":
         statuses = Counter(run_unchecked(programs, asked["compiler"]))
     else:
-        statuses = Counter(result.status.value for part in parts for _, result in examine(part, asked["compiler"]))
+        statuses = Counter(
+            result.status.value for part in parts for _, result in examine(dict(enumerate(part)), asked["compiler"])
+        )
     spent = {"seconds": time.perf_counter() - began, "processor": processor_seconds() - before}
     print(json.dumps({**spent, "statuses": statuses}))
 
