@@ -128,8 +128,8 @@ def fuzz(
         with import_module("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
             drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
             console.print(progress.line(), soft_wrap=True)
-        if left_out := corpus.left_out():
-            console.print(import_module("checked_backend.fuzz.corpus").left_out_words(left_out), soft_wrap=True)
+        if corpus.left_out():
+            console.print(corpus.left_out_words(), soft_wrap=True)
         return _shown(corpus, known, Pages(html, "-" if as_json else None, junit), repros)
 
 

@@ -67,10 +67,6 @@ _COMPILER_OF_STAGE: Mapping[str, str] = {"eager": "eager", "aot": "aot_eager"}
 _SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
-_Check = Callable[..., ProgramResult]
-"""`check_program` with the candidate."""
-
-
 def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     """Do `confirm` in a process of its own."""
     reports = options_of(question).folder if question["localize"] else answers.path / "reports"
@@ -126,7 +122,7 @@ def _smaller(
     program: FuzzProgram,
     first: ProgramResult,
     soon: FuzzProgram,
-    check: _Check,
+    check: Callable[..., ProgramResult],
     deadline: float,
     tell: Callable[[FuzzProgram, ProgramResult], None],
 ) -> tuple[FuzzProgram, ProgramResult]:

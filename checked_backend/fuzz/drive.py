@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.corpus import Corpus, Entry, Record, left_out_words
+from checked_backend.fuzz.corpus import Corpus, Entry, Record
 from checked_backend.fuzz.program import decode_program, encode_program, merge
 from checked_backend.fuzz.report import Progress
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, documented, may_be, signature_of
@@ -250,9 +250,8 @@ class _Run:
         for entry in found:
             if entry.failed:
                 self._sort(entry)
-        left_out = self.corpus.left_out()
-        if not self.corpus.totals().checked and left_out.total() >= _GIVEN_UP:
-            raise FuzzError(f"no programs were generated: {left_out_words(left_out)}")
+        if not self.corpus.totals().checked and self.corpus.left_out().total() >= _GIVEN_UP:
+            raise FuzzError(f"no programs were generated: {self.corpus.left_out_words()}")
 
     def _sort(self, entry: Entry) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""

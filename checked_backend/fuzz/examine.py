@@ -278,24 +278,15 @@ def _checked(
     return _examined(report, time.monotonic() - began), report
 
 
-def worst_finding(report: Report) -> Finding | None:
-    """The finding that names what is wrong: the first that fails; documented differences and layout come last."""
-
-    def rank(finding: Finding) -> tuple[bool, bool]:
-        return documented(finding) is not None, finding.is_layout
-
-    return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
-
-
 def _examined(report: Report, seconds: float) -> ProgramResult:
     status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
     if status is Status.PASS:
         return ProgramResult(status, seconds=seconds, compiled=compiled)
-    finding = worst_finding(report)
-    if finding is None:
+    failing = [finding for finding in report.findings if finding.fails]
+    if not failing:
         return ProgramResult(status, why_undecided(report)[:_LONGEST], seconds, compiled, report=report.to_json())
-    made = ProgramResult(status, "", seconds, compiled, report=report.to_json())
-    return replace(made, **_words(finding))
+    worst = min(failing, key=lambda finding: (documented(finding) is not None, finding.is_layout))
+    return ProgramResult(status, seconds=seconds, compiled=compiled, report=report.to_json(), **_words(worst))
 
 
 def _words(finding: Finding) -> dict[str, Any]:

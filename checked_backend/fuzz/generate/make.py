@@ -279,14 +279,10 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
     for ref in draft.tensors():
         rarely = ref.value in used and ref.value not in changed
         probability = 0.08 if ref not in made else 0.25 if rarely else 0.85
-        if _draws(draft, ref):
+        made_by = draft.entry(ref)
+        if isinstance(made_by, Statement) and draws(made_by.op):
             probability = 1.0  # a compiler need not draw what nobody uses
         if draft.chance(probability):
             found.append(ref)
     draft.rng.shuffle(found)
     return found or draft.tensors()[-1:]
-
-
-def _draws(draft: Draft, ref: Ref) -> bool:
-    call = draft.entry(ref)
-    return isinstance(call, Statement) and draws(call.op)
