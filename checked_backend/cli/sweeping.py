@@ -21,8 +21,8 @@ from checked_backend.runs.data import render_json
 from checked_backend.runs.results import Results
 from checked_backend.runs.summary import compare, summarize
 from checked_backend.runs.text import render_text
-from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_process
-from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
+from checked_backend.sweep.drive import merge, plan_sweep, run_sweep, statuses_of, warm_process
+from checked_backend.sweep.plan import Sweep, parse_modes, resolved_compiler
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.settings import Settings
 
@@ -111,14 +111,16 @@ def sweep(
     asked = Sweep(
         suites=suites or (),
         out=out,
-        request=Request(
-            ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
-            devices=_devices(device or ["cpu"]),
-            compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
-            dynamic=dynamic,
-            settings=settings,
-        ),
-        selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),
+        ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
+        devices=_devices(device or ["cpu"]),
+        compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
+        dynamic=dynamic,
+        settings=settings,
+        only=only or (),
+        exclude=exclude or (),
+        skip_tags=skip_tag or (),
+        canary=canary,
+        shard=_shard(shard),
         rules=load_rules(config or ()),
         jobs=jobs,
         resources=JobResources(memory_in_bytes(memory, jobs), threads or cores(jobs), folder=str(Path.cwd())),
@@ -135,7 +137,7 @@ def sweep(
         return None
     with terminable(), warm_process(asked) as warm:
         summary, ran = run_sweep(asked, console, warm=warm)
-    if not (summary.cases or summary.waiting or as_json) and asked.selection.shard != (1, 1):
+    if not (summary.cases or summary.waiting or as_json) and asked.shard != (1, 1):
         console.print(f"part {shard} has no cases: there are fewer cases than parts", soft_wrap=True)
         return Verdict.PASS
     print_text(render_json(summary) if as_json else render_text(summary))

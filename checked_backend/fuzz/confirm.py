@@ -67,13 +67,6 @@ _COMPILER_OF_STAGE: Mapping[str, str] = {"eager": "eager", "aot": "aot_eager"}
 _SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
-def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
-    """Do `confirm` in a process of its own."""
-    reports = options_of(question).folder if question["localize"] else answers.path / "reports"
-    begin(reports)  # other reports are in the answer
-    confirm(question, answers)
-
-
 def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     """Answer with a record of the group of the smallest program found that fails as the given one does.
 
@@ -82,6 +75,7 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
         answers: Where answers go, each better than the last: a later step may end this process.
     """
     program, asked = decode_program(question["program"]), options_of(question)
+    begin(asked.folder if question["localize"] else answers.path / "reports")  # other reports are in the answer
     answers.note("loading the compiler")
     check = partial(check_program, compiler=compiler_of(asked.compiler), options=asked.options)
     answers.note(CONFIRMING)

@@ -36,10 +36,6 @@ _GIVEN_UP = 16
 """How many numbers may give no program before any has given one."""
 
 
-class Stopped(Exception):
-    """Raised for a task that was ended from here: it has no result."""
-
-
 @dataclass(frozen=True, slots=True)
 class CheckTask:
     """Make the programs of these numbers, and check them in batches."""
@@ -110,9 +106,7 @@ class ConfirmTask:
         question = {"program": encode_program(self.of.program), "localize": localize, "isolate": died}
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        end = _run("checked_backend.fuzz.confirm:answer", question, seconds, asked, running)
-        if running.stopped:
-            raise Stopped
+        end = _run("checked_backend.fuzz.confirm:confirm", question, seconds, asked, running)
         made = Record.from_json(end.answer).group if end.answer else None
         if made is None:  # it took its process with it
             if end.stage != CONFIRMING:

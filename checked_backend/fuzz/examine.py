@@ -8,7 +8,6 @@ up on one of them, it compiles none: each half is tried then.
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
 import re
@@ -27,6 +26,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
 from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.generate.defined import draws, on_other_values
+from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of, merge
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
@@ -74,11 +74,10 @@ def compiler_of(name: str) -> Compiler:
     """
     if not name.startswith(_PLANTED):
         return load_compiler(name)
-    faults: Mapping[str, Any] = importlib.import_module("checked_backend.fuzz.planted").FAULTS
-    if name.removeprefix(_PLANTED) not in faults:
-        raise FuzzError(f"--compiler got {name!r}; there are {', '.join(_PLANTED + known for known in faults)}")
-    made: Compiler = faults[name.removeprefix(_PLANTED)].compiler
-    return made
+    fault = FAULTS.get(name.removeprefix(_PLANTED))
+    if fault is None:
+        raise FuzzError(f"--compiler got {name!r}; there are {', '.join(_PLANTED + known for known in FAULTS)}")
+    return fault.compiler
 
 
 def alike(program: FuzzProgram) -> str:

@@ -17,8 +17,7 @@ from checked_backend.runs.case import Status
 from checked_backend.runs.results import Results
 from checked_backend.runs.summary import summarize
 from checked_backend.sweep import drive
-from checked_backend.sweep.drive import Sweep
-from checked_backend.sweep.plan import Listed
+from checked_backend.sweep.plan import Listed, Sweep
 from tests.support.cli_tools import Run
 from tests.support.sweep_tools import failing, keep, outcome
 
