@@ -131,23 +131,15 @@ def _run(
         return run(Job(work, question, seconds), asked.place, "fresh", started)
 
 
-def run_fuzz(
-    asked: FuzzOptions,
-    corpus: Corpus,
-    *,
-    jobs: int = 1,
-    seconds: float | None,
-    programs: int | None = None,
-    progress: Progress | None = None,
-) -> None:
+def run_fuzz(asked: FuzzOptions, corpus: Corpus, progress: Progress | None = None) -> None:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
     Raises:
         FuzzError: No programs could be generated.
         OSError: The system gives no process.
     """
-    run = _Run(asked, corpus, jobs, seconds, programs, progress)
-    with ThreadPoolExecutor(jobs) as pool:
+    run = _Run(asked, corpus, progress)
+    with ThreadPoolExecutor(asked.jobs) as pool:
         try:
             run.loop(pool)
         finally:
@@ -158,9 +150,6 @@ def run_fuzz(
 class _Run:
     asked: FuzzOptions
     corpus: Corpus
-    jobs: int
-    seconds: float | None
-    programs: int | None
     progress: Progress | None
     begun: float = field(default_factory=time.monotonic)
     checked: int = 0
@@ -176,7 +165,7 @@ class _Run:
         if self.asked.localize:
             self._to_localize = [group for group in self.corpus.groups() if _has_an_operator_to_find(group)]
         while True:
-            while len(self._running) < self.jobs and (task := self._next()) is not None:
+            while len(self._running) < self.asked.jobs and (task := self._next()) is not None:
                 self._running[pool.submit(task.run, self.asked, self.running)] = task
             if not self._running or self._over(GRACE):
                 return
@@ -197,7 +186,8 @@ class _Run:
     # what to do next
 
     def _over(self, grace: float = 0.0) -> bool:
-        return self.seconds is not None and time.monotonic() - self.begun > self.seconds + grace
+        seconds = self.asked.seconds
+        return seconds is not None and time.monotonic() - self.begun > seconds + grace
 
     def _next(self) -> Task | None:
         if self._over():
@@ -209,7 +199,7 @@ class _Run:
         localizing = any(
             isinstance(task, ConfirmTask) and isinstance(task.of, Group) for task in self._running.values()
         )
-        enough = self.programs is not None and self._begun_to_check() >= self.programs
+        enough = self.asked.programs is not None and self._begun_to_check() >= self.asked.programs
         if self._to_localize and (not localizing or enough):
             return ConfirmTask(self._to_localize.pop(0))
         return None if enough else self._next_check()
@@ -219,8 +209,8 @@ class _Run:
             return self.to_check.pop(0)
         numbers = self.corpus.missing(self.asked.seed, self._busy)
         count = self.asked.chunk
-        if self.programs is not None:
-            count = min(count, self.programs - self._begun_to_check())
+        if self.asked.programs is not None:
+            count = min(count, self.asked.programs - self._begun_to_check())
         return CheckTask(list(islice(numbers, count)), self.asked.batch)
 
     @property

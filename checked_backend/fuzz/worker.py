@@ -45,6 +45,9 @@ class FuzzOptions:
 
     Attributes:
         generator: The checkout whose torchfuzz makes them; empty for this package's own generator.
+        jobs: How many processes there are at a time.
+        seconds: How long it goes on; None for no end.
+        programs: After how many programs it ends; None for no end.
         chunk: How many programs a process makes and checks, at most.
         timeout: Seconds for one program, or for one batch.
         reduce_seconds: Seconds for making a program smaller.
@@ -55,6 +58,9 @@ class FuzzOptions:
     choices: Choices = field(default_factory=Choices)
     generator: str = ""
     seed: int = 0
+    jobs: int = 1
+    seconds: float | None = None
+    programs: int | None = None
     batch: int = 8
     chunk: int = 64
     timeout: float = 120.0
