@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,6 +102,15 @@ def test_a_warm_process_is_forked_again_and_again_and_replaced_when_it_dies(warm
     assert len(pids) == 2
     assert is_gone(pids[0])
     assert ran(warm, "answer").answer not in {*parents, str(os.getpid())}
+
+
+@pytest.mark.process
+def test_a_warm_process_is_forked_for_several_jobs_at_a_time(warm: WarmProcess) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(ran, warm, "hang", 2.0)
+        assert ran(warm, "answer").kind == "done"
+        assert not hanging.done()
+        assert hanging.result().kind == "hang"
 
 
 @pytest.mark.process
