@@ -102,7 +102,9 @@ def fuzz(
     with users_code(as_json):
         candidate = import_module("checked_backend.fuzz.examine").compiler_of(compiler)
         import_module("checked_backend.sweep.examine").refuse_unknown(candidate)
-    _refuse_unknown_dtypes(dtype or ())
+    valid = import_module("checked_backend.fuzz.program").DTYPES
+    if unknown := [name for name in dtype or () if name not in valid]:
+        raise FuzzError(f"--dtype got {unknown[0]!r}; expected {', '.join(valid)}")
     if not import_module("checked_backend.fuzz.generate.make").rules_for(tuple(ops or ())):
         raise FuzzError("--ops names no operation that is known")
     checkout = _checkout(generator, dtype or ())
@@ -176,13 +178,6 @@ def _settings(compiler: str, options: Any) -> dict[str, str]:
     environment = import_module("checked_backend.report.environment").environment()
     kept = {name: environment[name] for name in ("python", "torch", "checked_backend", "cpu") if name in environment}
     return {"compiler": compiler, "compiler options": repr(sorted(options.items())), **kept}
-
-
-def _refuse_unknown_dtypes(dtypes: list[str] | tuple[()]) -> None:
-    valid = import_module("checked_backend.fuzz.program").DTYPES
-    for name in dtypes:
-        if name not in valid:
-            raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
 
 
 def _checkout(generator: str, dtypes: Sequence[str]) -> str:

@@ -101,11 +101,13 @@ def sweep(
     for tag in skip_tag or ():
         if tag not in TAGS:
             raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
+    if optimizer is not None:  # a misspelt one is refused before anything runs
+        import_module("checked_backend.checking.target").parse_optimizer(optimizer)
     settings = Settings(
         batch_size=batch_size,
         timeout=timeout,
         localize=localize,
-        optimizer=_optimizer(optimizer),
+        optimizer=optimizer,
         compiler_options=compiler_options(compiler_option),
     )
     asked = Sweep(
@@ -153,12 +155,6 @@ def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
     comparison = None if since is None else compare(summarize(Results(since)), summary)
     show_run(summary, comparison, pages)
     return summary.verdict
-
-
-def _optimizer(text: str | None) -> str | None:
-    if text is not None:  # refuses a misspelt optimizer before anything runs
-        import_module("checked_backend.checking.target").parse_optimizer(text)
-    return text
 
 
 def _devices(words: Sequence[str]) -> list[str]:

@@ -283,7 +283,7 @@ def _run(
             if overdue is not None:
                 _abort(process)
         finally:
-            _kill(process)
+            kill(process)
             status = process.wait()
             if not logged:
                 _print_here(folder)
@@ -435,7 +435,8 @@ def _abort(process: _Process) -> None:
         time.sleep(_LONGEST_PAUSE)
 
 
-def _kill(process: _Process) -> None:
+def kill(process: _Process) -> None:
+    """Kill a process, with all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.poll() is None:  # it may not lead a group yet

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from checked_backend.process.job import Forked, JobResources, NoForkError, asked_in, die_with, environment_of, forked
+from checked_backend.process.job import Forked, JobResources, NoForkError, asked_in, environment_of, forked, kill
 
 _PAUSE = 0.02
 _LONGEST = 4096
@@ -98,7 +98,6 @@ class _Fork(Forked):
 
 def main(modules: Sequence[str]) -> None:
     """Import modules, then fork this process for jobs. What cannot be imported is left to jobs, which say why."""
-    die_with(os.getppid())
     link = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for module in modules:
@@ -111,6 +110,8 @@ def main(modules: Sequence[str]) -> None:
         if select.select([link], [], [], _PAUSE if jobs else None)[0]:
             name, asker, _, _ = socket.recv_fds(link, _LONGEST, 1)
             if not name or len(os.listdir("/proc/self/task")) > 1:
+                for process, _ in jobs:
+                    kill(process)
                 return  # the parent has ended; or a fork would copy one thread, and the locks that others hold
             folder = Path(os.fsdecode(name))
             job, resources, _ = asked_in(folder)
