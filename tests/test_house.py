@@ -31,7 +31,6 @@ IMPORT_BY_NAME = {
     "cli/running.py": "--help and run of Inductor need no torch",
     "cli/sweeping.py": "--help is quick without torch",
     "cli/verbs.py": "--help is quick without torch",
-    "fuzz/examine.py": "planted faults are loaded where they are asked for",
     "fuzz/generate/torchfuzz.py": "PyTorch's torchfuzz is in a checkout",
     "integrations/vllm.py": "vLLM is there where it loads this, and off nothing of it is loaded",
     "process/job.py": "memory and threads are limited before torch is loaded",

@@ -26,6 +26,7 @@ from checked_backend.cli.printing import Pages, complain, print_text, show_run, 
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Verdict
 from checked_backend.process.interrupt import terminable
+from checked_backend.process.job import JobResources
 from checked_backend.report.clean import plural
 from checked_backend.report.progress import Progress
 from checked_backend.report.write import write_whole
@@ -93,7 +94,7 @@ def fuzz(
     """
     import_module("torch")
     worker, drive = import_module("checked_backend.fuzz.worker"), import_module("checked_backend.fuzz.drive")
-    drawn, job = import_module("checked_backend.fuzz.generate.draft"), import_module("checked_backend.process.job")
+    drawn = import_module("checked_backend.fuzz.generate.draft")
     seconds = _seconds(time)
     if not -_MOST_SEED <= seed < _MOST_SEED:
         raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
@@ -101,8 +102,10 @@ def fuzz(
     with users_code(as_json):
         candidate = import_module("checked_backend.fuzz.examine").compiler_of(compiler)
         import_module("checked_backend.sweep.examine").refuse_unknown(candidate)
-    _refuse_unknown_dtypes(dtype or ())
-    if ops and not import_module("checked_backend.fuzz.generate.make").rules_for(ops):
+    valid = import_module("checked_backend.fuzz.program").DTYPES
+    if unknown := [name for name in dtype or () if name not in valid]:
+        raise FuzzError(f"--dtype got {unknown[0]!r}; expected {', '.join(valid)}")
+    if not import_module("checked_backend.fuzz.generate.make").rules_for(tuple(ops or ())):
         raise FuzzError("--ops names no operation that is known")
     checkout = _checkout(generator, dtype or ())
     opened = import_module("checked_backend.fuzz.corpus").Corpus
@@ -115,21 +118,24 @@ def fuzz(
         choices=choices,
         generator=checkout,
         seed=seed,
+        jobs=jobs,
+        seconds=seconds,
+        programs=programs,
         batch=batch,
         timeout=timeout,
         localize=localize and not compiler.startswith("planted:"),
         scripts=not compiler.startswith("planted:"),
-        place=job.JobResources(memory_in_bytes(memory, jobs), cores(jobs)),
+        place=JobResources(memory_in_bytes(memory, jobs), cores(jobs)),
         folder=out.with_name(f"{out.name}_repros"),
     )
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     with opened(out, write=True) as corpus:
         corpus.settle({**_settings(compiler, options), "generator": checkout and f"torchfuzz:{checkout}"})
         with import_module("checked_backend.fuzz.report").Progress(corpus, console, known) as progress, terminable():
-            drive.run_fuzz(asked, corpus, jobs=jobs, seconds=seconds, programs=programs, progress=progress)
+            drive.run_fuzz(asked, corpus, progress)
             console.print(progress.line(), soft_wrap=True)
-        if left_out := corpus.left_out():
-            console.print(import_module("checked_backend.fuzz.corpus").left_out_words(left_out), soft_wrap=True)
+        if corpus.left_out():
+            console.print(corpus.left_out_words(), soft_wrap=True)
         return _shown(corpus, known, Pages(html, "-" if as_json else None, junit), repros)
 
 
@@ -141,9 +147,8 @@ def report_fuzz(path: Path, pages: Pages) -> Verdict:
 def selftest(as_json: AsJson = False) -> Verdict:
     """Plant known faults in a compiler on this machine, and say which were caught. No C++ compiler is needed."""
     module = import_module("checked_backend.fuzz.selftest")
-    place = import_module("checked_backend.process.job").JobResources(memory_in_bytes(None))
     with Progress(on_interrupt="", limit=module.SECONDS).doing("planting faults in a compiler, and checking it"):
-        results = module.run_selftest(place)
+        results = module.run_selftest(JobResources(memory_in_bytes(None)))
     print_text(module.render_json(results) if as_json else module.render_text(results))
     return Verdict.PASS if all(result.right for result in results) else Verdict.FAIL
 
@@ -173,13 +178,6 @@ def _settings(compiler: str, options: Any) -> dict[str, str]:
     environment = import_module("checked_backend.report.environment").environment()
     kept = {name: environment[name] for name in ("python", "torch", "checked_backend", "cpu") if name in environment}
     return {"compiler": compiler, "compiler options": repr(sorted(options.items())), **kept}
-
-
-def _refuse_unknown_dtypes(dtypes: list[str] | tuple[()]) -> None:
-    valid = import_module("checked_backend.fuzz.program").DTYPES
-    for name in dtypes:
-        if name not in valid:
-            raise FuzzError(f"--dtype got {name!r}; expected {', '.join(valid)}")
 
 
 def _checkout(generator: str, dtypes: Sequence[str]) -> str:

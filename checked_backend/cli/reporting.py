@@ -69,7 +69,8 @@ def report(
         raise CheckedBackendError(f"no reports in {path}{why}")
     if merge:
         found = replace(found, reports=(replace(merged_report(found.reports), path=path),))
-    verdict = _worst(found)
+    unread = [Verdict.INCONCLUSIVE for _ in found.broken]  # a file that cannot be read may hide a failure
+    verdict = Verdict.worst([*(report.verdict for report in found.reports), *unread]) or Verdict.INCONCLUSIVE
     printed = pages.write(
         html=lambda: render_html(found.reports, found.broken),
         as_json=lambda: _json(found, verdict),
@@ -86,12 +87,6 @@ def report(
     for file, reason in found.broken:
         complain(f"{file}: {reason}")
     return verdict
-
-
-def _worst(found: ReadReports) -> Verdict:
-    """The worst verdict. A file that could not be read counts as inconclusive: it may hide a failure."""
-    unread = [Verdict.INCONCLUSIVE for _ in found.broken]
-    return Verdict.worst([*(report.verdict for report in found.reports), *unread]) or Verdict.INCONCLUSIVE
 
 
 def _json(found: ReadReports, verdict: Verdict) -> str:

@@ -21,8 +21,8 @@ from checked_backend.runs.data import render_json
 from checked_backend.runs.results import Results
 from checked_backend.runs.summary import compare, summarize
 from checked_backend.runs.text import render_text
-from checked_backend.sweep.drive import Sweep, merge, plan_sweep, run_sweep, statuses_of, warm_processes
-from checked_backend.sweep.plan import Request, Selection, parse_modes, resolved_compiler
+from checked_backend.sweep.drive import merge, plan_sweep, run_sweep, statuses_of, warm_process
+from checked_backend.sweep.plan import Sweep, parse_modes, resolved_compiler
 from checked_backend.sweep.rules import TAGS, load_rules
 from checked_backend.sweep.settings import Settings
 
@@ -101,24 +101,28 @@ def sweep(
     for tag in skip_tag or ():
         if tag not in TAGS:
             raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
+    if optimizer is not None:  # a misspelt one is refused before anything runs
+        import_module("checked_backend.checking.target").parse_optimizer(optimizer)
     settings = Settings(
         batch_size=batch_size,
         timeout=timeout,
         localize=localize,
-        optimizer=_optimizer(optimizer),
+        optimizer=optimizer,
         compiler_options=compiler_options(compiler_option),
     )
     asked = Sweep(
         suites=suites or (),
         out=out,
-        request=Request(
-            ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
-            devices=_devices(device or ["cpu"]),
-            compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
-            dynamic=dynamic,
-            settings=settings,
-        ),
-        selection=Selection(only or (), exclude or (), skip_tag or (), canary, _shard(shard)),
+        ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
+        devices=_devices(device or ["cpu"]),
+        compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
+        dynamic=dynamic,
+        settings=settings,
+        only=only or (),
+        exclude=exclude or (),
+        skip_tags=skip_tag or (),
+        canary=canary,
+        shard=_shard(shard),
         rules=load_rules(config or ()),
         jobs=jobs,
         resources=JobResources(memory_in_bytes(memory, jobs), threads or cores(jobs), folder=str(Path.cwd())),
@@ -133,9 +137,9 @@ def sweep(
             skipped = "" if job.settings.skip is None else f"  skipped: {job.settings.skip}"
             print_text(f"{job.case.suite}  {job.case}{skipped}")
         return None
-    with terminable(), warm_processes(asked) as warm:
+    with terminable(), warm_process(asked) as warm:
         summary, ran = run_sweep(asked, console, warm=warm)
-    if not (summary.cases or summary.waiting or as_json) and asked.selection.shard != (1, 1):
+    if not (summary.cases or summary.waiting or as_json) and asked.shard != (1, 1):
         console.print(f"part {shard} has no cases: there are fewer cases than parts", soft_wrap=True)
         return Verdict.PASS
     print_text(render_json(summary) if as_json else render_text(summary))
@@ -151,12 +155,6 @@ def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
     comparison = None if since is None else compare(summarize(Results(since)), summary)
     show_run(summary, comparison, pages)
     return summary.verdict
-
-
-def _optimizer(text: str | None) -> str | None:
-    if text is not None:  # refuses a misspelt optimizer before anything runs
-        import_module("checked_backend.checking.target").parse_optimizer(text)
-    return text
 
 
 def _devices(words: Sequence[str]) -> list[str]:

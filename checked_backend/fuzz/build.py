@@ -9,14 +9,13 @@ import ast
 import builtins
 import hashlib
 import linecache
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from checked_backend.fuzz.control import Block, blocks_of, items_of, run_in_order
-from checked_backend.fuzz.known import INFIX, METHOD, OPERATORS, operation
+from checked_backend.fuzz.known import INFIX, OPERATORS, operation
 from checked_backend.fuzz.program import (
     CONSTANTS,
     Constant,
@@ -28,6 +27,7 @@ from checked_backend.fuzz.program import (
     map_leaves,
     value_of,
 )
+from checked_backend.scripts.values import write_value
 
 EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
@@ -35,7 +35,7 @@ EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1
 _SHARE_OF_EDGES = 0.3
 
 
-def make_inputs(inputs: Sequence[Input]) -> list[torch.Tensor]:
+def make_inputs(inputs: Sequence[Input]) -> tuple[torch.Tensor, ...]:
     """The tensors of inputs. Those that share memory are views of one storage."""
     extents = storage_sizes(inputs)
     storages: dict[int, torch.Tensor] = {}
@@ -46,7 +46,7 @@ def make_inputs(inputs: Sequence[Input]) -> list[torch.Tensor]:
             storages[root] = _filled(inputs[root], extents[root])
         view = storages[root].as_strided(given.shape, given.stride, given.offset)
         made.append(view.detach().requires_grad_(given.requires_grad))
-    return made
+    return tuple(made)
 
 
 def storage_sizes(inputs: Sequence[Input]) -> dict[int, int]:
@@ -122,12 +122,9 @@ def same_value(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
-def build(programs: Sequence[FuzzProgram]) -> Callable[..., Any]:
-    """One function for several programs. It takes the inputs of all, and returns a tuple of results for each.
-
-    The lines of its code are found where tracebacks look for source.
-    """
-    text = function_source(*programs)
+def build(program: FuzzProgram) -> Callable[..., Any]:
+    """A program's function. The lines of its code are found where tracebacks look for source."""
+    text = function_source(program)
     file = f"<fuzz {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "__builtins__": builtins}
@@ -136,18 +133,9 @@ def build(programs: Sequence[FuzzProgram]) -> Callable[..., Any]:
     return function
 
 
-def inputs_for(programs: Sequence[FuzzProgram]) -> tuple[torch.Tensor, ...]:
-    """The inputs of the function that `build` makes."""
-    return tuple(tensor for program in programs for tensor in make_inputs(program.inputs))
-
-
 def run_call(call: Statement, known: Sequence[Any]) -> Any:
     """Run one call in eager, given all earlier values."""
-    how, target = operation(call.op)
-    args, kwargs = eager_value(call.args, known), eager_value(dict(call.kwargs), known)
-    if how == METHOD:
-        return getattr(args[0], target)(*args[1:], **kwargs)
-    return target(*args, **kwargs)
+    return operation(call.op)(*eager_value(call.args, known), **eager_value(dict(call.kwargs), known))
 
 
 def eager_value(raw: Any, known: Sequence[Any]) -> Any:
@@ -161,7 +149,7 @@ def eager_value(raw: Any, known: Sequence[Any]) -> Any:
 
 def run_eager(program: FuzzProgram, run: Callable[[Statement, Sequence[Any]], Any] = run_call) -> list[Any]:
     """Run a program in eager on fresh inputs, and return all of its values; ``run`` runs one call."""
-    known: list[Any] = list(make_inputs(program.inputs))
+    known: list[Any] = [*make_inputs(program.inputs)]
 
     def do(place: int, call: Statement) -> None:
         if call.op == "let":
@@ -180,19 +168,9 @@ NAME = "program"
 _LETTERS = {"for": "i", "flag": "flag"}
 
 
-def function_source(*programs: FuzzProgram) -> str:
-    """One function for several programs. It takes the inputs of all, and returns a tuple of results for each.
-
-    The result of one program is its tuple of results.
-    """
-    several = len(programs) > 1
-    writers = [_Writer(one, f"p{number}_" if several else "") for number, one in enumerate(programs)]
-    flags = [flag for writer in writers for flag in writer.flags]
-    given = [name for writer in writers for name in writer.inputs] + (["*", *flags] if flags else [])
-    results = [writer.results for writer in writers]
-    lines = [line for writer in writers for line in writer.lines]
-    text = [f"def {NAME}({', '.join(given)}):", *lines, f" return {_tuple(results) if several else results[0]}"]
-    return ast.unparse(ast.parse("\n".join(text)))  # which leaves out what brackets are not needed
+def function_source(program: FuzzProgram) -> str:
+    """A function that takes the inputs of a program, and returns a tuple of its results."""
+    return ast.unparse(ast.parse("\n".join(_Writer(program).lines())))  # which leaves out brackets that are not needed
 
 
 def _tuple(parts: Sequence[str]) -> str:
@@ -200,46 +178,41 @@ def _tuple(parts: Sequence[str]) -> str:
 
 
 class _Writer:
-    """Writes one program.
+    """Writes one program."""
 
-    Attributes:
-        flags: Its flags, with their values.
-        lines: The function's lines.
-        results: What it returns.
-    """
-
-    def __init__(self, program: FuzzProgram, prefix: str) -> None:
+    def __init__(self, program: FuzzProgram) -> None:
         self._blocks = blocks_of(program)
         self._program = program
-        self.inputs = [f"{prefix}x{place}" for place in range(len(program.inputs))]
-        calls = [f"{prefix}{_LETTERS.get(call.op, 'v')}{place}" for place, call in enumerate(program.calls)]
-        self._names = [*self.inputs, *calls]
-        self.flags = [
-            f"{name}={call.args[0]}" for name, call in zip(calls, program.calls, strict=True) if call.op == "flag"
-        ]
-        self.lines = [*self._statements(range(len(program.calls)), " ")]
-        self.results = _tuple([self._names[place] for place in program.returns]) if program.returns else "None"
+        self._inputs = [f"x{place}" for place in range(len(program.inputs))]
+        calls = [f"{_LETTERS.get(call.op, 'v')}{place}" for place, call in enumerate(program.calls)]
+        self._names = [*self._inputs, *calls]
+
+    def lines(self) -> Iterator[str]:
+        """The lines of its function."""
+        program, names = self._program, self._names
+        named = zip(names[len(self._inputs) :], program.calls, strict=True)
+        flags = [f"{name}={call.args[0]}" for name, call in named if call.op == "flag"]
+        yield f"def {NAME}({', '.join([*self._inputs, *(['*', *flags] if flags else [])])}):"
+        yield from self._statements(range(len(program.calls)), " ")
+        yield f" return {_tuple([names[place] for place in program.returns]) if program.returns else None}"
 
     def _statements(self, places: range, indent: str) -> Iterator[str]:
         for item in items_of(self._blocks, places):
             if not isinstance(item, Block):
                 yield from (f"{indent}{line}" for line in self._statement(item))
                 continue
-            call, name = self._program.calls[item.head], self._names[len(self.inputs) + item.head]
+            call, name = self._program.calls[item.head], self._names[len(self._inputs) + item.head]
             if call.op == "if":
-                yield f"{indent}if {' '.join(map(self._operand, call.args))}:"
+                parts = (raw if isinstance(raw, str) else self._expression(raw) for raw in call.args)  # or a relation
+                yield f"{indent}if {' '.join(parts)}:"
             else:
                 yield f"{indent}for {name} in range({self._expression(call.args[0])}):"
             yield from list(self._statements(item.body, f"{indent} ")) or [f"{indent} pass"]
             if otherwise := list(self._statements(item.otherwise, f"{indent} ")):
                 yield from (f"{indent}else:", *otherwise)
 
-    def _operand(self, raw: Any) -> str:
-        """A part of a condition, among which is its operator."""
-        return raw if isinstance(raw, str) else self._expression(raw)
-
     def _statement(self, place: int) -> Sequence[str]:
-        call, target = self._program.calls[place], self._names[len(self.inputs) + place]
+        call, target = self._program.calls[place], self._names[len(self._inputs) + place]
         if call.op == "flag":
             return []
         args = [self._expression(argument) for argument in call.args]
@@ -253,15 +226,15 @@ class _Writer:
         return [f"{target} = {self._called(call, args)}"]
 
     def _called(self, call: Statement, args: Sequence[str]) -> str:
-        how, function = operation(call.op)
+        operation(call.op)  # refuses what may not be called
         if call.op == "getitem":
             return f"{args[0]}[{self._index(call.args[1])}]"
         if call.op in OPERATORS:
             left, right = args
             return f"({left}) {call.op} ({right})"
         words = [f"{key}={self._expression(value)}" for key, value in call.kwargs.items()]
-        if how == METHOD:
-            return f"({args[0]}).{function}({', '.join([*args[1:], *words])})"
+        if call.op.startswith("Tensor."):
+            return f"({args[0]}){call.op.removeprefix('Tensor')}({', '.join([*args[1:], *words])})"
         return f"{call.op}({', '.join([*args, *words])})"
 
     def _index(self, raw: Any) -> str:
@@ -273,6 +246,10 @@ class _Writer:
         return self._expression(raw)
 
     def _expression(self, raw: Any) -> str:
+        return write_value(raw, self._own_expression)
+
+    def _own_expression(self, raw: Any) -> str | None:
+        """What a program has and `write_value` does not know."""
         match raw:
             case Ref(value):
                 return self._names[value]
@@ -280,14 +257,6 @@ class _Writer:
                 return f"{self._names[value]}.size({dim})"
             case Constant(name):
                 return f"torch.{name}"
-            case tuple():
-                return _tuple([self._expression(item) for item in raw])
-            case list():
-                return f"[{', '.join(map(self._expression, raw))}]"
             case dict():
                 return f"{{{', '.join(f'{key!r}: {self._expression(item)}' for key, item in raw.items())}}}"
-            case slice():
-                return f"slice({', '.join(map(self._expression, (raw.start, raw.stop, raw.step)))})"
-            case float() if not math.isfinite(raw):
-                return f"float({str(raw)!r})"
-        return "..." if raw is ... else repr(raw)
+        return None

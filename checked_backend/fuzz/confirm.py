@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from checked_backend.checking.program_run import fresh_dynamo
-from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.examine import HUNG_SECONDS, ISOLATED_SECONDS, Compiler, check_program, compiler_of
 from checked_backend.fuzz.program import FuzzProgram, decode_program
@@ -47,12 +47,12 @@ def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any
 
 def _ran(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any]) -> str:
     compiled: Any = torch.compile(
-        build([program]), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
+        build(program), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
     )
     try:
         with fresh_dynamo(), torch.set_grad_enabled(program.gradients):
             for _ in range(_CALLS):
-                results = compiled(*inputs_for([program]))
+                results = compiled(*make_inputs(program.inputs))
                 roots = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
                 if program.gradients and roots:
                     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -67,17 +67,6 @@ _COMPILER_OF_STAGE: Mapping[str, str] = {"eager": "eager", "aot": "aot_eager"}
 _SIGNAL, _EXIT, _HANG = "crash.signal", "crash.exit", "crash.hang"
 
 
-_Check = Callable[..., ProgramResult]
-"""`check_program` with the candidate."""
-
-
-def answer(question: Mapping[str, Any], answers: AnswerFolder) -> None:
-    """Do `confirm` in a process of its own."""
-    reports = options_of(question).folder if question["localize"] else answers.path / "reports"
-    begin(reports)  # other reports are in the answer
-    confirm(question, answers)
-
-
 def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     """Answer with a record of the group of the smallest program found that fails as the given one does.
 
@@ -86,6 +75,7 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
         answers: Where answers go, each better than the last: a later step may end this process.
     """
     program, asked = decode_program(question["program"]), options_of(question)
+    begin(asked.folder if question["localize"] else answers.path / "reports")  # other reports are in the answer
     answers.note("loading the compiler")
     check = partial(check_program, compiler=compiler_of(asked.compiler), options=asked.options)
     answers.note(CONFIRMING)
@@ -126,7 +116,7 @@ def _smaller(
     program: FuzzProgram,
     first: ProgramResult,
     soon: FuzzProgram,
-    check: _Check,
+    check: Callable[..., ProgramResult],
     deadline: float,
     tell: Callable[[FuzzProgram, ProgramResult], None],
 ) -> tuple[FuzzProgram, ProgramResult]:

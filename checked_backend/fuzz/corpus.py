@@ -115,13 +115,6 @@ class Totals:
         return sum(self.statuses.get(status.value, 0) for status in _DECIDED)
 
 
-def left_out_words(left_out: Counter[str]) -> str:
-    """``31 of the generator's programs were left out: sort, which no program may call (20), ...``."""
-    most = ", ".join(f"{reason} ({count})" for reason, count in left_out.most_common(_REASONS))
-    more = "" if len(left_out) <= _REASONS else ", ..."
-    return f"{left_out.total()} of the generator's programs were left out: {most}{more}"
-
-
 class Corpus(StoredRun[dict[str, str], Record]):
     """A fuzz in its folder, opened as `checked_backend.runs.folder.RunFolder` is.
 
@@ -204,6 +197,13 @@ class Corpus(StoredRun[dict[str, str], Record]):
     def left_out(self) -> Counter[str]:
         """Why how many numbers give no program."""
         return Counter(one.result.message for one in self._programs.values() if not one.text)
+
+    def left_out_words(self) -> str:
+        """``31 of the generator's programs were left out: sort, which no program may call (20), ...``."""
+        left_out = self.left_out()
+        most = ", ".join(f"{reason} ({count})" for reason, count in left_out.most_common(_REASONS))
+        more = "" if len(left_out) <= _REASONS else ", ..."
+        return f"{left_out.total()} of the generator's programs were left out: {most}{more}"
 
     # groups
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.corpus import Corpus, Entry, Record, left_out_words
+from checked_backend.fuzz.corpus import Corpus, Entry, Record
 from checked_backend.fuzz.program import decode_program, encode_program, merge
 from checked_backend.fuzz.report import Progress
 from checked_backend.fuzz.results import DEATHS, Group, ProgramResult, documented, may_be, signature_of
@@ -34,10 +34,6 @@ _TIMES_OF_DEATH = 5
 _FIRST_LOOK = 4
 _GIVEN_UP = 16
 """How many numbers may give no program before any has given one."""
-
-
-class Stopped(Exception):
-    """Raised for a task that was ended from here: it has no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +84,12 @@ def _not_begun(answer: JobEnd, asked: FuzzOptions) -> FuzzError:
 
 def _died(answer: JobEnd) -> ProgramResult:
     """The result of a program whose process died."""
-    words = f"the process {answer.words}"
-    if answer.kind == "hang":
-        return ProgramResult(Status.HANG, words, answer.seconds, kind="crash", detail="crash.hang")
+    died = ProgramResult(Status.of_end(answer), f"the process {answer.words}", answer.seconds)
     if answer.kind == "memory":
-        return ProgramResult(Status.OUT_OF_MEMORY, words, answer.seconds)
-    if answer.exit < 0 and -answer.exit != signal.SIGKILL:
-        name = signal.Signals(-answer.exit).name
-        return ProgramResult(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.signal", actual=name)
-    return ProgramResult(Status.CRASH, words, answer.seconds, kind="crash", detail="crash.exit")
+        return died
+    if answer.detail == "crash.signal":
+        return replace(died, kind="crash", detail="crash.signal", actual=signal.Signals(-answer.exit).name)
+    return replace(died, kind="crash", detail="crash.hang" if answer.kind == "hang" else "crash.exit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +106,7 @@ class ConfirmTask:
         question = {"program": encode_program(self.of.program), "localize": localize, "isolate": died}
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        end = _run("checked_backend.fuzz.confirm:answer", question, seconds, asked, running)
-        if running.stopped:
-            raise Stopped
+        end = _run("checked_backend.fuzz.confirm:confirm", question, seconds, asked, running)
         made = Record.from_json(end.answer).group if end.answer else None
         if made is None:  # it took its process with it
             if end.stage != CONFIRMING:
@@ -140,23 +131,15 @@ def _run(
         return run(Job(work, question, seconds), asked.place, "fresh", started)
 
 
-def run_fuzz(
-    asked: FuzzOptions,
-    corpus: Corpus,
-    *,
-    jobs: int = 1,
-    seconds: float | None,
-    programs: int | None = None,
-    progress: Progress | None = None,
-) -> None:
+def run_fuzz(asked: FuzzOptions, corpus: Corpus, progress: Progress | None = None) -> None:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
     Raises:
         FuzzError: No programs could be generated.
         OSError: The system gives no process.
     """
-    run = _Run(asked, corpus, jobs, seconds, programs, progress)
-    with ThreadPoolExecutor(jobs) as pool:
+    run = _Run(asked, corpus, progress)
+    with ThreadPoolExecutor(asked.jobs) as pool:
         try:
             run.loop(pool)
         finally:
@@ -167,9 +150,6 @@ def run_fuzz(
 class _Run:
     asked: FuzzOptions
     corpus: Corpus
-    jobs: int
-    seconds: float | None
-    programs: int | None
     progress: Progress | None
     begun: float = field(default_factory=time.monotonic)
     checked: int = 0
@@ -185,7 +165,7 @@ class _Run:
         if self.asked.localize:
             self._to_localize = [group for group in self.corpus.groups() if _has_an_operator_to_find(group)]
         while True:
-            while len(self._running) < self.jobs and (task := self._next()) is not None:
+            while len(self._running) < self.asked.jobs and (task := self._next()) is not None:
                 self._running[pool.submit(task.run, self.asked, self.running)] = task
             if not self._running or self._over(GRACE):
                 return
@@ -206,7 +186,8 @@ class _Run:
     # what to do next
 
     def _over(self, grace: float = 0.0) -> bool:
-        return self.seconds is not None and time.monotonic() - self.begun > self.seconds + grace
+        seconds = self.asked.seconds
+        return seconds is not None and time.monotonic() - self.begun > seconds + grace
 
     def _next(self) -> Task | None:
         if self._over():
@@ -218,7 +199,7 @@ class _Run:
         localizing = any(
             isinstance(task, ConfirmTask) and isinstance(task.of, Group) for task in self._running.values()
         )
-        enough = self.programs is not None and self._begun_to_check() >= self.programs
+        enough = self.asked.programs is not None and self._begun_to_check() >= self.asked.programs
         if self._to_localize and (not localizing or enough):
             return ConfirmTask(self._to_localize.pop(0))
         return None if enough else self._next_check()
@@ -228,8 +209,8 @@ class _Run:
             return self.to_check.pop(0)
         numbers = self.corpus.missing(self.asked.seed, self._busy)
         count = self.asked.chunk
-        if self.programs is not None:
-            count = min(count, self.programs - self._begun_to_check())
+        if self.asked.programs is not None:
+            count = min(count, self.asked.programs - self._begun_to_check())
         return CheckTask(list(islice(numbers, count)), self.asked.batch)
 
     @property
@@ -253,9 +234,8 @@ class _Run:
         for entry in found:
             if entry.failed:
                 self._sort(entry)
-        left_out = self.corpus.left_out()
-        if not self.corpus.totals().checked and left_out.total() >= _GIVEN_UP:
-            raise FuzzError(f"no programs were generated: {left_out_words(left_out)}")
+        if not self.corpus.totals().checked and self.corpus.left_out().total() >= _GIVEN_UP:
+            raise FuzzError(f"no programs were generated: {self.corpus.left_out_words()}")
 
     def _sort(self, entry: Entry) -> None:
         """Count a failure of a known group or a documented difference; let others wait to be confirmed."""

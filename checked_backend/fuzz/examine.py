@@ -8,14 +8,14 @@ up on one of them, it compiles none: each half is tried then.
 from __future__ import annotations
 
 import functools
-import importlib
+import itertools
 import json
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,8 +24,9 @@ from checked_backend.checking.check import Effort
 from checked_backend.checking.target import load_compiler
 from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding, Kind, Severity
-from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.generate.defined import draws, on_other_values
+from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, encode_program, leaves_of, merge
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
@@ -33,6 +34,7 @@ from checked_backend.report import Report
 from checked_backend.runs.case import Status
 from checked_backend.sweep.examine import why_undecided
 
+_Key = TypeVar("_Key", bound=Hashable)
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
 
@@ -58,7 +60,7 @@ CHECK_FAILED = "the check itself failed"
 """How the message of a program begins whose check raised an exception."""
 
 _PLANTED = f"{PLANTED}:"
-_PLACE = re.compile(r"\boutput\[(\d+)\]\[|\b\w+\[p(\d+)_x\d+\]")
+_PLACE = re.compile(r"\boutput\[\d+\]|\[x\d+\]")
 
 
 @functools.cache
@@ -72,11 +74,10 @@ def compiler_of(name: str) -> Compiler:
     """
     if not name.startswith(_PLANTED):
         return load_compiler(name)
-    faults: Mapping[str, Any] = importlib.import_module("checked_backend.fuzz.planted").FAULTS
-    if name.removeprefix(_PLANTED) not in faults:
-        raise FuzzError(f"--compiler got {name!r}; there are {', '.join(_PLANTED + known for known in faults)}")
-    made: Compiler = faults[name.removeprefix(_PLANTED)].compiler
-    return made
+    fault = FAULTS.get(name.removeprefix(_PLANTED))
+    if fault is None:
+        raise FuzzError(f"--compiler got {name!r}; there are {', '.join(_PLANTED + known for known in FAULTS)}")
+    return fault.compiler
 
 
 def alike(program: FuzzProgram) -> str:
@@ -93,56 +94,61 @@ def alike(program: FuzzProgram) -> str:
 
 
 def examine(
-    programs: Sequence[FuzzProgram],
+    programs: Mapping[_Key, FuzzProgram],
     compiler: Compiler,
     options: Mapping[str, Any] | None = None,
-    note: Callable[[Sequence[int]], None] = lambda _: None,
-) -> Iterator[tuple[int, ProgramResult]]:
+    note: Callable[[Sequence[_Key]], None] = lambda _: None,
+) -> Iterator[tuple[_Key, ProgramResult]]:
     """Check programs, as one compile if that passes.
 
     Args:
         programs: All are differentiated or none, all are dynamic or none.
-        note: Called with the places of the programs that are checked now.
+        note: Called with the keys of the programs that are checked now.
 
     Yields:
-        The place of a program, and what came out. Each program comes once.
+        The key of a program, and what came out. Each program comes once.
     """
-    count = len(programs)
-    if count < 2:
-        for program in programs:
-            note([0])
-            yield 0, _checked([program], compiler, options, _ALONE)[0]
+
+    def some(wanted: Sequence[_Key]) -> Iterator[tuple[_Key, ProgramResult]]:
+        return examine({key: programs[key] for key in wanted}, compiler, options, note)
+
+    if not programs:
         return
-    note(range(count))
-    together, report = _checked(programs, compiler, options, _SHARED)
+    keys, count = [*programs], len(programs)
+    note(keys)
+    together, report = _checked([*programs.values()], compiler, options, _SHARED if count > 1 else _ALONE)
+    if count == 1:
+        yield keys[0], together
+        return
     if report is not None and together.status is Status.INCONCLUSIVE and not together.compiled:
-        for half in (range(count // 2), range(count // 2, count)):
-            yield from _some_of(programs, half, compiler, options, note)
+        for half in (keys[: count // 2], keys[count // 2 :]):
+            yield from some(half)
         return
-    blamed, known = _blamed(together, report, count)
+    owners = owners_of(programs)
+    blamed, known = _blamed(together, report, keys, owners)
     share = replace(together, seconds=together.seconds / count, report="")
-    yield from ((place, replace(share, **_words(_alone(finding, place)))) for place, finding in known.items())
-    right = [place for place in range(count) if place not in blamed and place not in known]
+    yield from ((key, replace(share, **_words(_alone(finding, owners)))) for key, finding in known.items())
+    right = [key for key in keys if key not in blamed and key not in known]
     if together.status is Status.FAIL:  # operators are checked by themselves only where nothing fails
-        yield from _some_of(programs, right, compiler, options, note)
+        yield from some(right)
     else:
         passed = ProgramResult(Status.PASS, seconds=share.seconds, compiled=share.compiled)
-        yield from ((place, passed) for place in right)
-    accused: list[tuple[int, ProgramResult, Finding]] = []
-    clear, wrong = len(blamed) < count, set[int]()
-    for place, accuser in sorted(blamed.items()):
-        ((_, alone),) = _some_of(programs, [place], compiler, options, note)
-        if alone.status is Status.PASS and accuser is not None:
-            accused.append((place, alone, accuser))
+        yield from ((key, passed) for key in right)
+    accused: list[tuple[_Key, ProgramResult, Finding]] = []
+    clear, wrong = len(blamed) < count, set[_Key]()
+    for key in (key for key in keys if key in blamed):
+        ((_, alone),) = some([key])
+        if alone.status is Status.PASS and (accuser := blamed[key]) is not None:
+            accused.append((key, alone, accuser))
             continue
-        wrong |= {place} if alone.status is Status.FAIL else set()
-        yield place, _unclear(alone, together) if clear and alone.status is Status.PASS else alone
+        wrong |= {key} if alone.status is Status.FAIL else set()
+        yield key, _unclear(alone, together) if clear and alone.status is Status.PASS else alone
     needs_all = bool(accused) and (clear or not wrong)
     if needs_all:
-        (place, _, finding), *accused = accused
-        merged = merge([program for other, program in enumerate(programs) if other not in wrong])
-        yield place, replace(together, **_words(finding), program=encode_program(merged))
-    yield from ((place, _unclear(alone, together) if needs_all and clear else alone) for place, alone, _ in accused)
+        (key, _, finding), *accused = accused
+        merged = merge([program for other, program in programs.items() if other not in wrong])
+        yield key, replace(together, **_words(finding), program=encode_program(merged))
+    yield from ((key, _unclear(alone, together) if needs_all and clear else alone) for key, alone, _ in accused)
 
 
 def _unclear(alone: ProgramResult, together: ProgramResult) -> ProgramResult:
@@ -151,60 +157,58 @@ def _unclear(alone: ProgramResult, together: ProgramResult) -> ProgramResult:
     return replace(alone, status=Status.INCONCLUSIVE, message=remark[:_LONGEST])
 
 
-def _some_of(
-    programs: Sequence[FuzzProgram],
-    places: Sequence[int],
-    compiler: Compiler,
-    options: Mapping[str, Any] | None,
-    note: Callable[[Sequence[int]], None],
-) -> Iterator[tuple[int, ProgramResult]]:
-    """Check some of the programs, as one compile if that passes."""
-    some = [programs[place] for place in places]
-    for place, result in examine(some, compiler, options, lambda now: note([places[one] for one in now])):
-        yield places[place], result
-
-
 def _blamed(
-    together: ProgramResult, report: Report | None, count: int
-) -> tuple[dict[int, Finding | None], dict[int, Finding]]:
+    together: ProgramResult, report: Report | None, keys: Sequence[_Key], owners: Mapping[str, tuple[_Key, str]]
+) -> tuple[dict[_Key, Finding | None], dict[_Key, Finding]]:
     """The programs of a shared compile that need one of their own, and those with a documented difference alone.
 
     Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
     One that names none may be about each.
 
     Returns:
-        Both by place, with the finding that accuses it; None if it only has no verdict.
+        Both by key, with the finding that accuses it; None if it only has no verdict.
     """
-    blamed: dict[int, Finding | None] = {}
-    known: dict[int, Finding] = {}
+    blamed: dict[_Key, Finding | None] = {}
+    known: dict[_Key, Finding] = {}
     if together.status is Status.PASS:
         return blamed, known
     for finding in report.findings if report is not None else ():
         of_both = f"{finding.expected} {finding.actual}" if finding.kind is Kind.ALIAS else ""
-        places, is_known = places_of(f"{finding.subject} {of_both}"), documented(finding) is not None and finding.fails
-        if is_known and places:
-            known = {**dict.fromkeys(places, finding), **known}
+        named = named_in(f"{finding.subject} {of_both}", owners)
+        is_known = finding.fails and documented(finding) is not None
+        if is_known and named:
+            known = {**dict.fromkeys(named, finding), **known}
         elif finding.severity is Severity.ERROR:
-            for place in places or range(count):
-                blamed[place] = blamed.get(place) or (finding if finding.fails and not is_known else None)
+            for key in named or keys:
+                blamed[key] = blamed.get(key) or (finding if finding.fails and not is_known else None)
     for skip in report.coverage.skipped if report is not None else ():
-        for place in (places_of(skip.subject) or range(count)) if skip.matters else ():
-            blamed.setdefault(place, None)
+        for key in (named_in(skip.subject, owners) or keys) if skip.matters else ():
+            blamed.setdefault(key, None)
     if not blamed and not known:
-        blamed = dict.fromkeys(range(count))
-    return blamed, {place: finding for place, finding in known.items() if place not in blamed}
+        blamed = dict.fromkeys(keys)
+    return blamed, {key: finding for key, finding in known.items() if key not in blamed}
 
 
-def places_of(text: str) -> set[int]:
+def owners_of(programs: Mapping[_Key, FuzzProgram]) -> dict[str, tuple[_Key, str]]:
+    """The inputs and results of programs as one, as subjects name them: whose each is, and its name there."""
+    found: dict[str, tuple[_Key, str]] = {}
+    inputs, results = itertools.count(), itertools.count()
+    for key, program in programs.items():
+        found |= {f"[x{next(inputs)}]": (key, f"[x{number}]") for number in range(len(program.inputs))}
+        found |= {f"output[{next(results)}]": (key, f"output[{number}]") for number in range(len(program.returns))}
+    return found
+
+
+def named_in(text: str, owners: Mapping[str, tuple[_Key, str]]) -> set[_Key]:
     """The programs of a shared compile that a subject, or a text with subjects, is about."""
-    return {int(found[1] or found[2]) for found in _PLACE.finditer(text)}
+    return {owners[name][0] for name in _PLACE.findall(text) if name in owners}
 
 
-def _alone(finding: Finding, place: int) -> Finding:
+def _alone(finding: Finding, owners: Mapping[str, tuple[Any, str]]) -> Finding:
     """A finding of a shared compile as it would be of the program's own."""
 
     def own(text: str) -> str:
-        return text.replace(f"output[{place}][", "output[").replace(f"[p{place}_", "[")
+        return _PLACE.sub(lambda name: owners[name[0]][1] if name[0] in owners else name[0], text)
 
     expected, actual = (None if text is None else own(text) for text in (finding.expected, finding.actual))
     return replace(
@@ -241,19 +245,20 @@ def _checked(
     effort: Effort,
     **more: Any,
 ) -> tuple[ProgramResult, Report | None]:
-    """Check programs in one compile. There is no report if the check itself failed."""
+    """Check programs as one. There is no report if the check itself failed."""
     began = time.monotonic()
     try:
         torch.manual_seed(_SEED)
-        others = [on_other_values(program) for program in programs]  # in other tensors, then in the first call's
+        program, others = merge(programs), merge([on_other_values(one) for one in programs])
+        further, refilled = (make_inputs(others.inputs) for _ in range(2))  # in other tensors, then in the first call's
         report = check(
-            build(programs),
-            inputs_for(programs),
+            build(program),
+            make_inputs(program.inputs),
             compiler=compiler,
-            gradients=programs[0].gradients,
-            dynamic=programs[0].dynamic or None,
+            gradients=program.gradients,
+            dynamic=program.dynamic or None,
             compiler_options=dict(options or {}),
-            effort=replace(effort, further=[inputs_for(others)], refilled=[inputs_for(others)]),
+            effort=replace(effort, further=[further], refilled=[refilled]),
             **more,
         )
     except SystemExit as stop:  # no program of ours calls sys.exit
@@ -272,24 +277,15 @@ def _checked(
     return _examined(report, time.monotonic() - began), report
 
 
-def worst_finding(report: Report) -> Finding | None:
-    """The finding that names what is wrong: the first that fails; documented differences and layout come last."""
-
-    def rank(finding: Finding) -> tuple[bool, bool]:
-        return documented(finding) is not None, finding.is_layout
-
-    return min((finding for finding in report.findings if finding.fails), key=rank, default=None)
-
-
 def _examined(report: Report, seconds: float) -> ProgramResult:
     status, compiled = Status.of_verdict(report.verdict), bool(report.coverage.regions)
     if status is Status.PASS:
         return ProgramResult(status, seconds=seconds, compiled=compiled)
-    finding = worst_finding(report)
-    if finding is None:
+    failing = [finding for finding in report.findings if finding.fails]
+    if not failing:
         return ProgramResult(status, why_undecided(report)[:_LONGEST], seconds, compiled, report=report.to_json())
-    made = ProgramResult(status, "", seconds, compiled, report=report.to_json())
-    return replace(made, **_words(finding))
+    worst = min(failing, key=lambda finding: (documented(finding) is not None, finding.is_layout))
+    return ProgramResult(status, seconds=seconds, compiled=compiled, report=report.to_json(), **_words(worst))
 
 
 def _words(finding: Finding) -> dict[str, Any]:

@@ -16,9 +16,6 @@ import torch
 
 from checked_backend.errors import FuzzError
 
-FUNCTION, METHOD = "call_function", "call_method"
-
-
 INFIX: Mapping[str, tuple[str, str]] = {
     "+": ("add", "add"),
     "-": ("sub", "sub"),
@@ -63,6 +60,7 @@ _ROOMS: Mapping[str, Any] = {
     "torch.special.": torch.special,
     "torch.fft.": torch.fft,
     "F.": torch.nn.functional,
+    "Tensor.": torch.Tensor,
 }
 _ALSO = frozenset(
     {
@@ -86,25 +84,20 @@ def _overridable() -> Mapping[str, frozenset[int]]:
     listed = torch.overrides.get_overridable_functions()  # torch keeps this, so identities stay
     found = {prefix: frozenset(map(id, listed.get(room, ()))) for prefix, room in _ROOMS.items()}
     found["torch."] |= frozenset(map(id, listed.get(torch.functional, ())))
-    return {**found, "Tensor.": frozenset(map(id, listed[torch.Tensor]))}
+    return found
 
 
 @functools.cache
-def operation(name: str) -> tuple[str, Any]:
-    """How to call ``torch.add``, ``+=`` and so on: `FUNCTION` and the function, or `METHOD` and the method's name."""
+def operation(name: str) -> Callable[..., Any]:
+    """The function that is called ``torch.add``, ``Tensor.add_``, ``+=`` and so on."""
     if name in OPERATORS:
-        return FUNCTION, OPERATORS[name]
-    prefix, _, own = name.rpartition(".")
-    prefix += "."
-    if _PLAIN.fullmatch(own) and not _UNDEFINED.fullmatch(own):
-        if prefix == "Tensor.":
-            method = getattr(torch.Tensor, own, None)
-            if callable(method) and (name in _ALSO or id(method) in _overridable()[prefix]):
-                return METHOD, own
-        elif prefix in _ROOMS:
-            function = getattr(_ROOMS[prefix], own, None)
-            if callable(function) and (name in _ALSO or id(function) in _overridable()[prefix]):
-                return FUNCTION, function
+        return OPERATORS[name]
+    prefix, dot, own = name.rpartition(".")
+    prefix += dot
+    if prefix in _ROOMS and _PLAIN.fullmatch(own) and not _UNDEFINED.fullmatch(own):
+        function: Callable[..., Any] | None = getattr(_ROOMS[prefix], own, None)
+        if callable(function) and (name in _ALSO or id(function) in _overridable()[prefix]):
+            return function
     raise FuzzError(f"a program: {name!r:.80} is no operation that may be called")
 
 
@@ -123,7 +116,7 @@ def _names() -> Mapping[int, str]:
     found = {id(function): name for name, function in OPERATORS.items()}
     found |= {id(function): name for function, name in _UNARY.items()}
     for prefix, room in _ROOMS.items():
-        for own in dir(room):
+        for own in dir(room) if room is not torch.Tensor else ():
             if is_known(prefix + own):
                 found.setdefault(id(getattr(room, own)), prefix + own)
     return found

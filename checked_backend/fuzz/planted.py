@@ -160,14 +160,6 @@ def _has_own_memory(result: Any, args: Sequence[Any]) -> bool:
     return all(one.untyped_storage().data_ptr() != where for one in args if isinstance(one, torch.Tensor))
 
 
-def _wrong_dtype(result: torch.Tensor) -> torch.Tensor:
-    return result.double() if result.dtype is torch.float32 else result
-
-
-def _copied(result: torch.Tensor) -> torch.Tensor:
-    return result.clone() if result._is_view() else result
-
-
 def _on_copies(forward: _Run) -> _Run:
     """The inputs are copied, so what the program writes to them is lost."""
     return lambda *args: forward(*(a.clone() if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args))
@@ -238,8 +230,10 @@ FAULTS: Mapping[str, Fault] = {
     "nonfinite": Fault(_after(_WIDELY, _one_nan), Kind.NONFINITE, "an element is NaN"),
     "precision": Fault(_after(_WIDELY, _rounded), Kind.PRECISION, "an operator loses half of its bits"),
     "random": Fault(_run(_drawing), Kind.RNG, "a random number too many is drawn"),
-    "structure": Fault(_results(_wrong_dtype), Kind.STRUCTURE, "a result has another dtype"),
-    "alias": Fault(_results(_copied), Kind.ALIAS, "a returned view is a copy"),
+    "structure": Fault(
+        _results(lambda r: r.double() if r.dtype is torch.float32 else r), Kind.STRUCTURE, "a result has another dtype"
+    ),
+    "alias": Fault(_results(lambda r: r.clone() if r._is_view() else r), Kind.ALIAS, "a returned view is a copy"),
     "mutation": Fault(_run(_on_copies), Kind.MUTATION, "an input is not changed in place"),
     "uncounted": Fault(
         _run(_uncounted), Kind.MUTATION, "a write to an input is not counted", detail="mutation.uncounted"

@@ -25,14 +25,6 @@ from checked_backend.runs.summary import CaseSummary, Summary
 PROGRAMS = "all programs"
 """The case that stands for the programs without a group."""
 
-_MEANING: Mapping[str, str] = {
-    "new": "wrong, and not known before",
-    "known": "wrong, and known before",
-    "documented": "a documented difference of compiled programs",
-    "unconfirmed": "did not show again in a fresh process",
-}
-"""How groups may stand."""
-
 _DIFFERS = {"crash": "raises or crashes, eager does not", "structure": "returns other metadata than eager"}
 _DATA = ("kind", "detail", "stage", "op", "met", "script", "script_shows")
 _FENCES = re.compile(r"`+")
@@ -95,19 +87,22 @@ def _doubts(totals: Totals, waiting: int, unconfirmed: int, undecided: list[str]
 
 def standing(group: Group, known: set[str]) -> str:
     """``new``, ``known``, ``documented`` or ``unconfirmed``."""
-    if not group.confirmed:
-        return "documented" if group.difference is not None else "unconfirmed"
     if group.difference is not None:
         return "documented"
+    if not group.confirmed:
+        return "unconfirmed"
     return "known" if group.signature in known else "new"
 
 
 def _case_of(group: Group, stands: str, settings: Mapping[str, str]) -> CaseSummary:
     """A group as a case. What is known or documented is expected."""
     program, difference = group.program, group.difference
-    expected = {"known": _MEANING["known"], "documented": difference and f"{difference.reason}: {difference.source}"}
-    status = Status.INCONCLUSIVE if stands == "unconfirmed" else Status.FAIL
-    why = f"{_MEANING[stands]}: " if stands == "unconfirmed" else ""
+    expected = "wrong, and known before" if stands == "known" else ""
+    if difference is not None:
+        expected = f"{difference.reason}: {difference.source}"
+    status, why = Status.FAIL, ""
+    if stands == "unconfirmed":
+        status, why = Status.INCONCLUSIVE, "did not show again in a fresh process: "
     dtype = program.inputs[0].dtype if program.inputs else ""
     mode = "training" if program.gradients else "inference"
     met = f"# met {group.met} time{'s' * (group.met != 1)}"
@@ -121,7 +116,7 @@ def _case_of(group: Group, stands: str, settings: Mapping[str, str]) -> CaseSumm
             status,
             why + group.result.message,
             group.stage,
-            expected.get(stands) or "",
+            expected,
             group.result.seconds,
             report=group.result.report,
         ),

@@ -12,7 +12,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.confirm import death_of
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import ProgramResult
@@ -84,7 +84,7 @@ PLAIN: Mapping[str, FuzzProgram] = {
 }
 """Programs that each torch and each right compiler get right. What is reported of them is a false alarm."""
 
-_IN_ONE_COMPILE = ("sums", "hyperbolic", "integers", "views")
+_IN_ONE_COMPILE = {name: PLAIN[name] for name in ("sums", "hyperbolic", "integers", "views")}
 _WRONG_IN_ONE_COMPILE = "hyperbolic"
 
 
@@ -97,7 +97,6 @@ def try_faults(
         most: How many programs there are for a fault, at most.
         control: How many random programs there are for the right compiler, after `PLAIN`.
     """
-    rules = rules_for(())
     for name in names:
         note(f"trying {name}")
         fault, began = FAULTS[name], time.monotonic()
@@ -108,7 +107,7 @@ def try_faults(
                 return
             wanted = Choices(training=fault.gradients, dynamic=False)
             for number in range(most if fault.kind else control):
-                yield make_program(seed, number, wanted, rules)
+                yield make_program(seed, number, wanted)
 
         if name == SHARED:
             tried = _in_one_compile(fault)
@@ -139,8 +138,8 @@ def _accused(fault: Fault, programs: Iterator[FuzzProgram]) -> Tried:
     """Whether anything is reported of a right compiler. Nothing excuses a report of plain programs."""
     tried = Tried(CONTROL, fault.words, caught=False, programs=0)
     plain = [(name, examining.check_program(program, fault.compiler)) for name, program in PLAIN.items()]
-    together = examining.examine([PLAIN[name] for name in _IN_ONE_COMPILE], fault.compiler)
-    plain += [(f"{_IN_ONE_COMPILE[place]}, in one compile with others", result) for place, result in together]
+    together = examining.examine(_IN_ONE_COMPILE, fault.compiler)
+    plain += [(f"{name}, in one compile with others", result) for name, result in together]
     for name, result in plain:
         tried = _one_more(tried, result)
         if result.status is not Status.PASS or result.kind:
@@ -151,13 +150,12 @@ def _accused(fault: Fault, programs: Iterator[FuzzProgram]) -> Tried:
 
 def _in_one_compile(fault: Fault) -> Tried:
     """Whether one wrong program is found among others that share its compile, and no other is accused."""
-    programs = [PLAIN[name] for name in _IN_ONE_COMPILE]
-    found = {_IN_ONE_COMPILE[place]: result for place, result in examining.examine(programs, fault.compiler)}
+    found = dict(examining.examine(_IN_ONE_COMPILE, fault.compiler))
     wrong = found[_WRONG_IN_ONE_COMPILE]
     others = [name for name, one in found.items() if one.status is not Status.PASS and name != _WRONG_IN_ONE_COMPILE]
     caught = fault.is_told_by(wrong.kind, wrong.detail) and not others
     told = wrong.message if caught else f"accused beside it: {', '.join(others)}" if others else ""
-    return Tried(SHARED, fault.words, caught, len(programs), finding=told)
+    return Tried(SHARED, fault.words, caught, len(found), finding=told)
 
 
 def _one_more(tried: Tried, result: ProgramResult) -> Tried:

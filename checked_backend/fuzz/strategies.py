@@ -24,7 +24,6 @@ from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.examine import Compiler, check_program
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import draw_program, due, rules_for
-from checked_backend.fuzz.generate.rules import Rule
 from checked_backend.fuzz.program import DTYPES, FuzzProgram
 from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.shrink import shrink
@@ -60,16 +59,15 @@ def programs(
     if unknown := [name for name in dtypes if name not in DTYPES]:
         raise FuzzError(f"dtypes has {', '.join(map(repr, unknown))}; expected {', '.join(DTYPES)}")
     choices = Choices(tuple(ops), tuple(dtypes), training, dynamic, longest)
-    rules, wanted = rules_for(()), rules_for(choices.ops) if choices.ops else []
-    if choices.ops and not wanted:
+    if not rules_for(choices.ops):
         raise FuzzError("ops names no operation that is known")
-    return _drawn(choices, rules, wanted)
+    return _drawn(choices)
 
 
 @st.composite
-def _drawn(draw: st.DrawFn, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule]) -> FuzzProgram:
-    turn = [] if wanted else due(0, draw(st.integers(0, _TURNS)), rules)
-    program = draw_program(_Drawn(draw), choices, rules, wanted, turn)
+def _drawn(draw: st.DrawFn, choices: Choices) -> FuzzProgram:
+    turn = [] if choices.ops else due(0, draw(st.integers(0, _TURNS)))
+    program = draw_program(_Drawn(draw), choices, turn)
     return program if program is not None else hypothesis.reject()
 
 

@@ -21,7 +21,7 @@ from checked_backend.errors import CheckedBackendError
 from checked_backend.fuzz.corpus import Entry, Record
 from checked_backend.fuzz.examine import alike, compiler_of, examine
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.generate.torchfuzz import TorchFuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.fuzz.results import ProgramResult, documented
@@ -45,6 +45,9 @@ class FuzzOptions:
 
     Attributes:
         generator: The checkout whose torchfuzz makes them; empty for this package's own generator.
+        jobs: How many processes there are at a time.
+        seconds: How long it goes on; None for no end.
+        programs: After how many programs it ends; None for no end.
         chunk: How many programs a process makes and checks, at most.
         timeout: Seconds for one program, or for one batch.
         reduce_seconds: Seconds for making a program smaller.
@@ -55,6 +58,9 @@ class FuzzOptions:
     choices: Choices = field(default_factory=Choices)
     generator: str = ""
     seed: int = 0
+    jobs: int = 1
+    seconds: float | None = None
+    programs: int | None = None
     batch: int = 8
     chunk: int = 64
     timeout: float = 120.0
@@ -88,7 +94,10 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     begin(answers.path / "reports")
     answers.note("loading the compiler", _GENERATE_SECONDS)
     asked = options_of(question)
-    compiler, make, begun = compiler_of(asked.compiler), _generator(asked), time.monotonic()
+    make: Callable[[int, int], FuzzProgram] = partial(make_program, choices=asked.choices)
+    if asked.generator:
+        make = TorchFuzz(Path(asked.generator), asked.choices).program
+    compiler, begun = compiler_of(asked.compiler), time.monotonic()
     waiting: dict[str, list[Entry]] = defaultdict(list)
     done: list[Entry] = []
 
@@ -98,20 +107,20 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     def check_together(entries: Sequence[Entry]) -> bool:
         """Whether something failed that is to be confirmed before more is checked."""
 
-        def note(places: Sequence[int]) -> None:
-            tell([entries[place] for place in places])
+        def note(now: Sequence[Entry]) -> None:
+            tell(now)
             answers.note("checking", asked.timeout)
 
-        programs = [decode_program(entry.text) for entry in entries]
-        for place, result in examine(programs, compiler, asked.options, note):
-            done.append(replace(entries[place], result=result))
+        programs = {entry: decode_program(entry.text) for entry in entries}
+        for entry, result in examine(programs, compiler, asked.options, note):
+            done.append(replace(entry, result=result))
             tell()
         return any(entry.failed and documented(entry.result) is None for entry in done)
 
     for number in question["numbers"]:
         answers.note(f"{GENERATING} {number}", _GENERATE_SECONDS)
         try:
-            program = make(number)
+            program = make(asked.seed, number)
         except (LookupError, CheckedBackendError) as error:  # a program of torchfuzz that none of ours can be
             done.append(Entry(asked.seed, number, "", ProgramResult(Status.SKIPPED, str(error))))
             tell()
@@ -127,12 +136,3 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
         for entries in waiting.values():
             check_together(entries)
     answers.note("done")
-
-
-def _generator(asked: FuzzOptions) -> Callable[[int], FuzzProgram]:
-    """What makes the program of a number: this package's own generator, or that of a checkout."""
-    choices = asked.choices
-    if asked.generator:
-        return partial(TorchFuzz(Path(asked.generator), choices).program, asked.seed)
-    rules, wanted = rules_for(()), rules_for(choices.ops) if choices.ops else ()
-    return lambda number: make_program(asked.seed, number, choices, rules, wanted)

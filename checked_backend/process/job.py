@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
@@ -53,10 +53,10 @@ import sys
 sys.path[:] = [path for path in sys.path if path]
 import json
 with open(sys.argv[1] + "/job.json", encoding="utf-8") as file:
-    asked = json.load(file)
-sys.path[:] = asked["path"]
+    sys.path[:] = json.load(file)["path"]
+from pathlib import Path
 from checked_backend.process.job import work_in
-work_in(sys.argv[1], asked)
+work_in(Path(sys.argv[1]))
 """
 
 
@@ -219,10 +219,14 @@ class RunningProcesses:
 
 
 class Warm(Protocol):
-    """Processes that have imported modules already, and are forked for a job."""
+    """A process that has imported modules already, and is forked for a job."""
 
-    def run(self, job: Job, started: Callable[[int], None], /) -> JobEnd | None:
-        """Run a job; None if a fork cannot do it."""
+    def forked(self, folder: Path, /) -> Forked:
+        """A fork that does the work of which there is a question in a folder; it or its methods raise `NoForkError`."""
+
+
+class NoForkError(Exception):
+    """Raised if a warm process cannot be forked for a job, or has died with its fork."""
 
 
 def run(
@@ -230,8 +234,6 @@ def run(
     resources: JobResources,
     start: Literal["fork", "fresh"] | Warm = "fresh",
     started: Callable[[int], None] = lambda _pid: None,
-    given_up: Callable[[float], object] = time.sleep,
-    closed: Sequence[int] = (),
     *,
     logged: bool = True,
     patience: float = 0.0,
@@ -239,11 +241,9 @@ def run(
     """Run a job in another process, and kill every process that it leaves.
 
     Args:
-        start: ``fresh`` for a new Python, ``fork`` for a fork of this process, or warm processes. A job that these
+        start: ``fresh`` for a new Python, ``fork`` for a fork of this process, or a warm process. A job that this
             cannot run gets a new Python.
         started: Called with the id of the process, which leads a process group.
-        given_up: Waits some seconds, and says whether the job is not wanted any more.
-        closed: Descriptors that a forked process must not have.
         logged: Whether to keep what the job prints. If not, it is printed here.
         patience: On Ctrl-C the job is interrupted too, and has this many seconds to end by itself.
 
@@ -251,25 +251,40 @@ def run(
         OSError: The system gives no process, or no temporary folder.
         KeyboardInterrupt: On Ctrl-C, if there is no patience, and on a second one.
     """
-    if not isinstance(start, str):
-        return start.run(job, started) or run(job, resources, "fresh", started)
+    try:
+        return _run(job, resources, start, started, logged=logged, patience=patience)
+    except NoForkError:
+        return _run(job, resources, "fresh", started, logged=logged, patience=patience)
+
+
+def _run(
+    job: Job,
+    resources: JobResources,
+    start: Literal["fork", "fresh"] | Warm,
+    started: Callable[[int], None],
+    *,
+    logged: bool,
+    patience: float,
+) -> JobEnd:
     with tempfile.TemporaryDirectory(prefix="checked-backend-job-") as name:
         folder = Path(name)
-        begun, killed_before = time.monotonic(), _killed_for_memory()
+        killed_before = _killed_for_memory()
         _flush_output()
         process: _Process
         if start == "fork":
-            process = _forked(job, resources, folder, closed, logged=logged)
+            process = forked(job, resources, folder, logged=logged)
         else:
-            process = _fresh(job, resources, folder, logged=logged)
+            _ask(job, resources, folder)
+            process = _fresh(resources, folder, logged=logged) if start == "fresh" else start.forked(folder)
+        begun = time.monotonic()
         try:
             started(process.pid)
-            overdue, interrupted = _awaited(process, folder, job.seconds, patience, given_up)
+            overdue, interrupted = _awaited(process, folder, job.seconds, patience)
             if overdue is not None:
                 _abort(process)
         finally:
-            _kill(process)
-            status = process.wait() or 0
+            kill(process)
+            status = process.wait()
             if not logged:
                 _print_here(folder)
         return JobEnd(
@@ -284,7 +299,7 @@ def run(
         )
 
 
-class _Forked:
+class Forked:
     """A fork of this process, with as much of `subprocess.Popen` as is used here."""
 
     def __init__(self, pid: int) -> None:
@@ -292,19 +307,24 @@ class _Forked:
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        return self.wait(os.WNOHANG) if self._status is None else self._status
-
-    def wait(self, how: int = 0) -> int | None:
+        """The exit status, negative if a signal killed it; None while it runs."""
         if self._status is None:
-            found, status = os.waitpid(self.pid, how)
+            found, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if found else None
         return self._status
 
+    def wait(self) -> int:
+        """The same at its end."""
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
 
-_Process = _Forked | subprocess.Popen[bytes]
+
+_Process = Forked | subprocess.Popen[bytes]
 
 
-def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[int], *, logged: bool) -> _Forked:
+def forked(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> Forked:
+    """Fork this process for a job, which leaves its answer in a folder."""
     parent = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns of forking a process with threads; the child uses none of these
@@ -314,8 +334,6 @@ def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[in
         try:
             gc.freeze()  # what is left of the parent stays: a finalizer may wait for threads that are not here
             os.setsid()  # in the parent's process group, Ctrl-C would reach the child twice
-            for descriptor in closed:
-                os.close(descriptor)
             _drop_signal_handlers()
             sys.stdin = open(os.devnull, encoding="ascii")  # noqa: SIM115  nobody closes it
             if logged:
@@ -330,7 +348,7 @@ def _forked(job: Job, resources: JobResources, folder: Path, closed: Sequence[in
             _work(job, resources, folder, parent)
         finally:
             os._exit(1)  # never return into the parent's code
-    return _Forked(child)
+    return Forked(child)
 
 
 def _drop_signal_handlers() -> None:
@@ -341,10 +359,20 @@ def _drop_signal_handlers() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def _fresh(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> subprocess.Popen[bytes]:
+def _ask(job: Job, resources: JobResources, folder: Path) -> None:
+    """Write what another Python is to do."""
     path = [*([resources.folder] if resources.folder is not None else []), *map(os.path.abspath, sys.path)]
     asked = {"job": asdict(job), "resources": asdict(resources), "parent": os.getpid(), "path": path}
     (folder / _JOB).write_text(json.dumps(asked, default=str), encoding="utf-8")
+
+
+def asked_in(folder: Path) -> tuple[Job, JobResources, int]:
+    """The job of which there is a question in a folder, its resources, and the process that asks."""
+    asked = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+    return Job(**asked["job"]), JobResources(**asked["resources"]), asked["parent"]
+
+
+def _fresh(resources: JobResources, folder: Path, *, logged: bool) -> subprocess.Popen[bytes]:
     with contextlib.ExitStack() as files:
         streams: dict[str, Any] = {}
         if logged:
@@ -373,9 +401,7 @@ def environment_of(resources: JobResources) -> dict[str, str]:
     return environment
 
 
-def _awaited(
-    process: _Process, folder: Path, seconds: float, patience: float, given_up: Callable[[float], object]
-) -> tuple[float | None, bool]:
+def _awaited(process: _Process, folder: Path, seconds: float, patience: float) -> tuple[float | None, bool]:
     """Wait for the end of a process.
 
     Returns:
@@ -389,8 +415,7 @@ def _awaited(
                 left = end - time.monotonic()
                 if left <= 0:
                     return allowed, interrupted and allowed == patience
-                if given_up(min(pause, left)):
-                    return None, False
+                time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
             return None, False
         except KeyboardInterrupt:
@@ -410,7 +435,8 @@ def _abort(process: _Process) -> None:
         time.sleep(_LONGEST_PAUSE)
 
 
-def _kill(process: _Process) -> None:
+def kill(process: _Process) -> None:
+    """Kill a process, with all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.poll() is None:  # it may not lead a group yet
@@ -418,10 +444,10 @@ def _kill(process: _Process) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def work_in(folder: str, asked: Mapping[str, Any]) -> NoReturn:
-    """Do the work of a fresh process, of which its parent has written into the folder, and end it."""
-    job, resources = Job(**asked["job"]), JobResources(**asked["resources"])
-    _work(job, resources, Path(folder), asked["parent"])
+def work_in(folder: Path) -> NoReturn:
+    """Do the work of a fresh process, and end it."""
+    job, resources, parent = asked_in(folder)
+    _work(job, resources, folder, parent)
 
 
 def _work(job: Job, resources: JobResources, folder: Path, parent: int) -> NoReturn:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind, NoiseScale, RegionInfo, Skip
-from checked_backend.program.records import PLAIN, Place, Recording, TensorRecord, noise_folders, read_run
+from checked_backend.program.records import PLAIN, Place, Recording, TensorRecord, read_run
 from checked_backend.report import Report
 from checked_backend.report.advice import TENSORS_OF_BOTH_RUNS
 
@@ -214,7 +214,8 @@ def compare_recordings(first: Path, second: Path) -> Report:
         CheckedBackendError: A folder has no recording.
     """
     mine, theirs = read_run(first / PLAIN), read_run(second / PLAIN)
-    comparison = _Comparison(mine, theirs, [read_run(folder) for folder in noise_folders(first)])
+    noisy = [read_run(folder) for folder in sorted(first.glob("noise-*")) if folder.is_dir()]
+    comparison = _Comparison(mine, theirs, noisy)
     comparison.run()
     one, other = (next(iter(run.environments.values())) for run in (mine, theirs))
     here, there = (", ".join(sorted({record.device for record in run.tensors.values()})) for run in (mine, theirs))

@@ -94,14 +94,13 @@ class CompileWatch:
         self._began_with = began_with or {}
         checks = {name: value for name, value in self._began_with.items() if name in CheckOptions.model_fields}
         self._defaults = {**(defaults or {}), **checks}
-        self._replaced: ExitStack | None = None
+        self._everything = ExitStack()
         self._settings: list[Settings] = []
 
     def check_everything(self, compiler: str) -> None:
         """Check ``torch.compile`` from now on, until `close`, with this backend if the code names none."""
         if not self._settings:
-            self._settings.append(Settings(compiler))
-            self._replace()
+            self._everything.enter_context(self.using(Settings(compiler)))
 
     def validate(self) -> None:
         """Raise an OptionError if an option in the environment, or the compiler, is unknown."""
@@ -124,20 +123,20 @@ class CompileWatch:
 
     def close(self) -> None:
         """Put the original ``torch.compile`` back."""
+        self._everything.close()
         self._settings.clear()
-        self._restore()
 
     @contextmanager
     def using(self, settings: Settings) -> Iterator[None]:
         """Check what ``torch.compile`` compiles inside of the block."""
-        self._settings.append(settings)
-        self._replace()
-        try:
-            yield
-        finally:
-            self._settings.pop()
+        with ExitStack() as at_end:
             if not self._settings:
-                self._restore()
+                at_end.callback(setattr, torch, "compile", torch.compile)
+                torch.compile = self.checking(torch.compile)
+                at_end.callback(choose_given_backends(self.chosen))
+            self._settings.append(settings)
+            at_end.callback(self._settings.pop)
+            yield
 
     def current(self) -> Session | None:
         """The session that should record a call but is not active in this thread, or None."""
@@ -220,18 +219,6 @@ class CompileWatch:
 
     def _now(self) -> Settings:
         return self._settings[-1] if self._settings else Settings()
-
-    def _replace(self) -> None:
-        if self._replaced is None:
-            self._replaced = ExitStack()
-            self._replaced.callback(setattr, torch, "compile", torch.compile)
-            torch.compile = self.checking(torch.compile)
-            self._replaced.callback(choose_given_backends(self.chosen))
-
-    def _restore(self) -> None:
-        if self._replaced is not None:
-            self._replaced.close()
-            self._replaced = None
 
     def _redirected(self, settings: Settings, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of ``torch.compile``, with the backend they name replaced by one that checks it."""

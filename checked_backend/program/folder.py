@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from checked_backend.autostart import HOOKED, UNCHECKED
@@ -21,15 +21,6 @@ _MARK = ".started"
 _SECONDS, _CHECKING = "seconds of the program", "seconds of checks"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReport:
-    """The report of one process of a run, how long that ran, and how much of that the checks took."""
-
-    report: Report
-    seconds: float
-    checking: float
-
-
 class Mark:
     """The mark and the report of one process in the folder."""
 
@@ -40,10 +31,10 @@ class Mark:
         self._path: Path | None = None
         write_whole(json.dumps({"program": program}) + "\n", self._mark)
 
-    def save(self, found: ProcessReport) -> None:
-        """Write the report. It replaces the one that was written before."""
-        spent = {_SECONDS: f"{found.seconds:.6g}", _CHECKING: f"{found.checking:.6g}"}
-        report = replace(found.report, environment={**found.report.environment, **spent})
+    def save(self, report: Report, seconds: float, checking: float) -> None:
+        """Write the report, the seconds that the process ran, and those of the checks, over an earlier one."""
+        spent = {_SECONDS: f"{seconds:.6g}", _CHECKING: f"{checking:.6g}"}
+        report = replace(report, environment={**report.environment, **spent})
         self._path = write_report(report, self._folder, self._path)
 
     def ended(self) -> None:
@@ -51,7 +42,7 @@ class Mark:
         self._mark.unlink(missing_ok=True)
 
 
-def read_processes(folder: Path) -> tuple[list[ProcessReport], list[str]]:
+def read_processes(folder: Path) -> tuple[list[Report], list[str]]:
     """The reports of the processes that compiled something; and what is missing, in sentences."""
     if not folder.is_dir():
         return [], []
@@ -66,8 +57,7 @@ def read_processes(folder: Path) -> tuple[list[ProcessReport], list[str]]:
         f"a process was not checked, its Python lacks something: {path.read_text('utf-8').strip()}"
         for path in sorted(folder.glob(f"*{UNCHECKED}"))
     ]
-    reports = [_completed(one, folder.parent, killed) for one in read.reports]
-    return [ProcessReport(one, _number(one, _SECONDS), _number(one, _CHECKING)) for one in reports], missing
+    return [_completed(one, folder.parent, killed) for one in read.reports], missing
 
 
 def _completed(report: Report, beside: Path, killed: Sequence[str]) -> Report:
@@ -95,7 +85,8 @@ def tidy(folder: Path) -> None:
         folder.rmdir()
 
 
-def _number(report: Report, name: str) -> float:
+def seconds_of(report: Report) -> tuple[float, float]:
+    """How long a process took for its checks, and in all; 0 if its report does not say."""
     with contextlib.suppress(KeyError, ValueError):
-        return float(report.environment[name])
-    return 0.0
+        return float(report.environment[_CHECKING]), float(report.environment[_SECONDS])
+    return 0.0, 0.0

@@ -114,11 +114,6 @@ class RecordFile:
         self.file.write(json.dumps(values, allow_nan=False) + "\n")
 
 
-def noise_folders(folder: Path) -> list[Path]:
-    """The folders of a recording's noise runs."""
-    return sorted(path for path in folder.glob("noise-*") if path.is_dir())
-
-
 def written_by(folder: Path) -> bool:
     """Whether any process left a record in a folder."""
     return any(folder.glob("rank*.jsonl"))

@@ -15,7 +15,7 @@ from checked_backend.autostart import say
 from checked_backend.findings import Finding, Verdict
 from checked_backend.findings.paths import shown_path
 from checked_backend.options import RunOptions, parse_options
-from checked_backend.program.folder import WHOLE_CALLS, ProcessReport, read_processes, tidy
+from checked_backend.program.folder import WHOLE_CALLS, read_processes, seconds_of, tidy
 from checked_backend.report import Report
 from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean, plural
@@ -40,26 +40,25 @@ class RunResult:
     program: str
     status: int | None
     seconds: float
-    processes: Sequence[ProcessReport]
+    processes: Sequence[Report]
     lost: Sequence[str]
     folder: Path
 
     @property
-    def used(self) -> list[ProcessReport]:
+    def used(self) -> list[Report]:
         """The processes in which Dynamo ran. A process that only imports a compiled function checks nothing."""
-        done = ((one, one.report.coverage) for one in self.processes)
-        return [one for one, covered in done if covered.regions or covered.skipped or one.report.findings]
+        return [one for one in self.processes if one.coverage.regions or one.coverage.skipped or one.findings]
 
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of all processes. A lost process, or nothing compiled, makes the run inconclusive."""
         lost = [Verdict.INCONCLUSIVE for _ in self.lost]
-        return Verdict.worst([*(one.report.verdict for one in self.used), *lost]) or Verdict.INCONCLUSIVE
+        return Verdict.worst([*(one.verdict for one in self.used), *lost]) or Verdict.INCONCLUSIVE
 
     @property
     def findings(self) -> list[Finding]:
         """The findings of all processes."""
-        return [finding for one in self.used for finding in one.report.findings]
+        return [finding for one in self.used for finding in one.findings]
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON."""
@@ -70,10 +69,10 @@ class RunResult:
             "program": self.program,
             "exit_code": self.status,
             "seconds": self.seconds,
-            "checking_seconds": max((one.checking for one in self.used), default=0.0),
+            "checking_seconds": max((seconds_of(one)[0] for one in self.used), default=0.0),
             "folder": str(self.folder),
             "lost": list(self.lost),
-            "reports": [{"path": str(one.report.path), "report": encode(one.report)} for one in self.used],
+            "reports": [{"path": str(one.path), "report": encode(one)} for one in self.used],
         }
 
     def __str__(self) -> str:
@@ -92,7 +91,7 @@ class RunResult:
             yield _row("missing", lost)
         if not self.used:
             return
-        regions = [region for one in self.used for region in one.report.coverage.regions]
+        regions = [region for one in self.used for region in one.coverage.regions]
         calls, checked = sum(r.calls for r in regions), sum(r.checked_calls for r in regions)
         backwards = sum(r.checked_backwards for r in regions)
         where = f" in {len(self.used)} processes" if len(self.used) > 1 else ""
@@ -101,27 +100,27 @@ class RunResult:
             f"{plural(len(regions), 'region')}{where}, {checked} of {plural(calls, 'call')}, "
             f"{backwards} backward {'pass' if backwards == 1 else 'passes'}",
         )
-        whole = sum(one.report.coverage.checked.get(WHOLE_CALLS, 0) for one in self.used)
+        whole = sum(one.coverage.checked.get(WHOLE_CALLS, 0) for one in self.used)
         if whole:
             yield _row("whole", f"{plural(whole, 'call')} compared from outside with eager (--shadow)")
-        limits = [(limit, of) for one in self.used for of, limit in one.report.coverage.detection_limit.items()]
+        limits = [(limit, of) for one in self.used for of, limit in one.coverage.detection_limit.items()]
         if limits:
             limit, of = max(limits)
             yield _row("weakest", f"a relative error of {limit:.2g} in {of} would have been seen in every checked call")
         failing = sum(finding.fails for finding in self.findings)
         others = len(self.findings) - failing
         yield _row("findings", f"{failing} that fail" + (f", {others} others" if others else ""))
-        slowest = max(self.used, key=lambda one: one.checking)
-        share = slowest.checking / slowest.seconds if slowest.seconds else 0.0
-        yield _row("time", f"checks took {slowest.checking:.1f} s of {slowest.seconds:.1f} s ({share:.0%})")
+        checking, seconds = max(map(seconds_of, self.used))
+        share = checking / seconds if seconds else 0.0
+        yield _row("time", f"checks took {checking:.1f} s of {seconds:.1f} s ({share:.0%})")
         yield _row("reports", shown_path(str(self.folder)))
 
     def _told(self) -> Iterator[Report]:
         """The reports to print; what the ranks of one program have in common is printed once, with their names."""
         groups: dict[object, list[Report]] = {}
         for one in self.used:
-            if one.report.verdict is not Verdict.PASS or one.report.findings:
-                groups.setdefault(_what_is_found(one.report), []).append(one.report)
+            if one.verdict is not Verdict.PASS or one.findings:
+                groups.setdefault(_what_is_found(one), []).append(one)
         for group in groups.values():
             yield group[0] if len(group) == 1 else replace(merged_report(group), path=self.folder)
 
@@ -141,8 +140,8 @@ class RunResult:
                 "called, or Dynamo left it to eager, as it does with a layer of torch.nn that is compiled by itself "
                 "(TORCH_LOGS=dynamo tells)"
             )
-        worst = next(one for one in self.used if one.report.verdict is self.verdict)
-        return view(worst.report).sentence
+        worst = next(one for one in self.used if one.verdict is self.verdict)
+        return view(worst).sentence
 
 
 def _what_is_found(report: Report) -> object:

@@ -27,7 +27,7 @@ from checked_backend.autostart import say
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.program.compile_calls import CompileWatch
-from checked_backend.program.folder import Mark, ProcessReport
+from checked_backend.program.folder import Mark
 from checked_backend.program.shadow import Shadows
 from checked_backend.regions.backward import eager_uses
 from checked_backend.regions.call_findings import described_exception
@@ -125,8 +125,7 @@ class ProgramWatch(CompileWatch):
         report = replace(self._session.report, title=_program())
         shadows = 0.0 if self._shadows is None else self._shadows.seconds
         checking = self._checking + shadows + self._session.investigations.seconds
-        found = ProcessReport(report, time.perf_counter() - self._began, checking)
-        self._marks[os.getpid()].save(found)
+        self._marks[os.getpid()].save(report, time.perf_counter() - self._began, checking)
 
     def write(self) -> None:
         """Write the final report of this process if it compiled something, or made checks of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,10 +122,7 @@ class Watch(CompileWatch):
         with session.entered():
             self._checks.append(check)
             try:
-                if marker and not misuse:
-                    with self.using(settings):
-                        yield check
-                else:
+                with self.using(settings) if marker and not misuse else nullcontext():
                     yield check
             finally:
                 self._checks.remove(check)

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from checked_backend.errors import SuiteError
 from checked_backend.findings import Verdict
+from checked_backend.process.job import JobEnd
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 """For what a stranger may have written."""
@@ -52,6 +53,11 @@ class Status(str, Enum):
     def of_verdict(cls, verdict: Verdict) -> Status:
         """The status of a verdict."""
         return cls(verdict.value)
+
+    @classmethod
+    def of_end(cls, end: JobEnd) -> Status:
+        """The status of a case whose process ended before it had a result."""
+        return {"hang": cls.HANG, "memory": cls.OUT_OF_MEMORY}.get(end.kind, cls.CRASH)
 
 
 _MEANS = {

@@ -16,16 +16,14 @@ from rich.console import Console
 from checked_backend._torch.preload import LATE_MODULES
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import IMPORTING, Job, JobEnd, JobResources, Warm, run
-from checked_backend.process.warm import WarmProcesses
+from checked_backend.process.warm import WarmProcess
 from checked_backend.runs.case import CaseResult, Status
 from checked_backend.runs.pool import LocalPool, Pool, RayPool
 from checked_backend.runs.progress import Progress
 from checked_backend.runs.results import Results, WantedCase
 from checked_backend.runs.summary import Summary, summarize
-from checked_backend.sweep.plan import Listed, Request, Selection, SweepJob, list_suite, planned
-from checked_backend.sweep.rules import Rules
+from checked_backend.sweep.plan import Listed, Sweep, SweepJob, list_suite, planned
 
-_LOCAL = "local"
 _WORK = "checked_backend.sweep.examine:answer_case"
 _BEFORE_THE_MODEL = ("starting", IMPORTING)
 _ALWAYS = ("torch", "checked_backend.sweep.examine", "checked_backend.sweep.suites", *LATE_MODULES)
@@ -38,29 +36,6 @@ _OF_SUITE: Mapping[str, tuple[str, ...]] = {
         "transformers.models.auto.modeling_auto",
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """A sweep as the user asked for it.
-
-    Attributes:
-        engine: ``local`` or ``ray``, with the address of its cluster.
-        fresh: Whether each case gets a fresh Python, and is never forked from one that has imported torch.
-    """
-
-    suites: Sequence[str]
-    out: Path
-    request: Request = field(default_factory=Request)
-    selection: Selection = field(default_factory=Selection)
-    rules: Rules = field(default_factory=Rules)
-    jobs: int = 1
-    resources: JobResources = field(default_factory=JobResources)
-    engine: str = _LOCAL
-    address: str | None = None
-    rerun: Sequence[str] = ()
-    repeats: int = 1
-    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +53,12 @@ class Plan:
     others: list[SweepJob] = field(default_factory=list)
 
 
-def warm_processes(asked: Sweep) -> AbstractContextManager[Warm | None]:
-    """Processes that are forked for a sweep's cases, one for each concurrent job; None if they cannot be forked."""
-    on_cpu = set(asked.request.devices) == {"cpu"}  # CUDA does not survive a fork
-    if asked.fresh or asked.engine != _LOCAL or sys.platform != "linux" or not on_cpu:
+def warm_process(asked: Sweep) -> AbstractContextManager[Warm | None]:
+    """A process that is forked for a sweep's cases; None if it cannot be."""
+    on_cpu = set(asked.devices) == {"cpu"}  # CUDA does not survive a fork
+    if asked.fresh or asked.engine != "local" or sys.platform != "linux" or not on_cpu:
         return nullcontext()
-    return WarmProcesses(asked.jobs, modules_of(asked.suites), asked.resources)
+    return WarmProcess(modules_of(asked.suites), asked.resources)
 
 
 def modules_of(suites: Sequence[str]) -> list[str]:
@@ -101,18 +76,18 @@ def plan_sweep(asked: Sweep, warm: Warm | None = None) -> Plan:
         raise SuiteError("name a suite: huggingface, timm, python:FILE.py, dumps:DIR or torchbench:DIR")
     listed: list[Listed] = []
     for text in asked.suites:
-        suite = list_suite(text, asked.request.compilers, asked.resources, warm)
+        suite = list_suite(text, asked.compilers, asked.resources, warm)
         if suite.label in [other.label for other in listed]:
             raise SuiteError(f"two suites are called {suite.label}; sweep them into two folders")
         listed.append(suite)
     devices = max(suite.devices for suite in listed)
-    if "cuda" in asked.request.devices and not devices and asked.engine == _LOCAL:
+    if "cuda" in asked.devices and not devices and asked.engine == "local":
         raise SuiteError("--device cuda: torch finds no CUDA device here")
-    asked.selection.refuse_unknown([str(model["name"]) for suite in listed for model in suite.models])
+    asked.refuse_unknown([str(model["name"]) for suite in listed for model in suite.models])
     versions = {name: version for suite in listed for name, version in suite.versions.items()}
     plan = Plan([], dict(sorted(versions.items())), devices, [])
     for suite in listed:
-        mine, others = asked.selection.split(planned(suite, asked.request, asked.rules, asked.selection))
+        mine, others = asked.split(planned(suite, asked))
         plan.jobs.extend(mine)
         plan.others.extend(others)
     return plan
@@ -167,7 +142,7 @@ def _todo(asked: Sweep, plan: Plan, results: Results) -> list[SweepJob]:
 def _pool(asked: Sweep, plan: Plan, warm: Warm | None) -> Pool[SweepJob]:
     if asked.engine == "ray":
         return RayPool(run_case, asked.resources, asked.address)
-    gpus = _visible_gpus(plan.devices) if "cuda" in asked.request.devices else ()
+    gpus = _visible_gpus(plan.devices) if "cuda" in asked.devices else ()
     return LocalPool(partial(run_case, warm=warm), asked.resources, asked.jobs, gpus)
 
 
@@ -206,7 +181,7 @@ def result_of(end: JobEnd) -> CaseResult:
     if told is not None and end.kind == "done":
         return replace(told, seconds=end.seconds, log="" if told.status is Status.PASS else end.log)
     words = f"the process {end.words} while {end.stage}"
-    status = {"hang": Status.HANG, "memory": Status.OUT_OF_MEMORY}.get(end.kind, Status.CRASH)
+    status = Status.of_end(end)
     if told is not None and told.status is Status.FAIL:
         status, words = Status.FAIL, f"{told.message}; {words}, so it looked no further"
     elif end.kind == "exit" and end.exit and end.stage in _BEFORE_THE_MODEL:  # that says nothing of the model

@@ -30,21 +30,40 @@ _WITH_PLACE = {"python": "FILE.py", "dumps": "DIR", "torchbench": "DIR"}
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Selects the cases to run.
+class Sweep:
+    """A sweep as the user asked for it.
 
     Attributes:
+        ways: Pairs of mode and dtype.
+        settings: Those of a case for which no rule says otherwise.
         only: Patterns of models to run; none means all.
         skip_tags: Tags of rules whose models are skipped: ``slow``.
         canary: Whether to run models that the suite itself lists as unreliable.
         shard: The shard's number, from 1, and the number of shards.
+        engine: ``local`` or ``ray``, with the address of its cluster.
+        fresh: Whether each case gets a fresh Python, and is never forked from one that has imported torch.
     """
 
+    suites: Sequence[str]
+    out: Path
+    ways: Sequence[tuple[str, str]] = (("inference", "float32"),)
+    devices: Sequence[str] = ("cpu",)
+    compilers: Sequence[str] = ("inductor",)
+    dynamic: bool = False
+    settings: Settings = field(default_factory=Settings)
+    rules: Rules = field(default_factory=Rules)
     only: Sequence[str] = ()
     exclude: Sequence[str] = ()
     skip_tags: Sequence[str] = ()
     canary: bool = False
     shard: tuple[int, int] = (1, 1)
+    jobs: int = 1
+    resources: JobResources = field(default_factory=JobResources)
+    engine: str = "local"
+    address: str | None = None
+    rerun: Sequence[str] = ()
+    repeats: int = 1
+    fresh: bool = False
 
     def has(self, model: str) -> bool:
         """Whether the patterns select a model."""
@@ -72,17 +91,6 @@ def _near(pattern: str, models: Sequence[str]) -> str:
     ]
     shown = ", ".join((near or list(models))[:_MOST_NEAR])
     return f"Near it: {shown}. * stands for any text." if near else f"There are {shown}, ..."
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """How to run each model."""
-
-    ways: Sequence[tuple[str, str]] = (("inference", "float32"),)
-    devices: Sequence[str] = ("cpu",)
-    compilers: Sequence[str] = ("inductor",)
-    dynamic: bool = False
-    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +192,12 @@ def parse_modes(words: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, 
     return list(dict.fromkeys(pairs))
 
 
-def planned(listed: Listed, request: Request, rules: Rules, selection: Selection) -> list[SweepJob]:
+def planned(listed: Listed, asked: Sweep) -> list[SweepJob]:
     """The cases of a suite, of all shards, in order, each with its settings; a SuiteError if there is none."""
-    made_by = {compiler: fingerprint_of(compiler) for compiler in request.compilers}
+    made_by = {compiler: fingerprint_of(compiler) for compiler in asked.compilers}
     jobs = []
-    for model, case in _cases(listed, request, selection):
-        settings = _settings(case, model, request, rules, selection)
+    for model, case in _cases(listed, asked):
+        settings = _settings(case, model, asked)
         compiled = made_by[case.compiler] and f", compiled by {made_by[case.compiler]}"
         jobs.append(SweepJob(listed.spec, case, settings, settings.digest(listed.fingerprint + compiled)))
     if not jobs:
@@ -200,20 +208,20 @@ def planned(listed: Listed, request: Request, rules: Rules, selection: Selection
     return jobs
 
 
-def _cases(listed: Listed, request: Request, selection: Selection) -> Iterator[tuple[Mapping[str, Any], Case]]:
-    for model in filter(lambda model: selection.has(model["name"]), listed.models):
-        ways = [(FIXED, FIXED)] if model["fixed"] else request.ways
-        dynamic = request.dynamic and not model["fixed"]
-        for (mode, dtype), device, compiler in product(ways, request.devices, request.compilers):
+def _cases(listed: Listed, asked: Sweep) -> Iterator[tuple[Mapping[str, Any], Case]]:
+    for model in filter(lambda model: asked.has(model["name"]), listed.models):
+        ways = [(FIXED, FIXED)] if model["fixed"] else asked.ways
+        dynamic = asked.dynamic and not model["fixed"]
+        for (mode, dtype), device, compiler in product(ways, asked.devices, asked.compilers):
             yield model, Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
 
 
-def _settings(case: Case, model: Mapping[str, Any], request: Request, rules: Rules, selection: Selection) -> Settings:
-    settings = rules.apply(case, request.settings)
+def _settings(case: Case, model: Mapping[str, Any], asked: Sweep) -> Settings:
+    settings = asked.rules.apply(case, asked.settings)
     if settings.skip is None:
         for tag in TAGS:
-            if tag in selection.skip_tags and tag in settings.tags:
+            if tag in asked.skip_tags and tag in settings.tags:
                 settings = replace(settings, skip=f"{tag.replace('_', ' ')}: {settings.tags[tag]}")
-    if settings.skip is None and model["canary"] and not selection.canary:
+    if settings.skip is None and model["canary"] and not asked.canary:
         settings = replace(settings, skip="a canary model; --canary runs it")
     return settings

@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils._pytree import tree_leaves
 
-from checked_backend.fuzz.build import build, inputs_for
+from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.examine import alike, examine
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
-from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
+from checked_backend.fuzz.generate.make import make_program
+from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program, merge
 
 GOAL = 3.0
 SIDES = ("together", "alone", "apart", "unchecked")
@@ -44,11 +44,10 @@ SIDES = ("together", "alone", "apart", "unchecked")
 
 def batches(count: int, size: int, seed: int) -> list[list[FuzzProgram]]:
     """Programs as a run checks them: those that may share a compile next to each other. Dynamic ones never share."""
-    rules = rules_for(())
     kinds: dict[str, list[FuzzProgram]] = {}
     found: list[list[FuzzProgram]] = []
     for number in range(count):
-        program = make_program(seed, number, Choices(dynamic=False), rules)
+        program = make_program(seed, number, Choices(dynamic=False))
         waiting = kinds.setdefault(alike(program), [])
         waiting.append(program)
         if len(waiting) == size:
@@ -110,7 +109,8 @@ def run_unchecked(programs: list[FuzzProgram], compiler: str) -> dict[str, int]:
     torch.compiler.reset()
     try:
         with torch.set_grad_enabled(programs[0].gradients):
-            results = torch.compile(build(programs), backend=compiler, fullgraph=True)(*inputs_for(programs))
+            both = merge(programs)
+            results = torch.compile(build(both), backend=compiler, fullgraph=True)(*make_inputs(both.inputs))
             roots = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
             if programs[0].gradients:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -133,7 +133,9 @@ def answer(question: str) -> None:
     if asked["side"] == "unchecked":
         statuses = Counter(run_unchecked(programs, asked["compiler"]))
     else:
-        statuses = Counter(result.status.value for part in parts for _, result in examine(part, asked["compiler"]))
+        statuses = Counter(
+            result.status.value for part in parts for _, result in examine(dict(enumerate(part)), asked["compiler"])
+        )
     spent = {"seconds": time.perf_counter() - began, "processor": processor_seconds() - before}
     print(json.dumps({**spent, "statuses": statuses}))
 

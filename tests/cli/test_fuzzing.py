@@ -123,7 +123,7 @@ def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch
     asked: list[Any] = []
     module = import_module("checked_backend.fuzz.drive")
 
-    def run_fuzz(what: Any, corpus: Corpus, **_more: Any) -> None:
+    def run_fuzz(what: Any, corpus: Corpus, _progress: Any) -> None:
         asked.append(what)
         corpus.add([Entry(3, number, "", ProgramResult(Status.SKIPPED, "streams")) for number in range(3)])
 
@@ -139,7 +139,7 @@ def test_a_run_gets_what_the_user_asks_for(run: Run, tmp_path: Path, monkeypatch
 
 
 def test_what_another_folder_has_is_known(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_fuzz(_asked: Any, corpus: Corpus, **_more: Any) -> None:
+    def run_fuzz(_asked: Any, corpus: Corpus, _progress: Any) -> None:
         (program,) = filled(corpus, ("torch.neg", failing()))
         corpus.put(group_of("torch.neg"), program)
 

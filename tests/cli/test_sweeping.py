@@ -17,8 +17,7 @@ from checked_backend.runs.case import Status
 from checked_backend.runs.results import Results
 from checked_backend.runs.summary import summarize
 from checked_backend.sweep import drive
-from checked_backend.sweep.drive import Sweep
-from checked_backend.sweep.plan import Listed
+from checked_backend.sweep.plan import Listed, Sweep
 from tests.support.cli_tools import Run
 from tests.support.sweep_tools import failing, keep, outcome
 
@@ -74,7 +73,7 @@ def test_fresh_is_handed_on(
         seen.append(asked)
         raise SuiteError("enough")
 
-    monkeypatch.setattr(sweeping, "warm_processes", warm)
+    monkeypatch.setattr(sweeping, "warm_process", warm)
     code, _, err = run("sweep", "timm", "--jobs", "3", "--out", tmp_path / "s", *words)
     assert (code, err) == (3, "checked-backend: enough\n")
     assert [(asked.fresh, asked.jobs) for asked in seen] == [(fresh, 3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,11 @@ def hangs(gm, _):
 def five_percent(gm, _):
     return lambda *args: [r * 1.05 for r in gm(*args)] if _has_exp(gm) else gm(*args)
 """
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # a process that confirms changes its own
 
 
 def _confirmed(folder: Path, name: str) -> Group:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import build, function_source, inputs_for, make_inputs, run_call, run_eager
+from checked_backend.fuzz.build import build, function_source, make_inputs, run_call, run_eager
 from checked_backend.fuzz.control import blocks_of, made_from
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, merge
 from checked_backend.fuzz.shrink import straightened
 
 X = Input("float32", (3, 2), (2, 1), fill="range")
@@ -69,7 +69,7 @@ def test_straight_line_and_function_do_the_same(made: FuzzProgram) -> None:
     straight = straightened(made)
     assert not {"for", "if", "let"} & {call.op for call in straight.calls}
     values = run_eager(straight)
-    results = build([made])(*inputs_for([made]))
+    results = build(made)(*make_inputs(made.inputs))
     for number, other, result in zip(made.returns, straight.returns, results, strict=True):
         assert torch.equal(expected[number], values[other])
         assert torch.equal(expected[number], result)
@@ -98,11 +98,11 @@ def test_a_flag_decides_and_is_an_argument(value: bool, expected: int) -> None:
     flagged = program(Statement("flag", (value,)), *branch, ELSE, Statement("Tensor.fill_", (Ref(0), 2)), END)
     assert run_eager(flagged)[0][0, 0] == expected
     assert f"def program(x0, *, flag0={value}):" in function_source(flagged)
-    (given,) = inputs_for([flagged])
-    build([flagged])(given, flag0=not value)
+    (given,) = make_inputs(flagged.inputs)
+    build(flagged)(given, flag0=not value)
     assert given[0, 0] == 3 - expected
-    both = build([flagged, ROWS])(*inputs_for([flagged, ROWS]))
-    assert both[0][0][0, 0] == expected
+    both = merge([flagged, ROWS])
+    assert build(both)(*make_inputs(both.inputs))[0][0, 0] == expected
 
 
 def test_blocks_know_their_statements() -> None:
@@ -136,7 +136,7 @@ NEG = Statement("torch.neg", (Ref(0),))
     ],
 )
 def test_what_is_no_program_is_refused(calls: tuple[Statement, ...], words: str) -> None:
-    for attempt in (run_eager, function_source, lambda one: build([one])):
+    for attempt in (run_eager, function_source, lambda one: build(one)):
         with pytest.raises(FuzzError, match=words):
             attempt(program(*calls))
 

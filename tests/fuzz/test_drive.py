@@ -72,7 +72,7 @@ def corpus(tmp_path: Path) -> Iterator[Corpus]:
 
 
 def _run(corpus: Corpus, programs: int, progress: Any = None, **more: Any) -> None:
-    run_fuzz(FuzzOptions(chunk=3, **more), corpus, seconds=None, programs=programs, progress=progress)
+    run_fuzz(FuzzOptions(chunk=3, programs=programs, **more), corpus, progress)
 
 
 def test_a_failure_is_confirmed_before_more_is_checked_and_then_localized(world: World, corpus: Corpus) -> None:
@@ -140,7 +140,7 @@ def test_documented_differences_are_one_row_and_not_looked_into(
 
 def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Corpus) -> None:
     corpus.add([entry_of(0, MADE[1], failing())])
-    run_fuzz(FuzzOptions(), corpus, seconds=-1.0)
+    run_fuzz(FuzzOptions(seconds=-1.0), corpus)
     assert not world.asked
     assert [entry.number for entry in corpus.failures()] == [0]
 

@@ -16,8 +16,7 @@ from torch import fx
 
 from checked_backend.fuzz.examine import ISOLATED_SECONDS, check_program
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
-from checked_backend.fuzz.generate.rules import Rule
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import ProgramResult, documented
 from tests.support import faults
@@ -199,13 +198,8 @@ PLANTED: dict[str, Planted] = {
 
 
 @functools.cache
-def _rules() -> list[Rule]:
-    return rules_for(())
-
-
-@functools.cache
 def _program(number: int, training: bool | None, dynamic: bool) -> FuzzProgram:
-    return make_program(SEED, number, Choices(training=training, dynamic=dynamic), _rules())
+    return make_program(SEED, number, Choices(training=training, dynamic=dynamic))
 
 
 def _found_after(planted: Planted, most: int) -> tuple[int, ProgramResult] | None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import build, inputs_for
-from checked_backend.fuzz.known import FUNCTION, METHOD, is_known, operation, plain, spelled
+from checked_backend.fuzz.build import build, make_inputs
+from checked_backend.fuzz.known import is_known, operation, plain, spelled
 from checked_backend.fuzz.program import (
     Constant,
     FuzzProgram,
@@ -132,8 +132,8 @@ def test_one_program_gives_the_results_of_all() -> None:
     programs = [PLAIN, SHARING, PLAIN]
     merged = merge(programs)
     assert decode_program(encode_program(merged)) == merged
-    expected = [value for results in build(programs)(*inputs_for(programs)) for value in results]
-    actual = build([merged])(*inputs_for([merged]))
+    expected = [value for program in programs for value in build(program)(*make_inputs(program.inputs))]
+    actual = build(merged)(*make_inputs(merged.inputs))
     assert len(actual) == 5
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
@@ -164,8 +164,8 @@ def test_everything_else_is_refused(name: str) -> None:
 
 
 def test_functions_and_methods_are_called_as_such() -> None:
-    assert operation("torch.add") == (FUNCTION, torch.add)
-    assert operation("Tensor.add_") == (METHOD, "add_")
+    assert operation("torch.add") is torch.add
+    assert operation("Tensor.add_") is torch.Tensor.add_
     assert spelled("Tensor.add_") == "add_"
 
 

@@ -72,7 +72,7 @@ def test_a_compile_that_is_shared_accuses_the_wrong_program_and_no_other(monkeyp
     (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
     assert (shared.caught, shared.programs) == (True, 4)
     wrong = ProgramResult(Status.FAIL, "wrong", kind="logic")
-    monkeypatch.setattr(examining, "examine", lambda programs, _: ((place, wrong) for place in range(len(programs))))
+    monkeypatch.setattr(examining, "examine", lambda programs, _: ((name, wrong) for name in programs))
     (shared,) = try_faults(["shared"], seed=1, most=3, control=0, note=lambda _: None)
     assert (shared.caught, shared.finding) == (False, "accused beside it: sums, integers, views")
 

@@ -6,7 +6,7 @@ import time
 
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.generate.draft import Choices
-from checked_backend.fuzz.generate.make import make_program, rules_for
+from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.shrink import shrink
 
@@ -85,9 +85,8 @@ def test_nothing_is_tried_after_the_deadline() -> None:
 
 
 def test_generated_programs_shrink_to_one_call() -> None:
-    rules = rules_for(())
     for number in range(12):
-        program = make_program(5, number, Choices(longest=6), rules)
+        program = make_program(5, number, Choices(longest=6))
         last = program.ops[-1]
         smallest = shrink(program, lambda one, op=last: op in one.ops, _forever())  # type: ignore[misc]
         assert len(smallest.calls) <= 3, smallest

@@ -11,7 +11,7 @@ import pytest
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import drive
 from checked_backend.fuzz.corpus import Entry, Record
-from checked_backend.fuzz.drive import CheckTask, ConfirmTask, Stopped
+from checked_backend.fuzz.drive import CheckTask, ConfirmTask
 from checked_backend.fuzz.program import decode_program
 from checked_backend.fuzz.results import Group, ProgramResult, signature_of
 from checked_backend.fuzz.worker import FuzzOptions
@@ -78,9 +78,6 @@ def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch)
     running = RunningProcesses()
     running.stop()
     assert CheckTask(range(4), 2).run(FuzzOptions(), running) == ([ENTRIES[0]], None)
-    monkeypatch.setattr(drive, "_run", answering(answer(None, "confirming", -9), asked=[]))
-    with pytest.raises(Stopped):
-        ConfirmTask(FAILED).run(FuzzOptions(), running)
 
 
 def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checked_backend.fuzz import worker
-from checked_backend.fuzz.corpus import Record
+from checked_backend.fuzz.corpus import Entry, Record
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import ProgramResult
 from checked_backend.process.job import AnswerFolder
@@ -39,15 +39,15 @@ class World:
         self.answers = AnswerFolder(folder)
         self.lost: list[list[int]] = []
 
-    def make(self, _seed: int, number: int, *_: Any) -> FuzzProgram:
+    def make(self, _seed: int, number: int, **_: Any) -> FuzzProgram:
         if number not in MADE:
             raise LookupError("none")
         return MADE[number]
 
-    def examine(self, programs: Sequence[FuzzProgram], *asked: Any) -> Iterator[tuple[int, ProgramResult]]:
-        asked[-1](range(len(programs)))
+    def examine(self, programs: Mapping[Entry, FuzzProgram], *asked: Any) -> Iterator[tuple[Entry, ProgramResult]]:
+        asked[-1]([*programs])
         self.lost.append([number for number, status in self.told().items() if status is Status.LOST])
-        yield from ((n, failing() if "torch.neg" in one.ops else PASS) for n, one in enumerate(programs))
+        yield from ((entry, failing() if "torch.neg" in one.ops else PASS) for entry, one in programs.items())
 
     def told(self) -> dict[int, Status]:
         record = Record.from_json((self.answers.path / "result.json").read_text())

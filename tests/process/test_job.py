@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, Warm, environment_of, run
-from checked_backend.process.warm import WarmProcesses
+from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, NoForkError, Warm, environment_of, run
+from checked_backend.process.warm import WarmProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers and limits memory")
 
@@ -27,13 +28,13 @@ Start = Literal["fork", "fresh"] | Warm
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[WarmProcesses]:
-    with WarmProcesses(1, ["tests.support.job_work", "no_such_module_anywhere"], RESOURCES) as processes:
-        yield processes
+def warm() -> Iterator[WarmProcess]:
+    with WarmProcess(["tests.support.job_work", "no_such_module_anywhere"], RESOURCES) as process:
+        yield process
 
 
 @pytest.fixture(params=["fresh", "fork", "warm"])
-def start(request: pytest.FixtureRequest, warm: WarmProcesses) -> Start:
+def start(request: pytest.FixtureRequest, warm: WarmProcess) -> Start:
     if request.param == "fork" and threading.active_count() > 1:
         pytest.skip("a process with threads is not forked")
     return warm if request.param == "warm" else request.param
@@ -91,7 +92,7 @@ def test_a_job_can_be_ended_from_here_or_has_no_time_at_all(start: Start) -> Non
 
 
 @pytest.mark.process
-def test_warm_processes_are_forked_again_and_again_and_replaced_when_they_die(warm: WarmProcesses) -> None:
+def test_a_warm_process_is_forked_again_and_again_and_replaced_when_it_dies(warm: WarmProcess) -> None:
     parents = {ran(warm, "answer").answer for _ in range(2)}
     assert len(parents) == 1
     assert parents != {str(os.getpid())}
@@ -104,21 +105,31 @@ def test_warm_processes_are_forked_again_and_again_and_replaced_when_they_die(wa
 
 
 @pytest.mark.process
+def test_a_warm_process_is_forked_for_several_jobs_at_a_time(warm: WarmProcess) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(ran, warm, "hang", 2.0)
+        assert ran(warm, "answer").kind == "done"
+        assert not hanging.done()
+        assert hanging.result().kind == "hang"
+
+
+@pytest.mark.process
 def test_a_process_with_threads_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     (tmp_path / "starts_a_thread.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    with WarmProcesses(1, ["starts_a_thread"], RESOURCES) as processes:
+    with WarmProcess(["starts_a_thread"], RESOURCES) as process:
         for _ in range(2):  # nor is it tried again
-            assert processes.run(Job(WORK, {"do": "answer"}, 60.0), id) is None
-        assert ran(processes, "answer").answer == str(os.getpid())
+            with pytest.raises(NoForkError):
+                process.forked(tmp_path)
+        assert ran(process, "answer").answer == str(os.getpid())
 
 
 DRIVER = """
 import sys
 from checked_backend.process.job import Job, JobResources, run
-from checked_backend.process.warm import WarmProcesses
-with WarmProcesses(1, [], JobResources()) as warm:
+from checked_backend.process.warm import WarmProcess
+with WarmProcess([], JobResources()) as warm:
     job = Job("tests.support.job_work:work", {"do": "hang"}, 600.0)
     run(job, JobResources(), warm if sys.argv[1] == "warm" else sys.argv[1], lambda pid: print(pid, flush=True))
 """
@@ -140,12 +151,10 @@ def test_nothing_outlives_a_driver(how: str, end: signal.Signals) -> None:
 
 
 @pytest.mark.process
-def test_closing_ends_processes_that_still_import() -> None:
-    before = threading.active_count()
-    with WarmProcesses(2, ["torch"], RESOURCES) as processes:
-        pids = [warm._process.pid for warm in processes._idle]
-    assert all(map(is_gone, pids))
-    assert threading.active_count() == before
+def test_closing_ends_a_process_that_still_imports() -> None:
+    with WarmProcess(["torch"], RESOURCES) as process:
+        pid = process._process.pid
+    assert is_gone(pid)
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ import pytest
 
 from checked_backend.findings import Coverage, Finding, Kind, RegionInfo, Verdict
 from checked_backend.findings.paths import shown_path
-from checked_backend.program.folder import Mark, ProcessReport, tidy
+from checked_backend.program.folder import Mark, tidy
 from checked_backend.program.summary import RunResult, exit_code, github_annotations, read_run
 from checked_backend.report import Report
 from checked_backend.report.write import write_report
@@ -23,8 +23,8 @@ IDLE = Report((), Coverage(), "imports only")
 
 def leave(folder: Path, report: Report, *, ends: bool = True) -> None:
     mark = Mark(folder, "a.py")
-    mark.save(ProcessReport(IDLE, 1.0, 0.0))  # an earlier state, which is written over
-    mark.save(ProcessReport(report, 10.0, 2.5))
+    mark.save(IDLE, 1.0, 0.0)  # an earlier state, which is written over
+    mark.save(report, 10.0, 2.5)
     if ends:
         mark.ended()
 

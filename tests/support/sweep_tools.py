@@ -18,8 +18,8 @@ from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.runs.pool import LocalPool
 from checked_backend.runs.results import Results, WantedCase
 from checked_backend.runs.summary import Summary, summarize
-from checked_backend.sweep.drive import Plan, Sweep, run_sweep
-from checked_backend.sweep.plan import SweepJob
+from checked_backend.sweep.drive import Plan, run_sweep
+from checked_backend.sweep.plan import Sweep, SweepJob
 from checked_backend.sweep.settings import Settings
 
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}

@@ -27,8 +27,8 @@ from checked_backend.runs.results import Results
 from checked_backend.runs.summary import Summary, summarize
 from checked_backend.runs.text import render_text
 from checked_backend.sweep import drive
-from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_processes
-from checked_backend.sweep.plan import Request, Selection, SweepJob
+from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_process
+from checked_backend.sweep.plan import SweepJob
 from checked_backend.sweep.settings import Settings
 from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted, swept
 
@@ -196,7 +196,7 @@ def test_jobs_have_the_gpus_that_the_user_leaves_visible(
 
     monkeypatch.setattr(drive, "run_case", run)
     plan = replace(plan_of(jobs_of("a", "b")), devices=2)
-    run_sweep(asked(tmp_path, jobs=2, request=Request(devices=devices)), Console(file=io.StringIO()), plan)
+    run_sweep(asked(tmp_path, jobs=2, devices=devices), Console(file=io.StringIO()), plan)
     assert sorted(seen, key=str) == expected
 
 
@@ -206,23 +206,16 @@ def test_jobs_have_the_gpus_that_the_user_leaves_visible(
         ({"jobs": 3}, True),
         ({"fresh": True}, False),
         ({"engine": "ray"}, False),  # its jobs start on other machines
-        ({"request": Request(devices=("cuda",))}, False),
+        ({"devices": ("cuda",)}, False),
     ],
 )
 def test_only_cases_on_the_cpu_of_this_machine_are_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, object], forks: bool
 ) -> None:
-    made: list[int] = []
-
-    class Stub(contextlib.nullcontext[str]):
-        def __init__(self, count: int, _modules: object, _place: object) -> None:
-            made.append(count)
-            super().__init__("forks")
-
-    monkeypatch.setattr(drive, "WarmProcesses", Stub)
+    monkeypatch.setattr(drive, "WarmProcess", lambda _modules, _place: contextlib.nullcontext("forks"))
     monkeypatch.setattr(sys, "platform", "linux")
-    with warm_processes(asked(tmp_path, **values)) as warm:
-        assert (warm, made) == (("forks", [3]) if forks else (None, []))
+    with warm_process(asked(tmp_path, **values)) as warm:
+        assert warm == ("forks" if forks else None)
 
 
 def test_nothing_of_the_users_is_imported_before_a_fork() -> None:
@@ -312,11 +305,10 @@ def test_a_part_that_is_missing_is_no_pass(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_model_is_told(tmp_path: Path) -> None:
-    chosen = Selection(only=("a*", "typo"))
     with pytest.raises(SuiteError, match=re.escape("--only got 'typo', which no model matches. There are a1, b, ...")):
-        chosen.refuse_unknown(["a1", "b"])
+        asked(tmp_path, only=("a*", "typo")).refuse_unknown(["a1", "b"])
     models = ["AlbertForMaskedLM", "BertForMaskedLM", "T5"]
     for typo, near in (("bert*", "AlbertForMaskedLM, BertForMaskedLM"), ("BertForMaskLM", "BertForMaskedLM, Albert")):
         with pytest.raises(SuiteError, match=f"Near it: {near}"):
-            Selection(only=(typo,)).refuse_unknown(models)
-    Selection(only=("a*",)).refuse_unknown(["a1", "b"])
+            asked(tmp_path, only=(typo,)).refuse_unknown(models)
+    asked(tmp_path, only=("a*",)).refuse_unknown(["a1", "b"])

@@ -12,8 +12,8 @@ import pytest
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import JobEnd, JobResources
 from checked_backend.sweep import plan
-from checked_backend.sweep.plan import Listed, Request, Selection, SweepJob, list_suite, parse_modes, planned, spec_of
-from checked_backend.sweep.rules import Rules, load_rules
+from checked_backend.sweep.plan import Listed, Sweep, SweepJob, list_suite, parse_modes, planned, spec_of
+from checked_backend.sweep.rules import load_rules
 from checked_backend.sweep.settings import Settings
 
 
@@ -24,18 +24,22 @@ def model(name: str, **more: bool) -> dict[str, Any]:
 LISTED = Listed("python:/m.py", "python:m.py", [model("a1"), model("a2"), model("b[0]")], "", {}, 0)
 
 
+def asked(**values: Any) -> Sweep:
+    return Sweep((), Path(), **values)
+
+
 def names(jobs: Sequence[SweepJob]) -> list[str]:
     return [job.case.model for job in jobs]
 
 
 def test_models_times_ways() -> None:
-    request = Request(
+    request = asked(
         ways=parse_modes(["inference", "training:float32,amp"], ["bfloat16"]),
         devices=("cpu", "cuda"),
         compilers=("eager", "inductor"),
         dynamic=True,
     )
-    jobs = planned(LISTED, request, Rules(), Selection())
+    jobs = planned(LISTED, request)
     assert len(jobs) == 3 * 3 * 2 * 2
     assert len({job.case.key for job in jobs}) == len(jobs)
     assert all(job.case.dynamic for job in jobs)
@@ -47,55 +51,56 @@ def test_models_times_ways() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "wanted"),
+    ("values", "wanted"),
     [
-        (Selection(), ["a1", "a2", "b[0]"]),
-        (Selection(only=["a*"]), ["a1", "a2"]),
-        (Selection(only=["b[0]", "a1"]), ["a1", "b[0]"]),
-        (Selection(exclude=["*2", "b*"]), ["a1"]),
-        (Selection(shard=(1, 2)), ["a1", "b[0]"]),
-        (Selection(shard=(2, 2)), ["a2"]),
-        (Selection(shard=(4, 4)), []),
+        ({}, ["a1", "a2", "b[0]"]),
+        ({"only": ["a*"]}, ["a1", "a2"]),
+        ({"only": ["b[0]", "a1"]}, ["a1", "b[0]"]),
+        ({"exclude": ["*2", "b*"]}, ["a1"]),
+        ({"shard": (1, 2)}, ["a1", "b[0]"]),
+        ({"shard": (2, 2)}, ["a2"]),
+        ({"shard": (4, 4)}, []),
     ],
 )
-def test_selections(selection: Selection, wanted: list[str]) -> None:
-    assert names(selection.split(planned(LISTED, Request(), Rules(), selection))[0]) == wanted
+def test_selections(values: dict[str, Any], wanted: list[str]) -> None:
+    selection = asked(**values)
+    assert names(selection.split(planned(LISTED, selection))[0]) == wanted
 
 
 def test_shards_are_all_and_share_nothing() -> None:
-    request = Request(ways=parse_modes(["inference", "training"], ["float32"]))
-    jobs = planned(LISTED, request, Rules(), Selection())
-    parts = [Selection(shard=(number, 4)).split(jobs)[0] for number in (1, 2, 3, 4)]
+    request = asked(ways=parse_modes(["inference", "training"], ["float32"]))
+    jobs = planned(LISTED, request)
+    parts = [asked(shard=(number, 4)).split(jobs)[0] for number in (1, 2, 3, 4)]
     keys = [job.case.key for part in parts for job in part]
     assert len(keys) == len(set(keys)) == 6
 
 
 def test_a_selection_that_leaves_nothing_is_an_error_that_says_what_there_is() -> None:
     with pytest.raises(SuiteError, match=r"none of its 3 models is wanted; it has a1, a2"):
-        planned(LISTED, Request(), Rules(), Selection(only=["resnet"]))
+        planned(LISTED, asked(only=["resnet"]))
 
 
 def test_tags_that_are_not_wanted_and_canaries_are_skipped_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("version: 1\nrules: [{models: a1, slow: true, reason: an hour}]")
     rules = load_rules([tmp_path / "r.yaml"])
     listed = replace(LISTED, models=[model("a1"), model("c", canary=True)])
-    jobs = planned(listed, Request(), rules, Selection(skip_tags=["slow"]))
+    jobs = planned(listed, asked(rules=rules, skip_tags=["slow"]))
     assert [job.settings.skip for job in jobs] == ["slow: an hour", "a canary model; --canary runs it"]
-    jobs = planned(listed, Request(), rules, Selection(canary=True))
+    jobs = planned(listed, asked(rules=rules, canary=True))
     assert [job.settings.skip for job in jobs] == [None, None]
 
 
 def test_a_dump_has_no_mode_to_choose() -> None:
     listed = replace(LISTED, models=[model("d", fixed=True)])
-    request = Request(ways=parse_modes(["inference", "training:amp"], ["float32"]), dynamic=True)
-    (job,) = planned(listed, request, Rules(), Selection())
+    request = asked(ways=parse_modes(["inference", "training:amp"], ["float32"]), dynamic=True)
+    (job,) = planned(listed, request)
     assert (job.case.mode, job.case.dtype, job.case.dynamic) == ("as dumped", "as dumped", False)
 
 
 def test_settings_of_the_command_line_hold_where_no_rule_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("version: 1\nrules: [{models: a1, batch_size: 9, reason: x}]")
-    request = Request(settings=Settings(batch_size=2, timeout=5.0))
-    jobs = planned(LISTED, request, load_rules([tmp_path / "r.yaml"]), Selection())
+    rules = load_rules([tmp_path / "r.yaml"])
+    jobs = planned(LISTED, asked(settings=Settings(batch_size=2, timeout=5.0), rules=rules))
     assert [job.settings.batch_size for job in jobs] == [9, 2, 2]
     assert {job.settings.timeout for job in jobs} == {5.0}
 
@@ -104,8 +109,8 @@ def test_what_changes_the_result_changes_the_state_of_a_case(tmp_path: Path) -> 
     path = tmp_path / "mine.py"
 
     def state(settings: Settings = Settings(), **listed: str) -> str:  # noqa: B008
-        request = Request(compilers=(f"{path}:mine",), settings=settings)
-        return planned(replace(LISTED, **listed), request, Rules(), Selection(only=["a1"]))[0].state
+        request = asked(compilers=(f"{path}:mine",), settings=settings, only=["a1"])
+        return planned(replace(LISTED, **listed), request)[0].state
 
     path.write_text("def mine(gm, _): return gm.forward")
     base = state()

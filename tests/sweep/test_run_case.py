@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checked_backend.process.job import JobEnd, JobResources, Warm
-from checked_backend.process.warm import WarmProcesses
+from checked_backend.process.warm import WarmProcess
 from checked_backend.report import Report
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.sweep.drive import modules_of, result_of, run_case
@@ -60,8 +60,8 @@ def warm() -> Iterator[Warm | None]:
     if sys.platform != "linux":
         yield None
         return
-    with WarmProcesses(1, modules_of([]), RESOURCES) as processes:
-        yield processes
+    with WarmProcess(modules_of([]), RESOURCES) as process:
+        yield process
 
 
 def ran(zoo: Path, warm: Warm | None, model: str, compiler: str = "eager", **settings: object) -> CaseResult:

@@ -123,40 +123,31 @@ def matches(op: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in (op, spelled(op), op.rpartition(".")[2]))
 
 
-def rules_for(patterns: Sequence[str]) -> list[Rule]:
+@functools.cache
+def rules_for(patterns: tuple[str, ...]) -> tuple[Rule, ...]:
     """The rules with only those operations that patterns name; all rules if there are no patterns."""
-    found = [replace(rule, ops=tuple(op for op in rule.ops if is_known(op))) for rule in [*RULES, *rules_of_samples()]]
-    if patterns:
-        found = [replace(rule, ops=tuple(op for op in rule.ops if matches(op, patterns))) for rule in found]
-    return [rule for rule in found if rule.ops]
+    found = []
+    for rule in (*RULES, *rules_of_samples()):
+        ops = tuple(op for op in rule.ops if is_known(op) and (not patterns or matches(op, patterns)))
+        found += [replace(rule, ops=ops)] if ops else []
+    return tuple(found)
 
 
-def make_program(
-    seed: int, number: int, choices: Choices, rules: Sequence[Rule], wanted: Sequence[Rule] = ()
-) -> FuzzProgram:
+def make_program(seed: int, number: int, choices: Choices) -> FuzzProgram:
     """The program of a seed and a number: the same in any process, with the same version of torch.
-
-    Args:
-        wanted: Rules for operations that the user named; a program has at least one of them. Empty for no such wish.
 
     Raises:
         LookupError: No attempt gave one.
     """
-    turn = [] if wanted else due(seed, number, rules)
+    turn = [] if choices.ops else due(seed, number)
     for attempt in range(_ATTEMPTS):
-        program = draw_program(random.Random(f"{seed} {number} {attempt}"), choices, rules, wanted, turn)
+        program = draw_program(random.Random(f"{seed} {number} {attempt}"), choices, turn)
         if program is not None:
             return program
     raise LookupError(f"none in {_ATTEMPTS} attempts")
 
 
-def draw_program(
-    rng: random.Random,
-    choices: Choices,
-    rules: Sequence[Rule],
-    wanted: Sequence[Rule] = (),
-    turn: Sequence[Sequence[Rule]] = (),
-) -> FuzzProgram | None:
+def draw_program(rng: random.Random, choices: Choices, turn: Sequence[Sequence[Rule]]) -> FuzzProgram | None:
     """A program that eager runs, and repeats; None where these choices lead to none.
 
     Args:
@@ -164,17 +155,17 @@ def draw_program(
         turn: The operators whose turn it is, as of `due`.
     """
     with random_untouched():
-        program = _attempt(rng, choices, rules, wanted, turn)
+        program = _attempt(rng, choices, turn)
         return program if program is not None and runs_alike(program) else None
 
 
-def due(seed: int, number: int, rules: Sequence[Rule]) -> list[list[Rule]]:
+def due(seed: int, number: int) -> list[list[Rule]]:
     """The operators whose turn it is, each as rules for all of its forms.
 
     Whatever the weights of rules are, each operator comes once before one comes again. The last is one of `COMMON`, so
     that these come more often.
     """
-    forms = _forms(tuple(rules))
+    forms = _forms()
     order, common = sorted(forms), [op for op in COMMON if op in forms]
     for ops in (order, common):
         random.Random(f"operators of seed {seed}").shuffle(ops)
@@ -183,22 +174,17 @@ def due(seed: int, number: int, rules: Sequence[Rule]) -> list[list[Rule]]:
 
 
 @functools.cache
-def _forms(rules: tuple[Rule, ...]) -> Mapping[str, list[Rule]]:
+def _forms() -> Mapping[str, list[Rule]]:
     """A rule for each form of an operator, by the operator."""
     forms: dict[str, list[Rule]] = {}
-    for rule in rules:
+    for rule in rules_for(()):
         for op in dict.fromkeys(rule.ops):
             forms.setdefault(plain(op), []).append(replace(rule, ops=(op,)))
     return forms
 
 
-def _attempt(
-    rng: random.Random,
-    choices: Choices,
-    rules: Sequence[Rule],
-    wanted: Sequence[Rule],
-    due_now: Sequence[Sequence[Rule]],
-) -> FuzzProgram | None:
+def _attempt(rng: random.Random, choices: Choices, due_now: Sequence[Sequence[Rule]]) -> FuzzProgram | None:
+    wanted = rules_for(choices.ops) if choices.ops else ()
     gradients = chance(rng, _SHARE_OF_GRADIENTS) if choices.training is None else choices.training
     dynamic = chance(rng, _SHARE_OF_DYNAMIC) if choices.dynamic is None else choices.dynamic
     for seed_all in (torch.manual_seed, random.seed, np.random.seed):  # torch's samples draw from each
@@ -216,7 +202,7 @@ def _attempt(
     def extend(changing: bool) -> bool:
         nonlocal asked
         from_wanted = bool(wanted) and (not asked or draft.chance(_SHARE_OF_WANTED))
-        chosen = wanted if from_wanted else rules
+        chosen: Sequence[Rule] = wanted if from_wanted else rules_for(())
         chosen = [rule for rule in chosen if rule.changes] or chosen if changing else chosen
         inner = bool(made) and not draft.in_block and draft.chance(_SHARE_OF_READING)
         ref = _extend(draft, chosen, rng.choice(made) if inner else None)
@@ -230,7 +216,7 @@ def _attempt(
         if len(draft.calls) >= length and not blocks and not late:
             break
         if late and draft.chance(0.5):
-            made += _extend_due(draft, late.pop(0), made, rules)
+            made += _extend_due(draft, late.pop(0), made)
         elif blocks and draft.chance(_SHARE_OF_BLOCKS):
             add_block(draft, extend)
             blocks -= 1
@@ -242,12 +228,13 @@ def _attempt(
     return program if program.calls else None
 
 
-def _extend_due(draft: Draft, forms: Sequence[Rule], made: Sequence[Ref], rules: Sequence[Rule]) -> list[Ref]:
+def _extend_due(draft: Draft, forms: Sequence[Rule], made: Sequence[Ref]) -> list[Ref]:
     """Add a call of an operator in any form that fits, now or with other arguments, and mostly one that reads it.
 
     Mostly it reads what the program computes, too: compilers fuse such operators. Returns the results of both.
     """
     added: list[Ref] = []
+    rules = rules_for(())
     for wanted, sources in ((forms, made), (rules, added)):
         inner = bool(sources) and draft.chance(_SHARE_OF_INNER)
         for attempt in range(_TRIES_OF_DUE if inner or wanted is forms else 0):
@@ -292,14 +279,10 @@ def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
     for ref in draft.tensors():
         rarely = ref.value in used and ref.value not in changed
         probability = 0.08 if ref not in made else 0.25 if rarely else 0.85
-        if _draws(draft, ref):
+        made_by = draft.entry(ref)
+        if isinstance(made_by, Statement) and draws(made_by.op):
             probability = 1.0  # a compiler need not draw what nobody uses
         if draft.chance(probability):
             found.append(ref)
     draft.rng.shuffle(found)
     return found or draft.tensors()[-1:]
-
-
-def _draws(draft: Draft, ref: Ref) -> bool:
-    call = draft.entry(ref)
-    return isinstance(call, Statement) and draws(call.op)

@@ -77,9 +77,19 @@ def _of(config: Any, names: Sequence[str] | str, default: Any) -> Any:
     return default
 
 
-def _number(config: Any, names: Sequence[str] | str, default: int) -> int:
-    value = _of(config, names, default)
-    return int(value[0] if isinstance(value, list | tuple) and value else value)
+def _number(names: Sequence[str] | str, default: int) -> Callable[[Any], int]:
+    """Reads a number of a configuration."""
+
+    def read(config: Any) -> int:
+        value = _of(config, names, default)
+        return int(value[0] if isinstance(value, list | tuple) and value else value)
+
+    return read
+
+
+_planes = _number(("num_channels", "in_channels", "in_chans"), 3)
+_bins = _number(("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "input_dim"), 16)
+_predicted = _number("prediction_length", 8)
 
 
 def _tokens(config: Any, batch: int) -> torch.Tensor:
@@ -89,7 +99,7 @@ def _tokens(config: Any, batch: int) -> torch.Tensor:
 
 
 def _channels_of_tokens(config: Any, batch: int) -> torch.Tensor:
-    channels = _number(config, ("num_channels", "num_codebooks", "num_quantizers"), 1)
+    channels = _number(("num_channels", "num_codebooks", "num_quantizers"), 1)(config)
     return _tokens(config, batch * channels).reshape(batch, channels, _LENGTH).transpose(1, 2)
 
 
@@ -102,33 +112,21 @@ def _side(config: Any) -> tuple[int, int]:
     return int(size), int(size)
 
 
-def _planes(config: Any) -> int:
-    return _number(config, ("num_channels", "in_channels", "in_chans"), 3)
-
-
 def _patch(config: Any) -> int:
-    return _number(config, ("temporal_patch_size",), 1) * _planes(config) * _number(config, ("patch_size",), 8) ** 2
-
-
-def _bins(config: Any) -> int:
-    return _number(config, ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "input_dim"), 16)
+    return _number(("temporal_patch_size",), 1)(config) * _planes(config) * _number(("patch_size",), 8)(config) ** 2
 
 
 def _frames(config: Any) -> int:
-    return 2 * _number(config, "max_source_positions", 32)
+    return 2 * _number("max_source_positions", 32)(config)
 
 
 def _history(config: Any) -> int:
     lags: Sequence[int] = _of(config, "lags_sequence", None) or [0]
-    return _number(config, "context_length", 16) + max(lags)
+    return _number("context_length", 16)(config) + max(lags)
 
 
 def _times(config: Any) -> int:
-    return max(1, _number(config, "num_time_features", 1))
-
-
-def _predicted(config: Any) -> int:
-    return _number(config, "prediction_length", 8)
+    return max(1, _number("num_time_features", 1)(config))
 
 
 def _noise(*shape: int | Callable[[Any], int | tuple[int, int]]) -> Maker:
@@ -141,17 +139,13 @@ def _noise(*shape: int | Callable[[Any], int | tuple[int, int]]) -> Maker:
     return make
 
 
-def _named(names: Sequence[str] | str, default: int) -> Callable[[Any], int]:
-    return lambda config: _number(config, names, default)
-
-
 _pixels = _noise(_planes, _side)
-_video = _noise(_named("num_frames", _FRAMES), _planes, _side)
+_video = _noise(_number("num_frames", _FRAMES), _planes, _side)
 _pairs = _noise(2, _planes, _side)
 _large_pixels = _noise(_planes, 64, 64)
 _patches = _noise(_GRID * _GRID, _patch)
 _features = _noise(_bins, _frames)
-_hidden = _noise(_LENGTH, _named(("hidden_size", "d_model", "embed_dim", "n_embd"), 32))
+_hidden = _noise(_LENGTH, _number(("hidden_size", "d_model", "embed_dim", "n_embd"), 32))
 
 
 def _features_in_time(config: Any, batch: int) -> torch.Tensor:
@@ -163,7 +157,7 @@ def _flat_patches(config: Any, batch: int) -> torch.Tensor:
 
 
 def _series(length: Callable[[Any], int]) -> Sequence[Maker]:
-    return _noise(length), _noise(length, _named("num_input_channels", 1))
+    return _noise(length), _noise(length, _number("num_input_channels", 1))
 
 
 def _boxes(_config: Any, batch: int) -> torch.Tensor:
@@ -176,8 +170,8 @@ def _grid(_config: Any, batch: int) -> torch.Tensor:
 
 _SOUND: Sequence[Maker] = (
     _noise(_SAMPLES),
-    _noise(_named("audio_channels", 1), _SAMPLES),
-    _noise(_named("max_length", 64), _bins),
+    _noise(_number("audio_channels", 1), _SAMPLES),
+    _noise(_number("max_length", 64), _bins),
 )
 _MAKERS: Mapping[str, Sequence[Maker]] = {
     **dict.fromkeys(("input_ids", "decoder_input_ids"), (_tokens, _channels_of_tokens)),

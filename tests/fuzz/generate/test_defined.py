@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from checked_backend.errors import FuzzError
-from checked_backend.fuzz.build import inputs_for
+from checked_backend.fuzz.build import make_inputs
 from checked_backend.fuzz.generate.defined import on_other_values, run_defined, runs_alike
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 
@@ -16,7 +16,7 @@ INTEGERS = Input("int64", (4,), (1,), fill="range", low=0, high=3, seed=4)
 
 def test_other_values_are_other_floats_and_other_integers_of_the_same_range() -> None:
     program = FuzzProgram((FLOATS, INTEGERS), (Statement("torch.take", (Ref(0), Ref(1))),), (2,))
-    (floats, integers), (others, indices) = (inputs_for([one]) for one in (program, on_other_values(program)))
+    (floats, integers), (others, indices) = (make_inputs(one.inputs) for one in (program, on_other_values(program)))
     assert not torch.equal(floats, others)
     assert not torch.equal(integers, indices)
     assert ((indices >= 0) & (indices <= 3)).all()
@@ -39,7 +39,7 @@ def test_integers_stay_where_others_are_not_defined(monkeypatch: pytest.MonkeyPa
 
 def test_values_on_which_torch_leaves_the_result_open_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     program = FuzzProgram((FLOATS,), (Statement("Tensor.to", (Ref(0), Constant("uint8"))),), (1,))
-    negative = next(s for s in range(99) if bool((inputs_for([_seeded(program, s)])[0] < -1).any()))
+    negative = next(s for s in range(99) if bool((make_inputs(_seeded(program, s).inputs)[0] < -1).any()))
     positive = FuzzProgram((Input("float32", (4,), (1,), fill="range", low=0, high=3),), program.calls, (1,))
     with pytest.raises(FuzzError, match="not defined"):
         run_defined(_seeded(program, negative))
