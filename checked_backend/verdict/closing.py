@@ -150,42 +150,38 @@ def _changes_by_itself(context: Context, case: Evidence) -> bool:
 def close_what_is_left(context: Context) -> None:
     """Decide about tensors that neither noise nor anything else explains."""
     for case in context.open():
-        _close_as_wrong(context, case)
+        if (reason := _why_undecided(context, case)) is not None:
+            close_undecided(context, case, reason)
+        elif case.envelope is None and case.high_precision is None:
+            reason = "no control could run, so there is no verdict on it"
+            context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
+            close_as(context, case, UNSUPPORTED)
+        else:
+            if not case.same_bits:
+                case.evidence[EvidenceKey.ELEMENTS_OUTSIDE_NOISE] = case.outside.count
+            close_as(context, case, classify(case))
 
 
-def _close_as_wrong(context: Context, case: Evidence) -> None:
+def _why_undecided(context: Context, case: Evidence) -> str | None:
+    """Why nothing shows whether a tensor is wrong that no control explains; None if it is."""
     lost = context.runs.short_of_memory & (_INDISPENSABLE | _PRECISE)
     # whatever the runs that had no memory would have shown
     is_wrong = _INDISPENSABLE.isdisjoint(lost) and (bool(case.outside.nonfinite) or is_many_times_its_noise(case))
     if lost and not is_wrong:
         names = ", ".join(sorted(control.value for control in lost))
-        reason = f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
-        close_undecided(context, case, reason)
-        return
-    if case.envelope is None and case.high_precision is None:
-        reason = "no control could run, so there is no verdict on it"
-        context.decisions.skips.append(Skip(case.pair.subject, reason, matters=True))
-        close_as(context, case, UNSUPPORTED)
-        return
-    if case.envelope is None and not case.logic_differs and _has_half_of_its_digits(case):
-        reason = "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
-        close_undecided(context, case, reason)
-        return
-    if not case.logic_differs and case.outside.overflowed == case.outside.count > 0:
+        return f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
+    if case.logic_differs or (case.envelope is None and case.high_precision is None):
+        return None
+    if case.envelope is None and _has_half_of_its_digits(case):
+        return "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
+    if case.outside.overflowed == case.outside.count > 0:
         dtype = str(case.pair.reference.dtype).removeprefix("torch.")
         right = "; compiled in float64 it is right" if case.logic_differs is False else ""
-        reason = (
+        return (
             f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "
             f"there is nothing to hold the compiled program's against{right}"
         )
-        close_undecided(context, case, reason)
-        return
-    if not case.logic_differs and case.outside.unconfirmed == case.outside.count > 0:
-        close_undecided(context, case, singular(case.outside.count))
-        return
-    if not case.same_bits:
-        case.evidence[EvidenceKey.ELEMENTS_OUTSIDE_NOISE] = case.outside.count
-    close_as(context, case, classify(case))
+    return singular(case.outside.count) if case.outside.unconfirmed == case.outside.count > 0 else None
 
 
 def _has_half_of_its_digits(case: Evidence) -> bool:

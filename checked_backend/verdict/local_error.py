@@ -7,8 +7,9 @@ outside of that noise, although the noise of a whole program would hide it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -122,12 +123,14 @@ def local_error(
         worst = float((error / sizes_there)[outside].max()) if outliers else 0.0
     left_out = 0
     weights = 1 / noise
+    bias_of = partial(_bias, found, eager, right, moved, roundoff, _quantum(candidate.dtype))
     by_part: dict[str, tuple[float, float]] = {}
     if smooth and not jumps and candidate.dim() > 1 and count == candidate.numel():
-        each = weights.square().mul_(right)
-        by_part = _bias_of_parts(
-            found, eager, right, moved, each, candidate.shape[-1], roundoff, _quantum(candidate.dtype)
-        )
+        each, width = weights.square().mul_(right), candidate.shape[-1]
+        for name, dim, part_size in ((ROW, 1, width), (COLUMN, 0, count // width)):
+            if thresholds.FEW_ELEMENTS <= part_size < count:
+                factor, allowed = bias_of(part_size, partial(_sums, each, width, dim))
+                by_part[name] = factor, allowed * thresholds.BIAS_OF_PART
     if count >= thresholds.FEW_ELEMENTS:
         left_out = max(1, count // (thresholds.TRIMMED_JUMPS if jumps else thresholds.TRIMMED))
         worst_places = ratios.topk(left_out, sorted=False).indices
@@ -137,7 +140,7 @@ def local_error(
     allowed = thresholds.SPREAD_FACTOR + thresholds.SPREAD_OF_FEW / math.sqrt(count)
     size = _root_mean_square((magnitude * weights).clamp_max_(_GREATEST_RATIO * _GREATEST_RATIO), kept)
     weights.square_().mul_(right)
-    bias, bias_allowed = _bias(found, eager, right, moved, weights, kept, roundoff, _quantum(candidate.dtype))
+    bias, bias_allowed = bias_of(kept, lambda values: torch.dot(weights, values).view(1))
     part = WHOLE
     for name, (own_bias, own_allowed) in by_part.items():
         if abs(bias) <= bias_allowed and abs(own_bias) > own_allowed:
@@ -187,77 +190,39 @@ def _bias(
     eager: torch.Tensor,
     right: torch.Tensor,
     moved: Sequence[torch.Tensor],
-    weights: torch.Tensor,
-    count: int,
     roundoff: float,
     quantum: float,
+    size: int,
+    sums: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[float, float]:
-    """The common factor less 1, and how far from 0 it may be.
-
-    Args:
-        weights: The exact result over the square of its noise, and 0 for elements that are left out.
-        count: The number of the others.
-    """
-    total = float(torch.dot(weights, right))  # the elements' number, times the square of signal over noise
-    if not total or not math.isfinite(total):
-        return 0.0, 1.0
-
-    def factor(values: torch.Tensor) -> float:
-        return float(torch.dot(weights, values - right)) / total
-
-    controls = max((abs(factor(values)) for values in moved), default=0.0)
-    allowed = (
-        thresholds.BIAS_ROUNDOFFS * roundoff
-        + thresholds.BIAS_FACTOR * (controls + 1 / math.sqrt(total) + count / total)
-        + 2 * abs(factor(eager))
-    )
-    flushed = quantum * float(torch.linalg.vector_norm(weights, 1)) / total  # subnormals all round the same way
-    return factor(found), allowed + flushed
-
-
-def _bias_of_parts(
-    found: torch.Tensor,
-    eager: torch.Tensor,
-    right: torch.Tensor,
-    moved: Sequence[torch.Tensor],
-    weights: torch.Tensor,
-    width: int,
-    roundoff: float,
-    quantum: float,
-) -> dict[str, tuple[float, float]]:
-    """The common factor less 1 of the worst row and of the worst column, and how far from 0 it may be.
+    """The common factor less 1 of the worst part (row, column, whole tensor), and how far from 0 it may be.
 
     A kernel that is wrong in one block or behind the last whole tile is wrong in few elements, by a common factor.
 
     Args:
-        weights: The exact result over the square of its noise.
-        width: The length of a row.
+        size: The number of elements of a part.
+        sums: Multiplies values by weights, and adds them up over each part. A weight is the exact result over the
+            square of its noise, and 0 for an element that is left out.
     """
-    rows = right.numel() // width
-    worst: dict[str, tuple[float, float]] = {}
-    for name, dim, size in ((ROW, 1, width), (COLUMN, 0, rows)):
-        if not thresholds.FEW_ELEMENTS <= size < right.numel():
-            continue
+    signals = sums(right)  # of each part the elements' number, times the square of signal over noise
+    total = signals.clamp_min(torch.finfo(torch.float64).tiny)
+    chance = total.rsqrt() + size / total
+    # by chance the runs may agree in one part; the others show the noise then
+    control, by_eager = (
+        max((float((sums(values - right).abs_() / total / chance).max()) for values in runs), default=0.0)
+        for runs in (moved, (eager,))
+    )
+    allowed = thresholds.BIAS_ROUNDOFFS * roundoff + chance * (thresholds.BIAS_FACTOR * (1 + control) + 2 * by_eager)
+    allowed += quantum * sums(right.sign()) / total  # subnormals all round the same way
+    known = signals.isfinite() & (signals > 0)
+    factors, allowed = torch.where(known, sums(found - right) / total, 0.0), torch.where(known, allowed, 1.0)
+    place = (factors.abs() / allowed).nan_to_num_(0.0).argmax()
+    return float(factors[place]), float(allowed[place])
 
-        def sums(values: torch.Tensor, dim: int = dim) -> torch.Tensor:
-            return (weights * values).view(rows, width).sum(dim)
 
-        total = sums(right).clamp_min_(torch.finfo(torch.float64).tiny)
-        chance = total.rsqrt() + size / total
-        # by chance the runs may agree in one part; the others show the noise then
-        control, by_eager = (
-            max((float((sums(values - right).abs_() / total / chance).max()) for values in runs), default=0.0)
-            for runs in (moved, (eager,))
-        )
-        allowed = thresholds.BIAS_ROUNDOFFS * roundoff + chance * (
-            thresholds.BIAS_FACTOR * (1 + control) + 2 * by_eager
-        )
-        allowed += quantum * weights.abs().view(rows, width).sum(dim) / total
-        factors = sums(found - right) / total
-        allowed *= thresholds.BIAS_OF_PART
-        place = (factors.abs() / allowed).nan_to_num_(0.0).argmax()
-        worst[name] = float(factors[place]), float(allowed[place])
-    return worst
+def _sums(weights: torch.Tensor, width: int, dim: int, values: torch.Tensor) -> torch.Tensor:
+    """The weighted sums of the rows or the columns of a table that is ``width`` wide."""
+    return (weights * values).view(-1, width).sum(dim)
 
 
 def _quantum(dtype: torch.dtype) -> float:

@@ -11,8 +11,9 @@ value and at four times its value no constant changes a verdict, except `STRONG_
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -109,12 +110,12 @@ def outside_noise(
         digits,
     )
     plain = high_precision is None and strong is None
-    allowances = allowances or _OfNoise(reference, envelope)
+    allowances = allowances or _by_noise(reference, envelope)
     masks: list[torch.Tensor] = []
     doubtful, worst, jumping, furthest = 0, 0.0, 0, 0.0
     for part in map(Elements._make, blocks(*whole)):  # most elements are settled here
         distance = difference(part.reference, part.candidate)
-        allowed, own, jumps = allowances.of(part)
+        allowed, own, jumps = allowances(part)
         inside = part.inside(distance, allowed)
         masks.append(~inside if part.digits is None else ~inside | part.digits)
         if jumps is not None and part.strong is not None and bool(jumps.any()):
@@ -130,7 +131,7 @@ def outside_noise(
         return Outliers(0, 0, worst, 0.0, doubtful=doubtful)
     part = Elements._make(picked(left, *whole))
     distance = difference(part.reference, part.candidate)
-    allowed, own, _ = allowances.of(part)
+    allowed, own, _ = allowances(part)
     inside = part.inside(distance, allowed)
     lost, blind = None, None
     right = widened(part.reference if part.high_precision is None else part.high_precision)
@@ -179,13 +180,6 @@ class Allowed(NamedTuple):
     jumps: torch.Tensor | None = None
 
 
-class Allowances(Protocol):
-    """A rule of how far elements may lie from the reference."""
-
-    def of(self, part: Elements) -> Allowed:
-        """How far some elements may."""
-
-
 class Elements(NamedTuple):
     """Elements of a tensor, and what is known of them: one-dimensional, or pairs for complex numbers."""
 
@@ -205,6 +199,10 @@ class Elements(NamedTuple):
             if unstable is not None:
                 result |= unstable & distance.isinf()
         return result
+
+
+Allowances: TypeAlias = Callable[[Elements], Allowed]
+"""A rule of how far elements may lie from the reference."""
 
 
 def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> bool:
@@ -239,18 +237,15 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
     return wide.isfinite()
 
 
-class _OfNoise:
+def _by_noise(reference: torch.Tensor, envelope: Envelope) -> Allowances:
     """How far elements may lie from eager's by the noise of the whole tensor."""
+    rounds = reference.dtype.is_floating_point or reference.dtype.is_complex
+    scale = envelope.scale(reference) if rounds else None
 
-    def __init__(self, reference: torch.Tensor, envelope: Envelope) -> None:
-        self._dtype = reference.dtype
-        rounds = reference.dtype.is_floating_point or reference.dtype.is_complex
-        self._scale = envelope.scale(reference) if rounds else None
-
-    def of(self, part: Elements) -> Allowed:
+    def allowed_of(part: Elements) -> Allowed:
         magnitude, noise = magnitudes(part.reference), part.noise
-        typical = noise if self._scale is None else self._scale.at(magnitude).to(noise.dtype)
-        rounding = 2 * unit_roundoff(self._dtype) * magnitude + least_number(self._dtype)
+        typical = noise if scale is None else scale.at(magnitude).to(noise.dtype)
+        rounding = 2 * unit_roundoff(reference.dtype) * magnitude + least_number(reference.dtype)
         allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounding
         own = thresholds.ENVELOPE_FACTOR * noise + rounding
         if part.strong is None:
@@ -259,6 +254,8 @@ class _OfNoise:
         allowed = torch.where(jumps, torch.maximum(allowed, thresholds.DRAW_FACTOR * part.strong), allowed)
         own = torch.where(jumps, torch.maximum(own, thresholds.DRAW_FACTOR * part.strong), own)
         return Allowed(allowed, own, jumps)
+
+    return allowed_of
 
 
 def distances_from(high_precision: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

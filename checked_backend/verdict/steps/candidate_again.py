@@ -56,11 +56,8 @@ def _explain_by_random_numbers(context: Context) -> None:
         return
     others_drew = cache(lambda: context.runs.ask(Control.OTHER_THREADS, context.runs.runner.others_drew))
     for case in context.open():
-        explained = _explained_by_draws(context, case, others_drew)
-        if isinstance(explained, str):
-            close_undecided(context, case, explained)
-        elif explained is not None:
-            close_as(context, case, explained)
+        if not case.logic_differs:
+            _explain_by_draws(context, case, others_drew)
 
 
 def _explain_by_fused_rounding(context: Context) -> None:
@@ -98,46 +95,41 @@ def _is_not_reproduced(context: Context, case: Evidence) -> bool:
     return alike or all(agrees(case, values) for values in made)
 
 
-def _explained_by_draws(
-    context: Context, case: Evidence, others_drew: Callable[[], str | None]
-) -> Classification | str | None:
-    """Whether random numbers explain a case.
+def _explain_by_draws(context: Context, case: Evidence, others_drew: Callable[[], str | None]) -> None:
+    """Close a case if random numbers explain it. Where another thread may have drawn, it takes note of the answer.
 
     Args:
         others_drew: Gives evidence that another thread drew some.
-
-    Returns:
-        A classification if they do and the program is wrong; the reason if the tensor stays undecided; None if they
-        explain nothing. Where another thread is the question, the case takes note of the answer.
     """
-    if case.logic_differs:
-        return None
     replayed = context.runs.run(ON_EAGERS_DRAWS)
     by_values = context.runs.runner.facts.draws_by_values
     flips = bool(by_values) and not case.same_bits
     if not agrees(case, replayed) and not (flips and replayed is None):
-        return None
+        return
     if _is_not_reproduced(context, case):
-        return _drawn_by_others(context, case, others_drew())
+        _explain_by_others(context, case, others_drew())
+        return
     # a thread that draws all the time disturbs each run of either side otherwise
     repeats = all(same_bits(case.pair.candidate, one) for one in _again(context, case))
     eager = case.sample(context.runs.run(BARE))
-    repeats = repeats and (eager is None or same_bits(case.pair.reference, eager))
-    if not repeats and (drawn := _drawn_by_others(context, case, others_drew())) is not None:
-        return drawn
+    if not repeats or (eager is not None and not same_bits(case.pair.reference, eager)):
+        _explain_by_others(context, case, others_drew())
+    if case.closed:
+        return
     if flips:
-        return f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
-    return _OTHER_RANDOM_NUMBERS
+        reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
+        close_undecided(context, case, reason)
+    else:
+        close_as(context, case, _OTHER_RANDOM_NUMBERS)
 
 
-def _drawn_by_others(context: Context, case: Evidence, evidence: str | None) -> str | None:
+def _explain_by_others(context: Context, case: Evidence, evidence: str | None) -> None:
     if evidence is None:
         case.evidence[EvidenceKey.OTHER_THREADS] = "nothing shows that one drew random numbers"
-        return None
-    if not _other_draws_differ_as_much(context, case):
+    elif not _other_draws_differ_as_much(context, case):
         case.evidence[EvidenceKey.OTHER_THREADS] = "drew random numbers, but no others make such a difference"
-        return None
-    return f"another thread drew random numbers: {evidence}"
+    else:
+        close_undecided(context, case, f"another thread drew random numbers: {evidence}")
 
 
 def _other_draws_differ_as_much(context: Context, case: Evidence) -> bool:

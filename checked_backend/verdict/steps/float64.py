@@ -15,7 +15,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import LocalScale, difference, magnitudes, root_mean_square, unconfirmed, widened
 from checked_backend.verdict.envelope import Envelope
 from checked_backend.verdict.evidence import Context, Evidence
-from checked_backend.verdict.outliers import Allowed, Elements, outside_noise
+from checked_backend.verdict.outliers import Allowances, Allowed, Elements, outside_noise
 from checked_backend.verdict.runner import FLOAT64, Build, Control, Recipe, Runs
 from checked_backend.verdict.steps.noise import compare_with_noise, perturb
 
@@ -170,7 +170,7 @@ def twin_difference(
         candidate=twin,
         envelope=Envelope(torch.zeros_like(distance)) if envelope is None else envelope,
         strong=further,
-        allowances=_TwinAllowances(high_precision, envelope),
+        allowances=_by_twin(high_precision, envelope),
     )
     finite = distance[distance.isfinite()]
     distances = finite if finite.numel() else distance
@@ -179,23 +179,23 @@ def twin_difference(
     return TwinDifference(bool(found), relative, found.worst, equal=not bool(distance.any()))
 
 
-class _TwinAllowances:
+def _by_twin(high_precision: torch.Tensor, envelope: Envelope | None) -> Allowances:
     """How far elements of the float64 twin may lie from those of the whole float64 reference."""
+    sizes = LocalScale.of_sizes(high_precision)
+    scale = None if envelope is None else envelope.scale(high_precision)
 
-    def __init__(self, high_precision: torch.Tensor, envelope: Envelope | None) -> None:
-        self._sizes = LocalScale.of_sizes(high_precision)
-        self._noise = None if envelope is None else envelope.scale(high_precision)
-
-    def of(self, part: Elements) -> Allowed:
+    def allowed_of(part: Elements) -> Allowed:
         magnitude = magnitudes(part.reference).to(torch.float64)
-        allowed = thresholds.TWIN_TOLERANCE * (magnitude + self._sizes.at(magnitude))
+        allowed = thresholds.TWIN_TOLERANCE * (magnitude + sizes.at(magnitude))
         allowed += torch.finfo(torch.float64).tiny  # where numbers are subnormal nothing is relative
-        allowed += 2.0**-thresholds.CANCELLED_REST_BITS * self._sizes.at(magnitude, thresholds.CANCELLED_BITS)
-        if self._noise is not None:
-            noise = torch.maximum(part.noise.to(torch.float64), self._noise.at(magnitude))
+        allowed += 2.0**-thresholds.CANCELLED_REST_BITS * sizes.at(magnitude, thresholds.CANCELLED_BITS)
+        if scale is not None:
+            noise = torch.maximum(part.noise.to(torch.float64), scale.at(magnitude))
             allowed += thresholds.TWIN_ENVELOPE_FACTOR * noise
         if part.strong is None:
             return Allowed(allowed)
         jumps = part.strong > allowed
         allowed = torch.where(jumps, thresholds.DRAW_FACTOR * part.strong.to(torch.float64), allowed)
         return Allowed(allowed, jumps=jumps)
+
+    return allowed_of
