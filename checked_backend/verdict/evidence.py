@@ -24,6 +24,8 @@ class Evidence:
 
     Attributes:
         spread: How far two runs of eager are apart, root mean square.
+        reads_junk: Whether eager repeats it bit for bit if it is left as it is, but not in control runs, which fill
+            uninitialised memory with junk.
         envelope: Noise from Monte Carlo runs.
         envelope_large: Noise from Monte Carlo runs with larger roundings.
         outside: Elements that noise does not explain. Before there is an envelope, no difference is explained.
@@ -32,7 +34,6 @@ class Evidence:
         float64_envelope: How far eager's perturbed runs in float64 lie from the float64 reference; None if there were
             none.
         float64_envelope_large: The distance of further runs, made if the twin is outside of the first ones.
-        twin_difference: By how much the float64 twin differs from eager in float64, relative; None if it was not asked.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
         twin_is_equal: Whether all of the twin's values are eager's in float64, so that their noise does not matter.
@@ -45,6 +46,7 @@ class Evidence:
     pair: TensorPair
     metrics: Metrics
     spread: float = 0.0
+    reads_junk: bool = False
     envelope: Envelope | None = None
     envelope_large: Envelope | None = None
     outside: Outliers = field(default_factory=lambda: Outliers(1, 0, float("inf")))
@@ -53,7 +55,6 @@ class Evidence:
     twin: torch.Tensor | None = None
     float64_envelope: Envelope | None = None
     float64_envelope_large: Envelope | None = None
-    twin_difference: float | None = None
     logic_differs: bool | None = None
     twin_is_equal: bool = False
     not_reproduced: bool = False
@@ -259,8 +260,6 @@ class Context:
         thorough: Run the float64 twin for every difference.
         low_precision: Whether the region computes in half precision somewhere.
         repeated: Eager's values when it ran again; None if it could not be run.
-        by_junk: Names of tensors that eager repeats bit for bit if it is left as it is, but not in control runs, which
-            fill uninitialised memory with junk.
     """
 
     cases: Sequence[Evidence]
@@ -270,7 +269,6 @@ class Context:
     thorough: bool
     low_precision: bool
     repeated: Values | None = None
-    by_junk: frozenset[str] = frozenset()
 
     def open(self) -> list[Evidence]:
         """The tensors that are not decided yet."""

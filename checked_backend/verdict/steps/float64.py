@@ -109,7 +109,6 @@ def _compare(cases: Iterable[Evidence]) -> None:
             continue
         case.logic_differs = found.differs
         case.twin_is_equal = found.equal
-        case.twin_difference = found.relative
         case.evidence[EvidenceKey.TWIN_ERROR] = found.relative
 
 

@@ -35,7 +35,6 @@ def repeat_eager(context: Context) -> None:
     bare = run(BARE) if unlike else None
     steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
     other = run(replace(REPEAT, junk=2)) if steady else None
-    by_junk = set[str]()
     context.repeated = None if recorded is None else dict(recorded)
     for case in unlike:
         found = case.sample(recorded)
@@ -43,10 +42,9 @@ def repeat_eager(context: Context) -> None:
             if found is not None and other is not None and not _differs(case, found, other):
                 context.repeated[case.pair.name] = bare[case.pair.name]
                 continue
-            by_junk.add(case.pair.name)
+            case.reads_junk = True
         if found is not None:
             case.spread = root_mean_square(difference(case.pair.reference, found))
-    context.by_junk = frozenset(by_junk)
 
 
 def _differs(case: Evidence, one: torch.Tensor, values: Values) -> bool:
@@ -60,7 +58,7 @@ def close_what_is_no_rounding(context: Context) -> None:
     """Decide about tensors that eager changes from run to run by more than rounding does."""
     for case in context.open():
         if not case.same_bits and not _is_rounding(case):
-            _close_as_changing(context, case)
+            close_as(context, case, READS_JUNK if case.reads_junk else NONDETERMINISTIC)
 
 
 def close_what_changes(context: Context) -> None:
@@ -87,7 +85,7 @@ def close_what_changes(context: Context) -> None:
             continue
         if steady and _dwarfs(case, context.repeated, context.runs):
             continue
-        _close_as_changing(context, case)
+        close_as(context, case, READS_JUNK if case.reads_junk else NONDETERMINISTIC)
 
 
 def _is_beyond_rounding(case: Evidence, repeated: Values | None) -> bool:
@@ -101,11 +99,6 @@ def _is_beyond_rounding(case: Evidence, repeated: Values | None) -> bool:
     both = [one.to(torch.uint8) if one.dtype is torch.bool else one for one in (case.pair.reference, again)]
     greatest = min(float(one.abs().nan_to_num(0.0, 0.0).max()) for one in both)
     return bool((spread > greatest).any())
-
-
-def _close_as_changing(context: Context, case: Evidence) -> None:
-    by_junk = case.pair.name in context.by_junk
-    close_as(context, case, READS_JUNK if by_junk else NONDETERMINISTIC)
 
 
 def _is_rounding(case: Evidence) -> bool:
