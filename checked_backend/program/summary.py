@@ -20,6 +20,7 @@ from checked_backend.report import Report
 from checked_backend.report.causes import causes_of
 from checked_backend.report.clean import clean, plural
 from checked_backend.report.codec import encode
+from checked_backend.report.coverage_view import bluntest
 from checked_backend.report.merged import merged_report
 from checked_backend.report.one_line import annotation
 from checked_backend.report.view import view
@@ -103,10 +104,11 @@ class RunResult:
         whole = sum(one.coverage.checked.get(WHOLE_CALLS, 0) for one in self.used)
         if whole:
             yield _row("whole", f"{plural(whole, 'call')} compared from outside with eager (--shadow)")
-        limits = [(limit, of) for one in self.used for of, limit in one.coverage.detection_limit.items()]
+        limits = [limit for one in self.used for limit in one.coverage.detection_limit.items()]
         if limits:
-            limit, of = max(limits)
-            yield _row("weakest", f"a relative error of {limit:.2g} in {of} would have been seen in every checked call")
+            of, limit, but = bluntest(limits)
+            where = f"in {of} would have been seen in every checked call{but}"
+            yield _row("weakest", f"a relative error of {limit:.2g} {where}")
         failing = sum(finding.fails for finding in self.findings)
         others = len(self.findings) - failing
         yield _row("findings", f"{failing} that fail" + (f", {others} others" if others else ""))

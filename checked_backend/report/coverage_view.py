@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from checked_backend.findings import Coverage, RegionInfo
 from checked_backend.report.clean import clean, first_line, listed, plural
@@ -54,7 +54,7 @@ def coverage_line(coverage: Coverage) -> str:
     if any(coverage.checked.values()):
         parts.append(listed(counts(coverage)))
     if coverage.detection_limit:
-        subject, limit, but = bluntest(coverage.detection_limit)
+        subject, limit, but = bluntest(coverage.detection_limit.items())
         where = f"everywhere{but} (the bluntest is {clean(subject)})"
         parts.append(f"an error of {limit:.2g} would have been caught {where}")
     unimportant = sum(not skip.matters for skip in coverage.skipped)
@@ -63,13 +63,13 @@ def coverage_line(coverage: Coverage) -> str:
     return "; ".join(parts)
 
 
-def bluntest(detection_limit: Mapping[str, float]) -> tuple[str, float, str]:
+def bluntest(detection_limits: Iterable[tuple[str, float]]) -> tuple[str, float, str]:
     """The subject on which the check was bluntest, and the smallest relative error that it would have caught there.
 
     A tensor that is no larger than its noise says nothing about the others: in a clean program it is zero in exact
     arithmetic. Such tensors are counted, unless all are.
     """
-    limits = sorted(detection_limit.items(), key=lambda item: -item[1])
+    limits = sorted(detection_limits, key=lambda item: -item[1])
     rounding = sum(limit >= 1 for _, limit in limits) % len(limits)
     subject, limit = limits[rounding]
     return subject, limit, f" but in {plural(rounding, 'tensor')} no larger than the noise" if rounding else ""

@@ -209,7 +209,7 @@ def closing_line(coverage: Coverage) -> str:
     agree = f"{compared} agree with eager"
     if not coverage.detection_limit:
         return agree + (but_for_ignored(coverage) or " exactly")
-    _, limit, but = bluntest(coverage.detection_limit)
+    _, limit, but = bluntest(coverage.detection_limit.items())
     sharp = f"smallest relative error that would have been caught everywhere{but}: {limit:.2g}"
     return f"{agree}{but_for_ignored(coverage)} ({sharp})"
 
