@@ -203,10 +203,8 @@ def check(
     rng = RngState.of_process()
 
     def program_of(args: Sequence[Any], label: str = "") -> Program:
-        named = dict(kwargs or {})
-        calls = [ProgramCall(args, named, label)]
-        function = eager_function(fn_or_module)
-        return Program(function, args, named, rng, gradients=differentiated, candidate=candidate, calls=calls)
+        calls = [ProgramCall(args, dict(kwargs or {}), label)]
+        return Program(eager_function(fn_or_module), calls, rng, gradients=differentiated, candidate=candidate)
 
     with random_untouched():
         if len(sized.sizes) > 1:
@@ -311,7 +309,7 @@ class _Plan:
         program = self.program
         if self.sized.sizes:  # a batch has two rows or more
             args, label = self.sized.beginning_with(lambda _args: True, least=2).first()
-            program = replace(program, args=args, calls=[ProgramCall(args, program.kwargs, label)])
+            program = replace(program, calls=[ProgramCall(args, program.calls[0].kwargs, label)])
         return compare_with_itself(program, asked, compiled, choices=choices, accuracy=accuracy)
 
     def alone(self, backend: str | Callable[..., Any] | None) -> object:
@@ -405,9 +403,8 @@ class _Plan:
         def same_in_float64(place: int) -> bool | None:
             return controls.same_in_float64(shown[place].calls[0], shown[place].finding.subject)
 
-        numpy = run.tracing.numpy
         findings = with_levels(
-            findings, self.options.compiler, with_compiler, numpy=numpy, same_in_float64=same_in_float64
+            findings, self.options.compiler, with_compiler, numpy=run.tracing.numpy, same_in_float64=same_in_float64
         )
         if not self.options.localize:
             return findings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from checked_backend.checking.backward import roots_of
-from checked_backend.checking.program import Outcome, as_tensor
+from checked_backend.checking.program import Outcome, Program, as_tensor, in_step
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.tree import comparable
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind, Skip
@@ -28,7 +29,6 @@ from checked_backend.verdict.classify import NOT_REPRODUCED
 from checked_backend.verdict.decide import decide, tolerate_flipped_shapes
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
-from checked_backend.verdict.runner import Runner
 
 _MEND = "mend that first, or give arguments that the program takes"
 
@@ -54,18 +54,13 @@ class Comparison:
         return {in_step(index, _plain(name)): scale for name, scale in self.scales.items()}
 
 
-def in_step(index: int, name: str) -> str:
-    """The name of one call's tensor among those of all calls."""
-    return Subject(name, index).key
-
-
 def compare_runs(
     references: Sequence[Outcome],
     candidates: Sequence[Outcome],
-    runner: Callable[[], Runner],
+    program: Program,
     ledger: Ledger,
     *,
-    again: Callable[[], Sequence[Outcome]] | None = None,
+    numpy: bool = False,
     trained: bool = False,
     first: int = 0,
     known: Mapping[str, NoiseBaseline] | None = None,
@@ -73,12 +68,13 @@ def compare_runs(
     """Compare two runs, call by call.
 
     Args:
-        runner: Gives what makes control runs, whose values are named by `in_step`.
-        again: Runs eager once more, to see whether it leaves the same random state.
+        program: Makes the control runs.
+        numpy: As for `ProgramRunner`.
         trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
         first: The number of the first of these calls among those of the control runs.
         known: Scales of noise from earlier calls, for tensors named by `in_step`.
     """
+    runner = partial(ProgramRunner, program, numpy=numpy)
     found: list[tuple[int, Finding]] = []
     pairs: list[TensorPair] = []
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
@@ -110,7 +106,7 @@ def compare_runs(
         pairs += [replace(p, subject=in_step(index, p.subject), name=in_step(index, p.name)) for p in mine]
         # an optimizer that asks for its loss until it is content has drawn more often
         if reference.evaluations == candidate.evaluations and _leaves_the_same(reference, candidate) is False:
-            if again is None or any(_leaves_the_same(reference, one) for one in again()[index : index + 1]):
+            if any(_leaves_the_same(reference, again) for again in program.run_all()[index : index + 1]):
                 found.append((index, rng_state_differs()))
             else:
                 why = "eager leaves another one each time (torch.seed, or another thread draws)"

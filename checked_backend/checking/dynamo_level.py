@@ -84,8 +84,8 @@ def with_dynamo_cause(
     try:
         written = write_source_repro(
             program.function,
-            program.args,
-            program.kwargs,
+            program.calls[0].args,
+            program.calls[0].kwargs,
             options.report_dir,
             name=f"{(op or 'dynamo').removeprefix('aten.')}-{this_moment()}",
             title=f"{dynamos[0].kind}: {dynamos[0].message}",

@@ -71,11 +71,7 @@ class SizedArguments:
         return (self.at(self.sizes[0]), f"with size {self.sizes[0]}") if self.sizes else (self.make(0), "")
 
     def beginning_with(self, accepts: Callable[[Sequence[Any]], bool], least: int = 0) -> SizedArguments:
-        """Begin with the first size that can be made and that is accepted; as they are if there is none.
-
-        Args:
-            least: The smallest size to begin with.
-        """
+        """Begin with the first size of at least ``least`` that can be made and is accepted; as they are without one."""
         for size in self.sizes:
             try:
                 begins = size >= least and accepts(self.at(size))
@@ -170,9 +166,6 @@ def told_of_candidate(finding: Finding, calls: Sequence[ProgramCall], showing: S
 
     Another layout of the same values is a warning, and so is an exception where an argument has another layout than it
     was given: a kernel may take one layout only, if it says so.
-
-    Args:
-        showing: The places of the calls that show it, in order.
     """
     if finding.is_layout or all(refuses_layout(finding, calls[place]) for place in showing):
         return replace(finding, severity=Severity.WARNING)

@@ -90,11 +90,10 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        why: How it was asked.
-        compared: The number of tensors that were compared.
+        compared: How many tensors were compared.
     """
 
-    why: str
+    how: str
     finding: Finding | None = None
     compared: int = 0
 
@@ -106,7 +105,6 @@ def compare_with_itself(
 
     Args:
         program: Its first call is asked about.
-        transform: Compiles it, or takes its candidate as it is.
         choices: With how many sets of kernels to compile at most.
         accuracy: What the check of its accuracy came to, for the remark that has all answers.
     """
@@ -132,7 +130,7 @@ def compare_with_itself(
             continue
         compared += answer.compared
         if answer.finding is None:
-            said.append(f"{called}: yes ({answer.why})")
+            said.append(f"{called}: yes ({answer.how})")
         else:
             findings.append(answer.finding)
             said.append(f"{called}: no, {_place(answer.finding)}")
@@ -193,7 +191,9 @@ class _Question:
         entering = _gradients(eager)
         all_rows = partial(batch.rows, 0, batch.size, entering)
         whole = all_rows()
-        parts = [part for start, stop in batch.bounds() if (part := batch.part(start, stop, entering))]
+        # one row, all but one, half; the last ones begin elsewhere in memory
+        bounds = [(0, 1), (batch.size - 1, batch.size), (0, batch.size // 2), (1, batch.size), (0, batch.size - 1)]
+        parts = [part for start, stop in dict.fromkeys(bounds) if (part := batch.part(start, stop, entering))]
         named = [name for name in eager.values if not _is_unchanged(name, self.program, eager)]
         rows_of = {name: [part.of(eager.values[name], part.eager.get(name)) for part in parts] for name in named}
         with_rows = {name for name, rows in rows_of.items() if any(one is not None for one in rows)}
@@ -321,11 +321,6 @@ class _Batch:
         for name, place in self.dimensions.items():
             places.setdefault(place, []).append(name)
         return " and ".join(f"dimension {place} of {', '.join(names)}" for place, names in places.items())
-
-    def bounds(self) -> list[tuple[int, int]]:
-        """The rows that are taken alone: one, all but one, half. The last ones begin elsewhere in memory."""
-        size = self.size
-        return list(dict.fromkeys([(0, 1), (size - 1, size), (0, size // 2), (1, size), (0, size - 1)]))
 
     def rows(self, start: int, count: int, entering: Mapping[str, torch.Tensor] | None) -> ProgramCall:
         """A call with some of the rows, in tensors of its own: the program may write to them."""

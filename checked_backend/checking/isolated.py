@@ -42,7 +42,6 @@ def run_isolated(
         make_report: Runs the check. It gives its findings to the function that it gets, before it looks further.
         run_alone: Runs the program in eager (None), or compiled with this Dynamo backend.
         compiler: The candidate, as the user named it; None if it compiles nothing, so that there are no levels.
-        timeout: Seconds after which a worker counts as hung.
 
     Returns:
         The worker's report. If the worker died or hung: its findings until then, or else a finding of kind ``crash``.

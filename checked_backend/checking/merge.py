@@ -177,10 +177,7 @@ def told_once(
 
     In a program of one region, the region's gradients are the program's, and so are the results that the program
     returns. The region's float64 twin says nothing about Dynamo's translation of the program: such an error only shows
-    in the program's own comparison.
-
-    Args:
-        names: The program's names of the regions' results; the order may differ.
+    in the program's own comparison. A region's results may have other ``names``, and another order, in the program.
     """
     if len(regions.regions) != 1:
         return regions, program

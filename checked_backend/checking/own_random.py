@@ -42,7 +42,7 @@ def compare_own_random(program: Program, transform: Transform, ledger: Ledger) -
     seeds = count(1)
 
     def seeded(side: ProgramCopy) -> Outcome:
-        side.start_from(program.rng.reseeded(next(seeds)))
+        side.rng = program.rng.reseeded(next(seeds))
         return side.step(0, program.calls[0])
 
     reference, candidate = map(seeded, sides)

@@ -6,7 +6,6 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.program import (
     Outcome,
     Program,
+    ProgramCall,
     ProgramCopy,
     eager_function,
     function_name,
     no_warning_is_an_error,
     refuse_misfits,
 )
-from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
 from checked_backend.random_state import random_untouched
@@ -71,7 +70,8 @@ def check_package(
         no_warning_is_an_error()  # torch warns as it loads its own files
         candidate, compiled = _loaded(package)
     weights = "" if compiled else _other_weights(candidate, module)  # AOTInductor shows none of its own
-    program = Program(eager_function(module), args, dict(kwargs or {}), RngState.of_process(), gradients=False)
+    calls = [ProgramCall(args, dict(kwargs or {}))]
+    program = Program(eager_function(module), calls, RngState.of_process(), gradients=False)
     with random_untouched():
         ledger = Ledger()
         expected = program.run()
@@ -119,7 +119,7 @@ def _differences(program: Program, expected: Outcome, candidate: Callable[..., A
     reference, packaged = _visible(expected), _visible(actual)
     draws = expected.rng is not None and not expected.rng.same_as(program.rng)
     reference.rng = packaged.rng = None
-    compared = compare_runs([reference], [packaged], partial(ProgramRunner, program), ledger, again=program.run_all)
+    compared = compare_runs([reference], [packaged], program, ledger)
     findings = [finding for _, finding in compared.found]
     if draws:  # a package draws numbers of its own
         values = (Kind.LOGIC, Kind.PRECISION, Kind.MUTATION, Kind.NONFINITE)
@@ -158,8 +158,9 @@ def _changes_state(program: Program, expected: Outcome) -> list[str]:
 def _level(program: Program, expected: Outcome) -> str:
     """Whether the exported program differs from the module already, in words; "" if that is unknown."""
     module: Any = program.function
+    call = program.calls[0]
     try:
-        exported = _module_of(torch.export.export(module, tuple(program.args), dict(program.kwargs)))
+        exported = _module_of(torch.export.export(module, tuple(call.args), dict(call.kwargs)))
         earlier = any(finding.fails for finding in _differences(program, expected, exported, Ledger()))
     except Exception:  # the package was not exported from this module in this way
         return ""

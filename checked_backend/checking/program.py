@@ -24,6 +24,7 @@ from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_restored
+from checked_backend.subjects import Subject
 
 MakeOptimizer = Callable[[list[torch.Tensor]], Any]
 """A class of ``torch.optim``, or any function from parameters to an optimizer."""
@@ -118,6 +119,11 @@ class Outcome:
                 self.values[name] = plain.clone() if copies else plain
 
 
+def in_step(index: int, name: str) -> str:
+    """The name of one call's tensor among those of all calls."""
+    return Subject(name, index).key
+
+
 def as_tensor(value: Any) -> Any:
     """A number or an array as a tensor, so that rounding counts as in tensors; any other value itself."""
     if isinstance(value, (np.ndarray, np.generic)):
@@ -177,7 +183,7 @@ class ProgramCall:
 
 @dataclass(slots=True)
 class Program:
-    """A function or module with its arguments.
+    """A function or module, and its calls.
 
     Attributes:
         function: The function or module. If it holds state, it never runs itself: each run gets a copy.
@@ -195,8 +201,7 @@ class Program:
     """
 
     function: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    calls: list[ProgramCall]
     rng: RngState
     gradients: bool
     optimizer: MakeOptimizer | None = None
@@ -206,11 +211,6 @@ class Program:
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     candidate: Callable[..., Any] | None = None
-    calls: list[ProgramCall] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.calls:
-            self.calls = [ProgramCall(self.args, self.kwargs)]
 
     def leaves(self) -> dict[str, Any]:
         """The leaves of the first call's arguments, by name."""
@@ -242,6 +242,9 @@ class ProgramCopy:
 
     Args:
         transform: Applied to the copy of the function, for example ``torch.compile``. A candidate runs as it is.
+
+    Attributes:
+        rng: The random state from which the next call begins.
     """
 
     def __init__(
@@ -255,7 +258,7 @@ class ProgramCopy:
             called = self._function
             if program.candidate is not None and transform is not None:
                 called = self._copier.candidate(program.candidate, self._function)
-            roots = (self._function, called, *program.args, *program.kwargs.values())
+            roots = (self._function, called, *program.calls[0].args, *program.calls[0].kwargs.values())
             self._globals = self._copier.patched_globals(roots)
         if transform is not None and program.candidate is None:
             called = transform(_called_inside(called))
@@ -265,7 +268,7 @@ class ProgramCopy:
         self._optimizer: torch.optim.Optimizer | None = None
         self._trained: dict[str, torch.Tensor] = {}
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] | None = None
-        self._rng = program.rng
+        self.rng = program.rng
         self._left: ProcessState | None = None
         self._evaluations = 0
 
@@ -283,10 +286,6 @@ class ProgramCopy:
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was copied for this run."""
         return self._copier.is_copy(tensor)
-
-    def start_from(self, rng: RngState) -> None:
-        """Begin the next call with another random state."""
-        self._rng = rng
 
     def forget(self, call: ProgramCall) -> None:
         """Free this run's copies of a call's arguments; the call would begin with new ones."""
@@ -313,17 +312,17 @@ class ProgramCopy:
             given=call.entering,
         )
         outcome = Outcome()
-        before = self._rng.now()
+        before = self.rng.now()
         settings = ProcessState.capture()
         try:
-            self._rng.restore()
+            self.rng.restore()
             is_poisoned = call.junk is not None and self._called is not self._function
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
             with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
                 self._train(partial(self._evaluate, call, state, objective, outcome), objective, outcome)
-            outcome.rng = self._rng.now()
+            outcome.rng = self.rng.now()
             if self._program.continued:
-                self._rng = outcome.rng
+                self.rng = outcome.rng
         except _ProgramError as raised:
             _raise_if_ours(raised.error)
             outcome.error = raised.error
@@ -482,7 +481,7 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
     if signature is None or not isinstance(error, TypeError):
         return
     try:
-        signature.bind(*program.args, **program.kwargs)
+        signature.bind(*program.calls[0].args, **program.calls[0].kwargs)
     except TypeError as misfit:
         raise OptionError(f"check: the function cannot be called with these arguments: {misfit}.") from error
 

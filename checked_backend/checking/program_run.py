@@ -24,7 +24,6 @@ from checked_backend.checking.backward import not_differentiated
 from checked_backend.checking.compare_runs import Comparison, compare_runs
 from checked_backend.checking.handwritten import refuses_layout
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Stopwatch, Transform
-from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.sizes import Shapes
 from checked_backend.checking.variants import coverage_of, gradient_variants, roundings, without_rounding
 from checked_backend.checking.whole_numbers import beyond_rounding
@@ -276,7 +275,12 @@ class _Pair:
         if held is not None:
             sides = [candidate.outputs.values(), map(reference.outputs.get, candidate.outputs)]
             run.found += [(index, one) for one in held.overwritten(index + 1, _HANDWRITTEN, *map(list, sides))]
-            self._hold(index + 1, candidate)
+            tensors = {name: value for name, value in candidate.outputs.items() if isinstance(value, torch.Tensor)}
+            self._holding[1:] = [[*tensors.values()]]  # the results of the first call, and of the latest
+            ranges = {name: memory for name, value in tensors.items() if (memory := memory_range(value)) is not None}
+            self._results.add(
+                [Returned(tensors[name], memory, name, _HANDWRITTEN, index + 1) for name, memory in ranges.items()]
+            )
         self.calls.append(call)
         run.references.append(reference)
         self.candidates.append(candidate)
@@ -287,32 +291,14 @@ class _Pair:
         run.in_regions += [(index, finding) for finding in found]
         return sum(region.checked_calls for region in self._coverage.regions)
 
-    def _hold(self, number: int, candidate: Outcome) -> None:
-        """Hold the results of the first call, and of the latest."""
-        del self._holding[1:]
-        self._holding.append([value for value in candidate.outputs.values() if isinstance(value, torch.Tensor)])
-        self._results.add(
-            [
-                Returned(value, memory, name, _HANDWRITTEN, number)
-                for name, value in candidate.outputs.items()
-                if (memory := memory_range(value)) is not None
-            ]
-        )
-
     def compare(self) -> None:
         """Compare the program's own calls, once they have run."""
         run = self.run
         self._main = len(self.calls)
         made = replace(run.program, calls=list(self.calls))
         self._rounding = roundings(run.references[0].gradients) if run.references else {}
-        self._learned = compare_runs(
-            run.references,
-            self.candidates,
-            partial(ProgramRunner, made, numpy=run.tracing.numpy),
-            run.own,
-            again=made.run_all,
-            trained=self._trained,
-        )
+        numpy, trained = run.tracing.numpy, self._trained
+        self._learned = compare_runs(run.references, self.candidates, made, run.own, numpy=numpy, trained=trained)
         run.found += self._learned.found
         if self.going_on:
             run.found += self._late_writes()
@@ -339,15 +325,14 @@ class _Pair:
         """Compare the latest call, a variant and not one of the program's own."""
         run, index, call = self.run, len(self.calls) - 1, self.calls[-1]
         before = self.calls[: self._main] if self._continued else []
-        made = replace(run.program, calls=[*before, call])
         known = self._learned.scales_at(len(before)) if self._learned is not None and call.varies_gradients else {}
         ledger = Ledger() if call.varies_gradients else run.own
         compared = compare_runs(
             run.references[-1:],
             self.candidates[-1:],
-            partial(ProgramRunner, made, numpy=run.tracing.numpy),
+            replace(run.program, calls=[*before, call]),
             ledger,
-            again=made.run_all,
+            numpy=run.tracing.numpy,
             first=len(before),
             known=known,
         )
@@ -429,10 +414,10 @@ def fresh_dynamo() -> Iterator[None]:
 def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Tensor]) -> set[str]:
     """The arguments of a call that are not as they were at its end, by subject."""
     now = {f"mutated[{name}]": leaf for name, leaf in run.leaves(call) if isinstance(leaf, torch.Tensor)}
-    both = {name: (before[name], leaf) for name, leaf in now.items() if name in before}
-    plain = {
-        name: sides
-        for name, sides in both.items()
-        if all(side.layout is torch.strided and not side.is_quantized for side in sides)
+    return {
+        name
+        for name, new in now.items()
+        if (old := before.get(name)) is not None
+        and all(side.layout is torch.strided and not side.is_quantized for side in (old, new))
+        and not same_bits(resolved(old), resolved(new))
     }
-    return {name for name, (old, new) in plain.items() if not same_bits(resolved(old), resolved(new))}

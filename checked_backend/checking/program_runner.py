@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend.checking.compare_runs import in_step
-from checked_backend.checking.program import Outcome, Program, Transform
+from checked_backend.checking.program import Outcome, Program, Transform, in_step
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.regions.compile import eager_graph
 from checked_backend.regions.runner import EagerTape, learn, noise_of

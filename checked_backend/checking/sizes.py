@@ -199,10 +199,7 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int) -> 
 
     Each symbol gets the neighbours of its present value, 2, 1, 0, a prime, and the sizes at which a guard changes. Then
     all symbols vary together. Inputs with a common symbol vary together. Their data are fresh. Integers stay in their
-    range, and below a size that shrinks.
-
-    Args:
-        most: How many calls with other sizes there are at most.
+    range, and below a size that shrinks. There are at most ``most`` calls with other sizes.
     """
     choices = list(_small_choices(shapes))
     if not choices:
@@ -214,11 +211,7 @@ def other_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int) -> 
 
 
 def tile_sizes(program: Program, shapes: Shapes, ledger: Ledger, most: int | None = None) -> Iterator[ProgramCall]:
-    """Calls of `TILE_SIZES`, as far as time and memory allow: of all dynamic dimensions together, and of each alone.
-
-    Args:
-        most: How many calls there are at most; None: as many as time allows.
-    """
+    """Calls of `TILE_SIZES`, as far as time and memory allow: of all dynamic dimensions together, and of each alone."""
     groups = [(symbol,) for symbol in shapes.hints]
     if len(groups) > 1:  # together first: most faults show there, in whichever dimension they are
         groups.insert(0, tuple(shapes.hints))
@@ -260,8 +253,7 @@ def _call_of_sizes(
 ) -> ProgramCall | None:
     """The program's first call with other sizes and fresh data; None if none of its arguments has such a size.
 
-    Args:
-        number: A number for the data: another number makes other data.
+    Another ``number`` makes other data.
     """
     leaves = program.leaves()
     made = {name: _resized(name, old, shapes, values) for name, old in leaves.items()}

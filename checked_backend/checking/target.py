@@ -28,7 +28,6 @@ def load_factory(target: str, sizes: Sequence[int] | None = None, *, sized: bool
     Args:
         target: ``FILE.py:FACTORY``; ``FACTORY()`` returns ``(fn_or_module, args, kwargs)``, without the last or the
             last two if they are empty.
-        sizes: Sizes with which it can be called.
         sized: Whether a factory with a required parameter, as ``make(n)``, makes arguments of each size.
 
     Returns:
@@ -96,7 +95,6 @@ def make_program(factory: Callable[..., Any], target: str, **settings: Any) -> L
 
     Args:
         factory: Returns ``(fn_or_module, args, kwargs)``, without the last or the last two if they are empty.
-        target: The name of the factory in messages.
 
     Raises:
         CheckedBackendError: The factory raised (the cause of this error), or it returned something else.

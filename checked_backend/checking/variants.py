@@ -33,7 +33,6 @@ def substituted(program: Program, new: Mapping[str, Any], label: str) -> Program
     Args:
         new: New values by the names of `argument_leaves`. Tensors may be anywhere, other values only be arguments
             themselves.
-        label: How the new call differs from the user's own.
 
     Returns:
         The call; None if nothing could be substituted, or containers of the arguments cannot be copied.

@@ -34,7 +34,6 @@ from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.merge import VALUES, with_levels
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, eager_function
-from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
@@ -77,14 +76,12 @@ class OwnCall:
         reached = SideEffects(function)
         self.program = Program(
             copied,
-            copied_args,
-            copied_kwargs,
+            [ProgramCall(copied_args, copied_kwargs, entering={})],
             RngState.of_process(),
             gradients,
             own_code=True,
             keep_grad=True,
             untraced=_NEED_DYNAMO.isdisjoint(reached.names),
-            calls=[ProgramCall(copied_args, copied_kwargs, entering={})],
             undone=self._as_before,
         )
         self.changed: list[str] = []
@@ -187,13 +184,7 @@ class OwnCall:
 
     def findings(self, actual: Outcome, ledger: Ledger, *, numpy: bool) -> list[Finding]:
         """The differences of a run from eager; ``numpy`` says whether NumPy's functions are in the program's graphs."""
-        compared = compare_runs(
-            [self.expected],
-            [actual],
-            lambda: ProgramRunner(self.program, numpy=numpy),
-            ledger,
-            again=self.program.run_all,
-        )
+        compared = compare_runs([self.expected], [actual], self.program, ledger, numpy=numpy)
         ledger.limits(compared.limits, compared.own_precision_limits)
         return [finding for _, finding in compared.found]
 

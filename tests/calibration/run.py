@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from checked_backend import Report, check, collect
-from checked_backend.checking.program import Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.numerics.bits import unit_roundoff
@@ -224,7 +224,7 @@ def _checked(case: Case, program: Callable[..., Any], tensors: tuple[Any, ...], 
     with collect() as session:
         for seed in seeds:
             given = FAMILIES[case.family].make(DTYPES[case.dtype], training=training, seed=seed)
-            outcome = Program(program, given, {}, RngState.capture(()), training).run(lambda _: compiled)
+            outcome = Program(program, [ProgramCall(given, {})], RngState.capture(()), training).run(lambda _: compiled)
             if outcome.error is not None:
                 raise outcome.error
     torch._dynamo.reset()
@@ -238,7 +238,7 @@ def _effect(
 
     def values(function: Callable[..., Any], *modes: Callable[[], Any], wide: bool = False) -> dict[str, Tensor]:
         entered = [mode() for mode in modes]
-        program = Program(function, tensors, {}, RngState.capture(()), training)
+        program = Program(function, [ProgramCall(tensors, {})], RngState.capture(()), training)
         [outcome] = program.run_all(modes=lambda _: entered, wide=wide)
         if outcome.error is not None:
             raise outcome.error

@@ -16,7 +16,7 @@ from torch import fx, nn
 import checked_backend as cb
 from checked_backend.checking.backward import Objective, run_backward
 from checked_backend.checking.copies import Copier
-from checked_backend.checking.program import Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.tree import MOST_YIELDED, settled
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.torch_state import RngState
@@ -151,7 +151,7 @@ def test_hooks_of_parameters_and_arguments_run_in_the_copies_and_leave_the_users
     model.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad))
     x = batch(2, 3, grad=True)
     x.register_hook(lambda gradient: gradient / 2)
-    outcome = Program(model, (x,), {}, RngState.capture(()), gradients=True).run()
+    outcome = Program(model, [ProgramCall((x,), {})], RngState.capture(()), gradients=True).run()
     model(x).backward(_random_gradient_of(model(x)))
     for name, tensor in (("weight", model.weight), ("bias", model.bias), ("input", x)):
         assert torch.equal(outcome.gradients[f"grad[{name}]"], tensor.grad), name

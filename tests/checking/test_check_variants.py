@@ -79,7 +79,9 @@ def test_data_that_break_a_precondition_are_skipped() -> None:
 def test_fresh_data_keeps_metadata_and_the_arguments() -> None:
     x, index, flag = batch(3, 4, grad=True).t(), torch.arange(4), torch.tensor(True)
     before = x.clone()
-    program = Program(lambda *_: None, (x, {"index": index}, flag, "name"), {}, RngState.capture(), gradients=False)
+    program = Program(
+        lambda *_: None, [ProgramCall((x, {"index": index}, flag, "name"), {})], RngState.capture(), gradients=False
+    )
     calls = list(fresh_data(program, Ledger()))
     assert len(calls) == 3
     assert calls[0].label == "on fresh data (1)"
@@ -182,7 +184,7 @@ def test_layouts_that_eager_refuses_are_skipped() -> None:
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_layouts_of_an_image(requires_grad: bool) -> None:
     image = batch(2, 3, 4, 5, grad=requires_grad)
-    program = Program(torch.relu, (image,), {}, RngState.capture(), gradients=True)
+    program = Program(torch.relu, [ProgramCall((image,), {})], RngState.capture(), gradients=True)
     calls: dict[str, ProgramCall] = {call.label: call for call in other_layouts(program, Ledger())}
     assert len(calls) == 5
     for label, call in calls.items():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import checked_backend as cb
 from checked_backend.checking import own_random as module
 from checked_backend.checking.own_random import compare_own_random
-from checked_backend.checking.program import Program
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.findings import Finding
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
@@ -24,7 +24,7 @@ from tests.support.check_tools import agreed, batch, found, skips
 def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[Finding]:
     """What is found where a program is compiled to another one."""
     torch.manual_seed(0)
-    program = Program(function, args, {}, RngState.capture(), gradients=True)
+    program = Program(function, [ProgramCall(args, {})], RngState.capture(), gradients=True)
     return compare_own_random(program, lambda _: compiled, Ledger())
 
 
@@ -84,7 +84,7 @@ def test_the_same_distribution_is_not_reported(name: str) -> None:
 def test_a_right_network_is_not_reported(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    program = Program(model, (batch(5, 6),), {}, RngState.capture(), gradients=True)
+    program = Program(model, [ProgramCall((batch(5, 6),), {})], RngState.capture(), gradients=True)
     assert not compare_own_random(program, partial(torch.compile, backend="aot_eager"), Ledger())
 
 
@@ -105,14 +105,14 @@ def test_what_raises_only_there_is_a_crash() -> None:
 def test_too_few_runs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     ledger = Ledger()
-    program = Program(torch.randn_like, (X,), {}, RngState.capture(), gradients=True)
+    program = Program(torch.randn_like, [ProgramCall((X,), {})], RngState.capture(), gradients=True)
     assert not compare_own_random(program, lambda function: function, ledger)
     assert "20 runs would take too long" in ledger.coverage().skipped[0].reason
 
 
 def test_the_random_state_and_the_users_seed_stay() -> None:
     before = torch.get_rng_state()
-    program = Program(torch.randn_like, (X,), {}, RngState.capture(), gradients=True)
+    program = Program(torch.randn_like, [ProgramCall((X,), {})], RngState.capture(), gradients=True)
     compare_own_random(program, lambda function: function, Ledger())
     assert torch.equal(torch.get_rng_state(), before)
 
