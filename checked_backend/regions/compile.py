@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from itertools import compress
 from typing import Any
@@ -42,7 +42,7 @@ from checked_backend.options import CheckOptions, did_you_mean
 from checked_backend.regions.execution import Call
 from checked_backend.regions.gradient_gate import gradient_gate
 from checked_backend.regions.inputs import storage_key
-from checked_backend.regions.unsupported import FreshCache, cache_remark, compile_with_any_cache, may_be_the_cache
+from checked_backend.regions.unsupported import compile_with_any_cache, fresh_cache, may_be_the_cache
 from checked_backend.tensors.streams import wait_for_devices
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -256,13 +256,7 @@ class Candidate:
         """The context under which to run its backward pass once more, which compiles it anew; None to leave it."""
         if isinstance(error, CheckedBackendError) or not may_be_the_cache(error):
             return None
-        return self._with_fresh_cache(error)
-
-    @contextmanager
-    def _with_fresh_cache(self, error: Exception) -> Iterator[None]:
-        with FreshCache().used():
-            yield
-        self._note(cache_remark(error))
+        return fresh_cache(error, self._note)
 
 
 def eager_graph(gm: fx.GraphModule) -> fx.GraphModule:

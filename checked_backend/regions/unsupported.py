@@ -279,15 +279,6 @@ def may_be_the_cache(error: BaseException) -> bool:
     return not no_compiler and any(map(_is_about_compiling, inside))
 
 
-def cache_remark(error: BaseException) -> str:
-    """The remark for the case that an empty cache helped."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
-    return (
-        f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
-        f"empty one. {_LIMITS['cache'].advice}. It raised {described_exception(error)}"
-    )
-
-
 def compile_with_any_cache(
     compile_once: Callable[[], Callable[..., Any]], note: Callable[[str], None] = lambda _remark: None
 ) -> Callable[..., Any]:
@@ -305,21 +296,32 @@ def compile_with_any_cache(
     except Exception as error:
         if not may_be_the_cache(error):
             raise
-        cache = FreshCache()
         try:
-            with cache.used():
+            with fresh_cache(error, note) as cache:
                 compiled = compile_once()
         except dynamo_control_flow():
             raise
         except Exception as second:
             raise (second if isinstance(second, type(error)) else error) from None
-        note(cache_remark(error))
 
     def keeps_cache(*args: Any) -> Any:  # from whose folder it may load more files
         return compiled(*args)
 
     keeps_cache.checked_backend_cache = cache  # type: ignore[attr-defined]
     return keeps_cache
+
+
+@contextmanager
+def fresh_cache(error: BaseException, note: Callable[[str], None]) -> Iterator[FreshCache]:
+    """Compile with an empty cache in a block, because of an exception; note it if the block raises none."""
+    cache = FreshCache()
+    with cache.used():
+        yield cache
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
+    note(
+        f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
+        f"empty one. {_LIMITS['cache'].advice}. It raised {described_exception(error)}"
+    )
 
 
 class FreshCache:
