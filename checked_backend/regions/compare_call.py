@@ -69,6 +69,7 @@ class CallComparison:
         self._lock = threading.Lock()
         self._scales: dict[str, NoiseBaseline] = {}
         self._comparisons = Counter[bool]()
+        self._short = {False: False, True: False}
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
@@ -238,7 +239,7 @@ class CallComparison:
             number = self._comparisons[backward]
             # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = is_recheck(call.check.number or number)
-            known = dict(self._scales)
+            known = {} if recheck and self._short[backward] else dict(self._scales)
         try:
             decisions = decide(
                 pairs,
@@ -257,6 +258,8 @@ class CallComparison:
             skip = Skip("gradients" if backward else "results", reason, matters=True)
             self._reporter.skip_until_compared(skip, backward=backward)
             return None
+        if recheck:
+            self._short[backward] = decisions.short_of_memory  # what they would have shown is asked again
         call.check.made = True
         call.ratios = decisions.ratios
         return decisions

@@ -115,6 +115,7 @@ def decide(
         context = Context(cases, runs(), decisions, frozenset(asked), thorough=thorough, low_precision=low_precision)
         for step in STEPS:
             step(context)
+        decisions.short_of_memory = bool(runs().short_of_memory)
         for control, operators in runs().runner.facts.left_out.items():
             if operators:
                 decisions.notes.append(_BLIND_SPOTS[control].format(", ".join(sorted(operators))))

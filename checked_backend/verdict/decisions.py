@@ -42,6 +42,7 @@ class Decisions:
             not show it either, by name.
         ratios: The difference divided by the noise, by name, if the noise is known; 0 for equal bits.
         recheck: Whether the scales of earlier calls settled nothing, or only what is within them as they are.
+        short_of_memory: Whether a control could not run for want of memory, which there may be the next time.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -53,3 +54,4 @@ class Decisions:
     ratios: dict[str, float] = field(default_factory=dict)
     compared: int = 0
     recheck: bool = False
+    short_of_memory: bool = False
