@@ -45,5 +45,6 @@ def test_a_later_recheck_runs_controls_for_what_differs_by_more_than_before(
     assert asked == rechecked
 
 
-def test_a_fault_that_begins_at_a_later_recheck_is_found() -> None:
-    assert found(four_calls(lambda number: 1.001 if number == 4 else 1, [])) == {("logic", "output[0]")}
+@pytest.mark.parametrize("begins", [2, 3, 4])
+def test_a_fault_that_begins_at_a_later_call_is_found(begins: int) -> None:
+    assert found(four_calls(lambda number: 1.001 if number >= begins else 1, [])) == {("logic", "output[0]")}
