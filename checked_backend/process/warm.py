@@ -116,12 +116,17 @@ def main(modules: Sequence[str]) -> None:
             folder = Path(os.fsdecode(name))
             job, resources, _ = asked_in(folder)
             jobs.append((forked(job, resources, folder, logged=True), socket.socket(fileno=asker[0])))
-            jobs[-1][1].sendall(b"%d\n" % jobs[-1][0].pid)
+            _tell(jobs[-1][1], jobs[-1][0].pid)
         for process, reply in list(jobs):
             if (status := process.poll()) is not None:
                 with reply:
-                    reply.sendall(b"%d\n" % status)
+                    _tell(reply, status)
                 jobs.remove((process, reply))
+
+
+def _tell(asker: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it was interrupted and does not listen any more; others do
+        asker.sendall(b"%d\n" % number)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,17 @@ from typing import Any, Literal
 
 import pytest
 
-from checked_backend.process.job import AnswerFolder, Job, JobEnd, JobResources, NoForkError, Warm, environment_of, run
+from checked_backend.process.job import (
+    AnswerFolder,
+    Job,
+    JobEnd,
+    JobResources,
+    NoForkError,
+    Warm,
+    _ask,
+    environment_of,
+    run,
+)
 from checked_backend.process.warm import WarmProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers and limits memory")
@@ -111,6 +121,16 @@ def test_a_warm_process_is_forked_for_several_jobs_at_a_time(warm: WarmProcess) 
         assert ran(warm, "answer").kind == "done"
         assert not hanging.done()
         assert hanging.result().kind == "hang"
+
+
+@pytest.mark.process
+def test_who_does_not_wait_for_the_end_of_a_fork_ends_no_other(warm: WarmProcess, tmp_path: Path) -> None:
+    parent = ran(warm, "answer").answer
+    _ask(Job(WORK, {"do": "answer"}, 60.0), RESOURCES, tmp_path)
+    pid = warm.forked(tmp_path).pid  # and the fork's socket is closed
+    assert is_gone(pid)
+    time.sleep(0.2)  # by then its exit status was written to nobody
+    assert ran(warm, "answer").answer == parent
 
 
 @pytest.mark.process
