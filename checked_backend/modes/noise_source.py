@@ -102,6 +102,13 @@ class NoiseSource:
             for part, junk in self._pieces(tensor, self._pool(tensor.device, tensor.dtype, "junk")):
                 part.copy_(junk)
 
+    def uniform(self, like: torch.Tensor) -> torch.Tensor:
+        """Numbers in [-1, 1], as many as a tensor has elements."""
+        made = torch.empty_like(like, memory_format=torch.contiguous_format)
+        for part, noise in self._pieces(made, self._pool(made.device, made.dtype, "uniform")):
+            part.copy_(noise)
+        return made
+
     def _pieces(self, tensor: torch.Tensor, pool: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Parts of a tensor, together all of it, each with as many values of a pool."""
         flat, count, size = _flat_view(tensor), tensor.numel(), pool.numel() // 2

@@ -75,7 +75,7 @@ class GradientSums:
             smooth: Whether rounding is known not to.
             exact: Whether the gradient is known exactly, and is not moved.
         """
-        if arriving is None:
+        if arriving is None or not any(source in self._sums for source in sources):
             return  # no requested gradient depends on it
         for place, lane in enumerate(self._lanes):
             given = arriving

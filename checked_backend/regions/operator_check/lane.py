@@ -17,6 +17,7 @@ from checked_backend._torch.pytree import tree_map_only
 from checked_backend.graphs.effects import has_effects
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.modes.float64 import to_float64
+from checked_backend.modes.noise_source import NoiseSource
 from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.execution import gradient_edge
 from checked_backend.regions.gradient_gate import Edge
@@ -162,8 +163,7 @@ class Moved:
     """Moves values by a rounding, as a fused kernel may never have rounded them. No global generator is used."""
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._source = NoiseSource(seed)
 
     def shift(self, value: torch.Tensor, roundoff: float) -> torch.Tensor:
         """The distance to move each element, as a float64 tensor."""
@@ -179,14 +179,8 @@ class Moved:
             first = wide.narrow(dim, 0, min(1, wide.size(dim)))
             if torch.equal(first, wide.narrow(dim, wide.size(dim) - first.size(dim), first.size(dim))):
                 wide = first if bool((first == wide).all()) else wide
-        noise = self._uniform(wide)
+        noise = self._source.uniform(wide)
         return (noise.sign_() if wide.numel() < FEW_VALUES else noise).expand(shape)
-
-    def _uniform(self, like: torch.Tensor) -> torch.Tensor:
-        generator = self._generators.get(like.device)
-        if generator is None:
-            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
-        return torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=generator).mul_(2).sub_(1)
 
 
 @contextmanager

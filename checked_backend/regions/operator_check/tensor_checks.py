@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,10 @@ class Wrong:
     operator: fx.Node | None = None
 
 
+TensorKey = tuple[str, bool, int | None]
+"""A tensor: the name of its node, whether it is the node's gradient, and the place of the result that it is."""
+
+
 @dataclass(slots=True)
 class TensorChecks:
     """The facts known about a region's tensors so far.
@@ -66,17 +70,23 @@ class TensorChecks:
         wrong: Operators with an error of their own, in order.
         limits: For each tensor checked, the smallest relative error that would have been found: forward, backward.
         unchecked: Nodes that could not be checked, with the reason.
+        earlier: Nodes that earlier walks could not check, with the reason.
         distances: How far each tensor was from eager's for the same inputs, in this walk and in earlier ones.
-        quick: Whether tensors are only compared with eager's: none may be further from it than it was.
-        changed: Whether a quick walk found one that is.
+        quick: Whether tensors are only compared with eager's.
+        different: Tensors that a quick walk found not to be equal to eager's.
+        changed: Whether one of them is further from it than it was in earlier walks.
+        only: The tensors that a walk has to check, because they are not equal to eager's; None for all.
     """
 
     wrong: list[Wrong] = field(default_factory=list)
     limits: tuple[dict[str, float], dict[str, float]] = field(default_factory=lambda: ({}, {}))
     unchecked: dict[str, str] = field(default_factory=dict)
-    distances: dict[tuple[str, bool, int | None], NoiseBaseline] = field(default_factory=dict)
+    earlier: Mapping[str, str] = field(default_factory=dict)
+    distances: dict[TensorKey, NoiseBaseline] = field(default_factory=dict)
     quick: bool = False
+    different: set[TensorKey] = field(default_factory=set)
     changed: bool = False
+    only: Set[TensorKey] | None = None
 
     def settle(
         self,
@@ -94,16 +104,21 @@ class TensorChecks:
             gradient: Whether it is the gradient of the node's value.
             output: As in `Wrong`.
         """
+        key = node.name, gradient, output
+        if self.quick and torch.equal(eager, found):
+            self.limits[gradient].setdefault(node.name, 0.0)  # nothing can hide in it
+            return True
         [glance] = quick_diffs([(eager, found)])
         glance = glance or QuickDiff.of(measure(reference=eager.detach(), candidate=found.detach()))
-        known = self.distances.get((node.name, gradient, output))
+        known = self.distances.get(key)
         if self.quick:
+            self.different.add(key)
             self.changed |= known is None or glance is None or not known.covers(glance, slack=thresholds.DRAW_FACTOR)
         elif glance is not None:
             size = glance.reference_rms or 1.0
             sizes = (size, size) if glance.rmse > LARGE_DISTANCE * size else None
             distance = NoiseBaseline(glance.rmse / size, glance.max_abs_diff / size, sizes)
-            self.distances[node.name, gradient, output] = distance.widened(known)
+            self.distances[key] = distance.widened(known)
         return self.quick
 
     def note(

@@ -9,8 +9,9 @@ that were never rounded, while the value that is handed out was.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,12 +29,12 @@ from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
-from checked_backend.regions.operator_check.probe import Exposed, Probed
+from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed
 from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
-    NO_ERROR,
     TOO_FEW,
     TensorChecks,
+    TensorKey,
     Wrong,
     alike,
     can_be_checked,
@@ -53,6 +54,19 @@ INSIDE_FLOAT32 = 2.0**29
 
 SAME_DRAWS = 0.99
 """Results of a random operator that come from the same random numbers have at least this cosine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """The part of a graph that a walk runs.
+
+    Attributes:
+        sources: Tensors that are handed out, and inputs, that others are computed from.
+        calls: The calls that run.
+    """
+
+    sources: set[fx.Node]
+    calls: set[fx.Node]
 
 
 class Walk:
@@ -103,6 +117,7 @@ class Walk:
             unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(map(writes, gm.graph.nodes))
+        self._needed = None if self.checks.only is None or self._writes else self._found_needed(self.checks.only)
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
@@ -122,6 +137,32 @@ class Walk:
 
         return entered
 
+    def _found_needed(self, only: Set[TensorKey]) -> _Needed:
+        """What has to run so that these tensors are checked as in a walk that checks all."""
+        gradients = {name for name, gradient, _ in only if gradient}
+        values = {name for name, gradient, _ in only if not gradient}
+        needed = _Needed({node for node in self._units.order if node.name in gradients}, set())
+        pending = [
+            node
+            for node in self._units.order
+            if node.op in CALLS
+            and (node.name in values or (gradients and not needed.sources.isdisjoint(self._units.of(node).sources)))
+        ]
+        while pending:
+            unit = self._units.of(pending.pop())
+            needed.calls.update(unit.nodes)
+            # what reads a tensor may have computed it anew
+            pending += [one for one in unit.sources if one not in needed.calls and self._units.carries(one)]
+            needed.sources.update(unit.sources)
+        return needed
+
+    def _is_read(self, node: fx.Node) -> bool:
+        return self._needed is None or node in self._needed.sources
+
+    def _is_checked(self, node: fx.Node) -> bool:
+        """Whether the gradient of a node's value is checked."""
+        return self._needed is None or (node.name, True, None) in (self.checks.only or ())
+
     def run(self) -> None:
         """Walk through the graph, forward and backward."""
         known = 0
@@ -130,10 +171,8 @@ class Walk:
                 known += 1
                 if self._enough(wrong):
                     return
-            if self.checks.changed:
-                return
             for source in node.all_input_nodes:
-                if source.op == "placeholder" and source not in self._eager.values:
+                if source.op == "placeholder" and self._is_read(source) and source not in self._eager.values:
                     self._input(source)
             self._before(node, self._eager.values)
             if node.op == "placeholder":
@@ -149,7 +188,7 @@ class Walk:
 
     def _input(self, node: fx.Node) -> None:
         place = self._inputs.index(node)
-        value, wanted = self._probed.inputs[place], place in self._probed.wanted
+        value, wanted = self._probed.inputs[place], place in self._probed.wanted and self._is_checked(node)
         for lane in self._lanes:
             own = value.clone() if self._writes and lane is self._eager and isinstance(value, torch.Tensor) else value
             lane.put(node, own, gradient=wanted)
@@ -162,15 +201,17 @@ class Walk:
             for lane in self._lanes[1:]:
                 lane.values[node] = made
             return
+        if self._needed is not None and node.op in CALLS and node not in self._needed.calls:
+            if node in self._needed.sources:
+                self._go_on(
+                    node, self._take(self._exposed.values[node.name]), (), tapped=node.name in self._exposed.taps
+                )
+            return
         self._tape = RandomTape()
         with RecordRandom(self._tape) if _may_draw(node) else nullcontext():
             made = self._eager.run(node)
         if self._tape.by_values:
             self._by_values.add(node)
-        if self._is_equal(node, made):
-            self.checks.note(node, NO_ERROR, made, made)
-            self._go_on(node, self._take(self._exposed.values[node.name]), (), tapped=False)
-            return
         shared = not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(made))
         for lane in self._lanes[1:]:
             if shared:
@@ -192,16 +233,6 @@ class Walk:
                 self._go_on(node, torch.full_like(found, math.nan), blank[1:], tapped=False)
             else:
                 self._check_tensor(node, found)
-
-    def _is_equal(self, node: fx.Node, made: Any) -> bool:
-        """Whether the compiled program calls eager's kernel, so that nothing can hide in its result, bit for bit."""
-        place, unit = self._exposed.values.get(node.name), self._units.of(node)
-        if place is None or not unit.kept or getattr(made, "requires_grad", True) or has_effects(node):
-            return False
-        if not self._tape.empty or self._exposed.versions.get(node.name) or not self._blank.isdisjoint(unit.sources):
-            return False
-        found = self._probed.results[place]
-        return can_be_checked(found, strict=self._strict) and alike(made, found) and torch.equal(made, found)
 
     def _take(self, place: int) -> Any:
         value, self._probed.results[place] = self._probed.results[place], None
@@ -228,6 +259,7 @@ class Walk:
         self._go_on(node, found, made[1:], tapped=tapped)
 
     def _go_on(self, node: fx.Node, found: Any, exact: Sequence[Any], *, tapped: bool) -> None:
+        tapped = tapped and self._is_checked(node)
         # a wrong compiler may hand out the user's own memory, which no write of this walk may reach
         own = found.clone() if self._writes and isinstance(found, torch.Tensor) else found
         self._eager.put(node, own, gradient=tapped)
@@ -321,7 +353,7 @@ class Walk:
             )
             return False
         if self.checks.settle(node, found, made[0], output=output):
-            return self.checks.unchecked.get(node.name, TOO_FEW) == TOO_FEW
+            return self.checks.earlier.get(node.name, TOO_FEW) == TOO_FEW
         narrows = found.dtype in LOW and any(
             _is_wide(recorded_value(source)) for source in self._units.of(node).sources
         )
@@ -346,6 +378,7 @@ class Walk:
             known = any(wrong.node is source and not wrong.gradient for wrong in self.checks.wrong)
             if (
                 not known
+                and (self.checks.only is None or (source.name, False, place) in self.checks.only)
                 and source.op != "placeholder"
                 and self._reads_values(source, (source, *self._units.of(source).sources))
             ):
@@ -379,7 +412,9 @@ class Walk:
 
 
 def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | None) -> TensorChecks:
-    """Walk through a graph in eager alone, and in all lanes if a tensor is further from eager than in earlier walks.
+    """Walk through a graph in eager alone, and in all lanes to what is further from eager than in earlier walks.
+
+    A tensor that is eager's, bit for bit, is right, and no lane has to run for it.
 
     Args:
         walk: Walks, and notes the results in the checks that it is given.
@@ -388,13 +423,17 @@ def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | N
     Returns:
         The results, those of earlier walks where nothing changed.
     """
-    if earlier is not None and not earlier.wrong:
-        quick = TensorChecks(unchecked={**earlier.unchecked}, distances=earlier.distances, quick=True)
-        walk(quick)
-        if not quick.changed and quick.unchecked.keys() == earlier.unchecked.keys():
-            return earlier
-    checks = TensorChecks(distances={} if earlier is None else earlier.distances)
-    walk(checks)
+    distances = {} if earlier is None else earlier.distances
+    unchecked = {} if earlier is None else earlier.unchecked
+    quick = TensorChecks(distances=distances, earlier=unchecked, quick=True)
+    walk(quick)
+    if earlier is not None and not earlier.wrong and not quick.changed and quick.unchecked.keys() <= unchecked.keys():
+        return earlier
+    checks = TensorChecks(
+        limits=quick.limits, unchecked=quick.unchecked, distances=distances, only=frozenset(quick.different)
+    )
+    if quick.different:
+        walk(checks)
     return checks
 
 
