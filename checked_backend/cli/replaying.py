@@ -1,7 +1,6 @@
-"""The verbs ``replay``, ``localize`` and ``show``: dumped graphs. Those that run a graph do so in a child process.
+"""The verbs ``replay``, ``localize`` and ``show``: dumped graphs. Those that run a graph do so in a process of its own.
 
-The graph may kill what runs it, and so may what a compiler makes of it. This module does not load torch before it has
-forked, because torch's threads do not survive a fork.
+The graph may kill what runs it, and so may what a compiler makes of it.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -31,8 +30,6 @@ _IN_EAGER = "running the graph in eager"
 _COMPILED = "compiling the graph and running it"
 _AFTER_DEATH = "running the graph in eager, after the compiled one had killed a process"
 _EAGER_SECONDS = 300.0
-_STATUSES = (0, 1, 2, 3)
-_NO_VERDICT = 70
 
 _Dump = Annotated[Path, typer.Argument(metavar="DUMP", help="The folder of one graph.")]
 _Seed = Annotated[int, typer.Option(metavar="N", help="For input values that were not saved.")]
@@ -53,11 +50,8 @@ def replay(
     as_json: AsJson = False,
 ) -> Verdict:
     """Run a dumped graph again, compiled, and check it against eager. It runs in a process of its own."""
-
-    def how() -> dict[str, Any]:
-        return {"compiler": import_module("checked_backend.checking.target").load_compiler(compiler), "seed": seed}
-
-    return _replay_apart(dump, modules or (), timeout, memory_in_bytes(memory), how, as_json=as_json)
+    asked = {"compiler": compiler, "seed": seed, "modules": modules or (), "as_json": as_json}
+    return _replay_apart(dump, timeout, memory, asked)
 
 
 def localize(
@@ -76,17 +70,8 @@ def localize(
 
     It runs in a process of its own. Ctrl-C ends it with the best so far.
     """
-
-    def how() -> dict[str, Any]:
-        folder.mkdir(parents=True, exist_ok=True)
-        return {
-            "compiler": import_module("checked_backend.checking.target").load_compiler(compiler),
-            "seed": seed,
-            "investigator": import_module("checked_backend.diagnose.investigate").investigate,
-            "report_dir": folder,
-        }
-
-    return _replay_apart(dump, modules or (), timeout, memory_in_bytes(memory), how, as_json=as_json)
+    asked = {"compiler": compiler, "seed": seed, "modules": modules or (), "as_json": as_json}
+    return _replay_apart(dump, timeout, memory, {**asked, "report_dir": str(folder)})
 
 
 def show(dump: _Dump, as_json: AsJson = False) -> None:
@@ -96,77 +81,69 @@ def show(dump: _Dump, as_json: AsJson = False) -> None:
     print_text(dumps(loaded.metadata) if as_json else package.render_dump(loaded))
 
 
-def needs_fresh_interpreter(words: Sequence[str]) -> bool:
-    """Whether the child must be a fresh Python, because this process cannot be forked.
-
-    A compiler that this program registered is unknown to a fresh Python.
-    """
-    if not (hasattr(os, "fork") and sys.executable) or _can_fork():
-        return False
-    registered = import_module("checked_backend._torch.dynamo").registered_here
-    return all(registered(word.removeprefix("--compiler=")) is None for word in words)
-
-
-def _replay_apart(
-    dump: Path,
-    modules: Sequence[str],
-    timeout: float,
-    memory: int | None,
-    how: Callable[[], Mapping[str, Any]],
-    *,
-    as_json: bool,
-) -> Verdict:
-    """Replay a dump in a child. If the compiled graph kills the child, a second child reports that without compiling.
-
-    ``how`` makes the arguments of `checking.replay.replay`, in the child.
+def _replay_apart(dump: Path, timeout: float, memory: float | None, asked: Mapping[str, Any]) -> NoReturn:
+    """Replay a dump in a process. If the compiled graph kills it, a second one reports that without compiling.
 
     Raises:
-        ChildEnded: The child has told the verdict, or the error.
-        CheckedBackendError: The child died before it compiled the graph, or the second child died too.
+        ChildEnded: The process has told the verdict, or the error.
+        CheckedBackendError: It died before it compiled the graph, or the second process died too.
     """
 
-    def work(note: Callable[..., object], died: JobEnd | None) -> Verdict:
-        note(_READING)
-        loaded = _loaded(dump, modules)
-        module = import_module("checked_backend.checking.replay")
-        with users_code(as_json), terminable():
-            if died is None:
-                arguments = how()
-                note(_IN_EAGER, _EAGER_SECONDS)
-                module.rehearse(loaded, arguments["seed"])
-                note(_COMPILED)
-                found = _refusing(dump, lambda: module.replay(loaded, rehearsed=True, **arguments))
-            else:
-                note(_AFTER_DEATH)
-                found = _refusing(dump, lambda: module.replay_of_death(loaded, died, **how()))
-        print_report(found, as_json)
-        return found.verdict
-
-    if not _can_fork():
-        return work(lambda *_stage: None, None)
-
-    def child(died: JobEnd | None, answers: AnswerFolder) -> int:
-        _use_one_thread()
-        try:
-            return exit_code(lambda: work(answers.note, died))
-        except SystemExit:  # a module that was imported has called it, which is no verdict
-            return _NO_VERDICT
-
-    def confined(died: JobEnd | None) -> JobEnd:
-        job = Job(partial(child, died), seconds=timeout)
+    def confined(died: Mapping[str, Any] | None) -> JobEnd:
+        question = {"dump": str(dump), "died": died, **asked}
+        job = Job(f"{__name__}:{replay_here.__name__}", question, timeout)
         with terminable():
-            return run(job, JobResources(memory), "fork", logged=False, patience=math.inf)
+            return run(job, JobResources(memory_in_bytes(memory)), logged=False, patience=math.inf)
 
     ended = confined(None)
-    if ended.exit not in _STATUSES and ended.stage == _COMPILED and ended.overdue is None:
-        ended = confined(ended)
-    if ended.exit in _STATUSES:
+    if not ended.answer and ended.stage == _COMPILED and ended.overdue is None:
+        ended = confined(asdict(ended))
+    if ended.answer:
         raise ChildEnded(ended.exit)
     advice = ". Give it more with --timeout" if ended.overdue is not None and ended.overdue >= timeout else ""
     raise CheckedBackendError(f"{dump}: the process {ended.words} while {ended.stage}{advice}")
 
 
-def _refusing(dump: Path, produce: Callable[[], Report]) -> Report:
+def replay_here(question: Mapping[str, Any], answers: AnswerFolder) -> int:
+    """The work of that process: it prints the report and returns the exit code, which it also answers."""
+    status = exit_code(lambda: _replayed(answers, **question))
+    answers.answer(str(status))
+    return status
+
+
+def _replayed(
+    answers: AnswerFolder,
+    dump: str,
+    died: Mapping[str, Any] | None,
+    compiler: str,
+    seed: int,
+    modules: Sequence[str],
+    report_dir: str | None = None,
+    *,
+    as_json: bool,
+) -> Verdict:
+    answers.note(_READING)
+    loaded = _loaded(Path(dump), modules)
+    module = import_module("checked_backend.checking.replay")
+    with users_code(as_json), terminable():
+        how = {"compiler": import_module("checked_backend.checking.target").load_compiler(compiler), "seed": seed}
+        if report_dir is not None:
+            Path(report_dir).mkdir(parents=True, exist_ok=True)
+            how["investigator"] = import_module("checked_backend.diagnose.investigate").investigate
+            how["report_dir"] = Path(report_dir)
+        if died is None:
+            answers.note(_IN_EAGER, _EAGER_SECONDS)
+            module.rehearse(loaded, seed)
+            answers.note(_COMPILED)
+            found = _refusing(dump, lambda: module.replay(loaded, rehearsed=True, **how))
+        else:
+            answers.note(_AFTER_DEATH)
+            found = _refusing(dump, lambda: module.replay_of_death(loaded, JobEnd(**died), **how))
+    print_report(found, as_json)
+    return found.verdict
+
+
+def _refusing(dump: str, produce: Callable[[], Report]) -> Report:
     """Produce a report. An unforeseen exception becomes one sentence, because the dump may be at fault."""
     try:
         return produce()
@@ -176,20 +153,6 @@ def _refusing(dump: Path, produce: Callable[[], Report]) -> Report:
         first = (str(error).strip().splitlines() or [""])[0][:400]
         message = f"{dump}: it runs in eager, but cannot be checked: {type(error).__name__}: {first}"
         raise CheckedBackendError(message) from error
-
-
-def _can_fork() -> bool:
-    if "torch" not in sys.modules:
-        return hasattr(os, "fork")
-    worker = import_module("checked_backend.process.worker")  # CUDA and autograd's threads do not survive a fork
-    return worker.cannot_fork() is None and worker.cannot_differentiate_in_worker() is None
-
-
-def _use_one_thread() -> None:
-    """Use one thread in a child that inherited torch from its parent: torch's threads do not survive a fork."""
-    if "torch" in sys.modules:
-        import_module("torch").set_num_threads(1)
-        import_module("checked_backend._torch.inductor").renew_compile_threads()
 
 
 def _loaded(folder: Path, modules: Sequence[str]) -> Any:

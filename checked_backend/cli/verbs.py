@@ -5,11 +5,10 @@ Modules that need torch are loaded by the verb that needs them, so that ``--help
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -25,15 +24,12 @@ from checked_backend.cli.options import (
     compiler_options,
     parse_sizes,
 )
-from checked_backend.cli.printing import STDOUT, ChildEnded, exit_code, print_report, print_text, users_code, write_file
-from checked_backend.cli.replaying import localize, needs_fresh_interpreter, replay, show
+from checked_backend.cli.printing import STDOUT, exit_code, print_report, print_text, users_code, write_file
+from checked_backend.cli.replaying import localize, replay, show
 from checked_backend.cli.reporting import report
 from checked_backend.cli.running import autostart, compare, record, run
 from checked_backend.cli.sweeping import sweep
-from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Verdict
-from checked_backend.process.job import AnswerFolder, Job, JobResources
-from checked_backend.process.job import run as run_job
 from checked_backend.report.certificate import render_certificate
 from checked_backend.report.codec import dumps
 from checked_backend.report.html import render_html
@@ -42,9 +38,6 @@ from checked_backend.report.progress import Progress, telling_whole
 if TYPE_CHECKING:
     from checked_backend.cli.doctor import Diagnosis
     from checked_backend.report import Report
-
-_IN_CHILD = (["replay"], ["localize"])
-"""Verbs that run the graph of a dump. The graph may kill the process that runs it."""
 
 app = typer.Typer(
     name="checked-backend",
@@ -176,28 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         SystemExit: Always. 0 pass, 1 fail, 2 inconclusive, 3 misuse or internal error.
     """
     stop()
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] in _IN_CHILD and needs_fresh_interpreter(words):
-        sys.exit(exit_code(lambda: _in_fresh_interpreter(words)))
-    main_here(words)
-
-
-def main_here(words: Sequence[str]) -> NoReturn:
-    """Do what `main` does in this process and its children."""
-    sys.exit(_do_here({"words": words}))
-
-
-def _do_here(question: Mapping[str, Any], _answers: AnswerFolder | None = None) -> int:
-    words = _with_json_values(list(question["words"]))
-    return exit_code(lambda: app(args=words, prog_name="checked-backend", standalone_mode=False))
-
-
-def _in_fresh_interpreter(words: Sequence[str]) -> NoReturn:
-    job = Job(f"{__name__}:{_do_here.__name__}", {"words": words})
-    end = run_job(job, JobResources(), logged=False, patience=math.inf)
-    if end.exit < 0:
-        raise CheckedBackendError(f"the process that ran it {end.words}")
-    raise ChildEnded(end.exit)
+    words = _with_json_values(sys.argv[1:] if arguments is None else list(arguments))
+    sys.exit(exit_code(lambda: app(args=words, prog_name="checked-backend", standalone_mode=False)))
 
 
 def _with_json_values(arguments: list[str]) -> list[str]:

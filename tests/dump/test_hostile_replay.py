@@ -5,10 +5,8 @@ Also what higher-order operators in them call, and what these are given.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.checking import replay
-from checked_backend.cli import replaying
 from checked_backend.dump import rehearse
 from tests.support.cli_tools import Run
 from tests.support.hostile_tools import body, call, dumped_relu, forged, node, replayed
@@ -116,16 +112,23 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_graph_that_would_leave_its_memory_is_refused(run: Run, original: Path, tmp_path: Path, name: str) -> None:
+def test_a_graph_that_would_leave_its_memory_is_refused(original: Path, tmp_path: Path, name: str) -> None:
     calls, why = REFUSED[name]
     dump = forged(original, tmp_path / "dump", calls)
+    with pytest.raises(cb.DumpError, match=why) as refused:
+        tried(dump)
+    assert str(refused.value).startswith(f"{dump / 'graph.json'}: ")
+
+
+@pytest.mark.process
+def test_what_is_refused_is_told_in_a_sentence(run: Run, original: Path, tmp_path: Path) -> None:
+    dump = forged(original, tmp_path / "dump", REFUSED["unchecked"][0])
     code, out, err = run("replay", dump, "--compiler", "eager")
     assert (code, out) == (3, "")
     assert err.startswith(f"checked-backend: {dump / 'graph.json'}: ")
+    assert "node r: eager refuses it: IndexError" in err
     assert "Traceback" not in err
-    assert re.search(why, err), err
 
 
 @pytest.mark.process
@@ -140,45 +143,10 @@ def test_an_honest_dump_is_not_refused(run: Run, original: Path, tmp_path: Path)
 def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) -> None:
     dump = forged(original, tmp_path / "dump", [call("r", "function:math:factorial", 10**9)])
     for verb in ("replay", "localize"):
-        code, _, err = run(verb, dump, "--compiler", "eager", "--timeout", "2")
+        code, _, err = run(verb, dump, "--compiler", "eager", "--timeout", "8")
         assert code == 3
-        why = r"the process had not ended after 2 s while (reading the dump|running the graph in eager)"
+        why = r"the process had not ended after 8 s while (reading the dump|running the graph in eager)"
         assert re.fullmatch(f"checked-backend: {re.escape(str(dump))}: {why}. Give it more with --timeout\n", err)
-
-
-@pytest.mark.process
-def test_a_process_that_cannot_be_forked_has_another_python_replay(
-    run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replaying, "_can_fork", lambda: False)
-    honest = forged(original, tmp_path / "honest", [call("r", "op:aten.relu.default", X)])
-    code, out, err = run("replay", honest, "--compiler", "eager")
-    assert (code, err) == (0, "")
-    assert out.startswith("PASS")
-    endless = forged(original, tmp_path / "endless", [call("r", "function:math:factorial", 10**9)])
-    code, out, err = run("replay", endless, "--compiler", "eager", "--timeout", "2")
-    assert (code, out) == (3, "")
-    assert "the process had not ended after 2 s while " in err
-
-
-@pytest.mark.forks
-def test_a_death_in_eager_is_told_in_a_sentence(
-    run: Run, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dump = forged(original, tmp_path / "dump", [call("r", "op:aten.relu.default", X)])
-    monkeypatch.setattr(replay, "rehearse", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    code, _, err = run("replay", dump)
-    why = "the process was killed by SIGKILL (out of memory?) while running the graph in eager"
-    assert (code, err) == (3, f"checked-backend: {dump}: {why}\n")
-
-
-@pytest.mark.process
-def test_a_fresh_process_refuses_too(original: Path, tmp_path: Path) -> None:
-    dump = forged(original, tmp_path / "dump", REFUSED["unchecked"][0])
-    code, out, err = replayed(dump, "--compiler", "eager")
-    assert (code, out) == (3, "")
-    assert "node r: eager refuses it: IndexError" in err
-    assert "Traceback" not in err
 
 
 @pytest.mark.process
