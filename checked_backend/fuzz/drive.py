@@ -128,7 +128,7 @@ def _run(
 ) -> JobEnd:
     question = {**question, "asked": asdict(replace(asked, folder=asked.folder.resolve()))}
     with running.one() as started:
-        return run(Job(work, question, seconds), asked.place, "fresh", started)
+        return run(Job(work, question, seconds), asked.place, started=started)
 
 
 def run_fuzz(asked: FuzzOptions, corpus: Corpus, progress: Progress | None = None) -> None:

@@ -151,8 +151,8 @@ class Job:
     """Work for another process.
 
     Attributes:
-        work: The function that does it, ``package.module:function``; it gets the question and an `AnswerFolder`. For a
-            fork it may be a function that gets the folder alone. A number that it returns is the exit status.
+        work: The name of the function that does it, ``package.module:function``; it gets the question and an
+            `AnswerFolder`. Or a function that gets the folder alone. A number that it returns is the exit status.
         seconds: The process is killed after this time.
     """
 
@@ -232,7 +232,7 @@ class NoForkError(Exception):
 def run(
     job: Job,
     resources: JobResources,
-    start: Literal["fork", "fresh"] | Warm = "fresh",
+    warm: Warm | None = None,
     started: Callable[[int], None] = lambda _pid: None,
     *,
     logged: bool = True,
@@ -240,9 +240,10 @@ def run(
 ) -> JobEnd:
     """Run a job in another process, and kill every process that it leaves.
 
+    A job that is named runs in a fork of a warm process, or in a new Python if there is none or it cannot be forked.
+    One that is a function of this program runs in a fork of this process.
+
     Args:
-        start: ``fresh`` for a new Python, ``fork`` for a fork of this process, or a warm process. A job that this
-            cannot run gets a new Python.
         started: Called with the id of the process, which leads a process group.
         logged: Whether to keep what the job prints. If not, it is printed here.
         patience: On Ctrl-C the job is interrupted too, and has this many seconds to end by itself.
@@ -251,42 +252,30 @@ def run(
         OSError: The system gives no process, or no temporary folder.
         KeyboardInterrupt: On Ctrl-C, if there is no patience, and on a second one.
     """
-    try:
-        return _run(job, resources, start, started, logged=logged, patience=patience)
-    except NoForkError:
-        return _run(job, resources, "fresh", started, logged=logged, patience=patience)
-
-
-def _run(
-    job: Job,
-    resources: JobResources,
-    start: Literal["fork", "fresh"] | Warm,
-    started: Callable[[int], None],
-    *,
-    logged: bool,
-    patience: float,
-) -> JobEnd:
     with tempfile.TemporaryDirectory(prefix="checked-backend-job-") as name:
         folder = Path(name)
         killed_before = _killed_for_memory()
         _flush_output()
-        process: _Process
-        if start == "fork":
-            process = forked(job, resources, folder, logged=logged)
-        else:
-            _ask(job, resources, folder)
-            process = _fresh(resources, folder, logged=logged) if start == "fresh" else start.forked(folder)
-        begun = time.monotonic()
         try:
-            started(process.pid)
-            overdue, interrupted = _awaited(process, folder, job.seconds, patience)
-            if overdue is not None:
-                _abort(process)
-        finally:
-            kill(process)
-            status = process.wait()
-            if not logged:
-                _print_here(folder)
+            process: _Process
+            if callable(job.work):
+                process = forked(job, resources, folder, logged=logged)
+            else:
+                _ask(job, resources, folder)
+                process = warm.forked(folder) if warm else _fresh(resources, folder, logged=logged)
+            begun = time.monotonic()
+            try:
+                started(process.pid)
+                overdue, interrupted = _awaited(process, folder, job.seconds, patience)
+                if overdue is not None:
+                    _abort(process)
+            finally:
+                kill(process)
+                status = process.wait()
+                if not logged:
+                    _print_here(folder)
+        except NoForkError:
+            return run(job, resources, None, started, logged=logged, patience=patience)
         return JobEnd(
             _read(folder / _ANSWER, _MAX_ANSWER),
             AnswerFolder(folder).stage()[2],

@@ -82,7 +82,7 @@ def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float
         answers.answer(text)
 
     try:
-        end = run(Job(work, seconds=timeout), JobResources(threads=1), "fork", logged=False, patience=patience)
+        end = run(Job(work, seconds=timeout), JobResources(threads=1), logged=False, patience=patience)
     except OSError as error:
         raise NoWorkerError(f"no worker process: {error}.") from error
     if end.answer.startswith(_FAILED):

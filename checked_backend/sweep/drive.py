@@ -162,7 +162,7 @@ def run_case(
     """Run a case in its own process: a fork of a warm one, if there are such, or a fresh Python."""
     question = {"spec": job.spec, "case": asdict(job.case), "settings": asdict(job.settings)}
     try:
-        end = run(Job(_WORK, question, job.settings.timeout), resources, warm or "fresh", started)
+        end = run(Job(_WORK, question, job.settings.timeout), resources, warm, started)
     except OSError as error:
         result = CaseResult(Status.LOST, f"no process could be started: {error}")
     else:

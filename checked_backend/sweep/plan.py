@@ -164,7 +164,7 @@ def list_suite(text: str, compilers: Sequence[str], resources: JobResources, war
     """
     spec, label = spec_of(text)
     job = Job(_LISTING, {"spec": spec, "compilers": list(compilers)}, LISTING_SECONDS)
-    end = run(job, replace(resources, threads=1), warm or "fresh")
+    end = run(job, replace(resources, threads=1), warm)
     if not end.answer:
         last = (end.log.strip().splitlines() or [""])[-1]
         raise SuiteError(f"suite {text}: its models cannot be listed: the process {end.words}: {last}")

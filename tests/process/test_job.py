@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from checked_backend.process.job import (
     run,
 )
 from checked_backend.process.warm import WarmProcess
+from tests.support.job_work import work
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers and limits memory")
 
@@ -50,8 +52,14 @@ def start(request: pytest.FixtureRequest, warm: WarmProcess) -> Start:
     return warm if request.param == "warm" else request.param
 
 
+def job_of(start: Start, do: str, seconds: float = 60.0, **question: Any) -> Job:
+    asked = {"do": do, **question}
+    return Job(partial(work, asked) if start == "fork" else WORK, {} if start == "fork" else asked, seconds)
+
+
 def ran(start: Start, do: str, seconds: float = 60.0, started: Callable[[int], None] = id, **question: Any) -> JobEnd:
-    return run(Job(WORK, {"do": do, **question}, seconds), RESOURCES, start, started)
+    warm = None if isinstance(start, str) else start
+    return run(job_of(start, do, seconds, **question), RESOURCES, warm, started)
 
 
 def is_gone(pid: int) -> bool:
@@ -147,11 +155,12 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path, monkeypatch: pytes
 
 DRIVER = """
 import sys
-from checked_backend.process.job import Job, JobResources, run
+from checked_backend.process.job import JobResources, run
 from checked_backend.process.warm import WarmProcess
+from tests.process.test_job import job_of
 with WarmProcess([], JobResources()) as warm:
-    job = Job("tests.support.job_work:work", {"do": "hang"}, 600.0)
-    run(job, JobResources(), warm if sys.argv[1] == "warm" else sys.argv[1], lambda pid: print(pid, flush=True))
+    job = job_of(sys.argv[1], "hang", 600.0)
+    run(job, JobResources(), warm if sys.argv[1] == "warm" else None, lambda pid: print(pid, flush=True))
 """
 
 
@@ -182,28 +191,28 @@ def test_closing_ends_a_process_that_still_imports() -> None:
 def test_what_a_job_prints_is_printed_here_where_something_collects_output(
     start: Literal["fork", "fresh"], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    end = run(Job(WORK, {"do": "print"}), RESOURCES, start, logged=False)
+    end = run(job_of(start, "print"), RESOURCES, logged=False)
     assert (end.exit, end.kind, end.log) == (5, "exit", "")
     assert capsys.readouterr() == ("out\n", "err\n")
 
 
 @pytest.mark.process
 def test_a_stage_may_have_less_time() -> None:
-    def work(answers: AnswerFolder) -> None:
+    def stage(answers: AnswerFolder) -> None:
         answers.note("a stage", 0.2)
         time.sleep(600)
 
-    end = run(Job(work), RESOURCES, "fork")
+    end = run(Job(stage), RESOURCES)
     assert (end.kind, end.stage, end.words) == ("hang", "a stage", "had not ended after 0.2 s")
 
 
 @pytest.mark.process
 def test_a_process_that_is_limited_itself_can_limit_others() -> None:
-    def work(_answers: AnswerFolder) -> int:
+    def limited(_answers: AnswerFolder) -> int:
         resource.setrlimit(resource.RLIMIT_DATA, (2**33, 2**33))
-        return run(Job(lambda _: 5), JobResources(memory=2**40), "fork").exit
+        return run(Job(lambda _: 5), JobResources(memory=2**40)).exit
 
-    assert run(Job(work), JobResources(), "fork").exit == 5
+    assert run(Job(limited), JobResources()).exit == 5
 
 
 TERMINATED = """
@@ -219,7 +228,7 @@ def work(answers):
         return 7
 
 with terminable():
-    print(run(Job(work), JobResources(), "fork", logged=False, patience=600.0).exit)
+    print(run(Job(work), JobResources(), logged=False, patience=600.0).exit)
 """
 
 
