@@ -69,8 +69,7 @@ class JobEnd:
         stage: What it was doing, as it noted itself.
         exit: The exit status, negative if a signal killed it.
         log: The end of what it printed, if that was kept, and the stack of each of its threads if a signal ended it.
-        overdue: The seconds that it had, or its stage, if it was killed for exceeding them.
-        interrupted: Whether it had these from Ctrl-C on.
+        overdue: The seconds that it, its stage, or its end after Ctrl-C might take, if it was killed for that.
         starved: Whether the system killed processes for lack of memory meanwhile.
     """
 
@@ -80,7 +79,6 @@ class JobEnd:
     log: str = ""
     seconds: float = 0.0
     overdue: float | None = None
-    interrupted: bool = False
     starved: bool = False
 
     @property
@@ -114,8 +112,7 @@ class JobEnd:
     def cause(self) -> str:
         """How it died: ``killed by SIGSEGV``, ``exited with status 1``, ``still running after 5 s``."""
         if self.overdue is not None:
-            seconds = f"{self.overdue:g} s"
-            return f"still running {seconds} after Ctrl-C" if self.interrupted else f"still running after {seconds}"
+            return f"still running after {self.overdue:g} s"
         if self.exit >= 0:
             return f"exited with status {self.exit}"
         if -self.exit == signal.SIGKILL:
@@ -266,7 +263,7 @@ def run(
             begun = time.monotonic()
             try:
                 started(process.pid)
-                overdue, interrupted = _awaited(process, folder, job.seconds, patience)
+                overdue = _awaited(process, folder, job.seconds, patience)
                 if overdue is not None:
                     _abort(process)
             finally:
@@ -283,7 +280,6 @@ def run(
             _read(folder / _LOG, _LOG_BYTES),
             time.monotonic() - begun,
             overdue,
-            interrupted,
             _killed_for_memory() > killed_before,
         )
 
@@ -390,27 +386,23 @@ def environment_of(resources: JobResources) -> dict[str, str]:
     return environment
 
 
-def _awaited(process: _Process, folder: Path, seconds: float, patience: float) -> tuple[float | None, bool]:
-    """Wait for the end of a process.
-
-    Returns:
-        The seconds that it had if it has not ended within them, and whether it had them from Ctrl-C on.
-    """
-    answers, limit, pause, interrupted = AnswerFolder(folder), (time.monotonic() + seconds, seconds), 0.005, False
+def _awaited(process: _Process, folder: Path, seconds: float, patience: float) -> float | None:
+    """Wait for the end of a process. Returns the seconds that it had, if it has not ended within them."""
+    answers, limit, pause = AnswerFolder(folder), (time.monotonic() + seconds, seconds), 0.005
     while True:
         try:
             while process.poll() is None:
                 end, allowed = min(limit, answers.stage()[:2])
                 left = end - time.monotonic()
                 if left <= 0:
-                    return allowed, interrupted and allowed == patience
+                    return allowed
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            return None, False
+            return None
         except KeyboardInterrupt:
-            if interrupted or not patience:
+            if not patience:
                 raise
-            interrupted, limit = True, min(limit, (time.monotonic() + patience, patience))
+            limit, patience = min(limit, (time.monotonic() + patience, patience)), 0.0  # a second one ends it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGINT)
 
