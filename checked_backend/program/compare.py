@@ -200,13 +200,6 @@ _COARSE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    place: Place
-    finding: Finding
-    other_device: bool
-
-
 def compare_recordings(first: Path, second: Path) -> Report:
     """Compare the recordings of two folders. The first finding says where the second leaves the noise of the first.
 
@@ -216,7 +209,9 @@ def compare_recordings(first: Path, second: Path) -> Report:
     mine, theirs = read_run(first / PLAIN), read_run(second / PLAIN)
     noisy = [read_run(folder) for folder in sorted(first.glob("noise-*")) if folder.is_dir()]
     comparison = _Comparison(mine, theirs, noisy)
-    comparison.run()
+    for place, record in mine.tensors.items():
+        if place in theirs.tensors:  # `missing` has the others
+            comparison.compare(place, record, theirs.tensors[place])
     one, other = (next(iter(run.environments.values())) for run in (mine, theirs))
     here, there = (", ".join(sorted({record.device for record in run.tensors.values()})) for run in (mine, theirs))
     facts = [(name, one.get(name, "none"), other.get(name, "none")) for name in sorted({*one, *other})]
@@ -244,8 +239,9 @@ class _Comparison:
 
     Attributes:
         noisy: The noise runs of the first.
+        met: How coarsely each process computes.
         compared: Where both runs have a tensor with the same description.
-        differences: The tensors of the second run that are beyond the noise of the first.
+        differences: What of the second run is beyond the noise of the first.
         limits: The smallest error that would have been found, by tensor.
         unread: The tensors of both runs whose values nobody knows.
         skips: What was not held against the noise because the devices compute otherwise: the first place of each kind.
@@ -256,28 +252,19 @@ class _Comparison:
     theirs: Recording
     noisy: Sequence[Recording]
     compared: list[Place] = field(default_factory=list)
-    differences: list[_Difference] = field(default_factory=list)
+    differences: list[tuple[Place, Finding]] = field(default_factory=list)
     limits: dict[str, float] = field(default_factory=dict)
+    met: dict[str, Arithmetic] = field(default_factory=dict)
     unread: list[Skip] = field(default_factory=list)
     skips: dict[str, Skip] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """Compare them, in the order of the first run."""
-        met = {
+    def __post_init__(self) -> None:
+        self.met = {
             process: Arithmetic(other_device=known.get("gpu", "") != self.theirs.environments[process].get("gpu", ""))
             for process, known in self.mine.environments.items()
             if process in self.theirs.environments
         }
-        for place, record in self.mine.tensors.items():
-            other = self.theirs.tensors.get(place)
-            if other is None:
-                continue  # `missing` has it
-            if why := _unread(record, other):
-                self.unread.append(Skip(record.subject, why, matters=True, region=record.region))
-            else:
-                self.compared.append(place)
-                self._compare(place, record, other, met[place[0]])
 
     def missing(self) -> Iterator[Skip]:
         """What one of the runs lacks."""
@@ -292,20 +279,26 @@ class _Comparison:
     def findings(self) -> Iterator[Finding]:
         """The first difference with its meaning, then the first of each other region; what follows is not listed."""
         seen: set[tuple[str, str]] = set()
-        for number, one in enumerate(self.differences):
-            process, region, call, _ = one.place
+        for number, (place, finding) in enumerate(self.differences):
+            process, region, call, _ = place
             if number and ((process, region) in seen or len(seen) >= _SHOWN):
                 continue
             seen.add((process, region))
             where = f"call {call} of {region}" + (f", {process}" if len(self.mine.environments) > 1 else "")
             evidence: dict[str, Any] = {EvidenceKey.COMPARED: where}
-            message = f"later, in {where}: {one.finding.message}"
+            message = f"later, in {where}: {finding.message}"
             if not number:
-                message = f"first in {where}: {one.finding.message}. {self._meaning(one)}"
+                message = f"first in {where}: {finding.message}. {self._meaning(place)}"
                 evidence[EvidenceKey.EXPLAINS] = f"{len(self.differences)} tensors of all calls are beyond their noise"
-            yield replace(one.finding, message=message, evidence=evidence)
+            yield replace(finding, message=message, evidence=evidence)
 
-    def _compare(self, place: Place, record: TensorRecord, other: TensorRecord, met: Arithmetic) -> None:
+    def compare(self, place: Place, record: TensorRecord, other: TensorRecord) -> None:
+        """Compare the next tensor of the first run with the second's."""
+        if why := _unread(record, other):
+            self.unread.append(Skip(record.subject, why, matters=True, region=record.region))
+            return
+        self.compared.append(place)
+        met = self.met[place[0]]
         met.meet(record, other)
         spread = spread_of([found for run in self.noisy if (found := run.tensors.get(place)) is not None])
         noise = noise_of(record, spread, met.factor(record))
@@ -317,7 +310,7 @@ class _Comparison:
                 finding = None
             noise = noise_of(record, spread, met.factor(record))
         if finding is not None:
-            self.differences.append(_Difference(place, finding, met.other_device))
+            self.differences.append((place, finding))
         elif record.dtype != other.dtype:
             self.notes[
                 f"{record.subject} of {record.region} is {record.dtype} on {record.device}, {other.dtype} on "
@@ -329,15 +322,15 @@ class _Comparison:
             name = f"{record.subject} of {record.region}"
             self.limits[name] = max(self.limits.get(name, 0.0), FACTOR * noise / record.rms)
 
-    def _meaning(self, one: _Difference) -> str:
-        *call, subject = one.place
+    def _meaning(self, place: Place) -> str:
+        *call, subject = place
         if subject.startswith("input["):
             return (
                 "It came into the region from outside: data, an optimizer's step, code between regions, or an earlier "
                 "call that is not recorded"
-                + ("; or random numbers, of which each device draws others" if one.other_device else "")
+                + ("; or random numbers, of which each device draws others" if self.met[place[0]].other_device else "")
             )
-        if any([*d.place[:3]] == call and d.place[3].startswith("input[") for d in self.differences):
+        if any([*other[:3]] == call and other[3].startswith("input[") for other, _ in self.differences):
             return "Inputs of this call differ, too"
         if subject.startswith("grad"):
             return "What this call took and gave in forward agrees; so it arises in a backward pass"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from checked_backend.errors import CheckedBackendError
+from checked_backend.report.codec import json_values
 from checked_backend.runs.case import decode
 
 PLAIN = "plain"
@@ -105,10 +105,7 @@ class RecordFile:
 
     def add(self, record: TensorRecord) -> None:
         """Write one tensor."""
-        values = asdict(record)
-        for name in ("sample", "projections"):
-            values[name] = [value if math.isfinite(value) else str(value) for value in values[name]]
-        self._line(values)
+        self._line(json_values(record))
 
     def _line(self, values: Mapping[str, Any]) -> None:
         self.file.write(json.dumps(values, allow_nan=False) + "\n")

@@ -19,7 +19,6 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.merge import VALUES, with_levels
-from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, eager_function
+from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, eager_function, function_name
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
@@ -247,6 +246,7 @@ class Shadows:
     """The compiled functions and modules of a program, each compared as a whole.
 
     Attributes:
+        began: When the program began, by `time.perf_counter`.
         seconds: The time that the comparisons have taken so far.
         numpy: Whether Dynamo has traced NumPy's functions into a graph of the program's.
     """
@@ -257,8 +257,7 @@ class Shadows:
         self.options = options
         self.session = session
         self.tell = tell
-        self._began = time.perf_counter()
-        self._lock = threading.Lock()
+        self.began = time.perf_counter()
         self._shadows: list[_Shadow] = []
 
     def over(self, original: Any, compiled: Any, compile_again: Compile) -> Any:
@@ -282,21 +281,6 @@ class Shadows:
         """Note a graph that Dynamo has made of the program's code."""
         self.numpy = self.numpy or uses_numpy(gm)
 
-    def affords(self) -> bool:
-        """Whether the option ``budget`` lets one more call be compared."""
-        budget = self.options.budget
-        return budget is None or self.seconds <= budget * (time.perf_counter() - self._began)
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """A block that takes time of the program."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.seconds += time.perf_counter() - began
-
     def close(self) -> None:
         """Note the functions and modules of which no call was compared."""
         for shadow in self._shadows:
@@ -307,7 +291,7 @@ class _Shadow(Reporter):
     """One compiled function or module."""
 
     def __init__(self, shadows: Shadows, original: Callable[..., Any], compile_again: Compile) -> None:
-        super().__init__(RegionInfo(_name(original)), shadows.options)
+        super().__init__(RegionInfo(function_name(original)), shadows.options)
         self._shadows = shadows
         self._original = original
         self._compile = compile_again
@@ -379,7 +363,8 @@ class _Shadow(Reporter):
         nth, rest = divmod(number - 1, self._shadows.options.every)
         if rest or (nth + 1) & nth:
             return False
-        if self._shadows.affords():
+        budget = self._shadows.options.budget
+        if budget is None or self._shadows.seconds <= budget * (time.perf_counter() - self._shadows.began):
             return True
         self._why_not = self._why_not or "the budget did not allow for it"
         return False
@@ -387,14 +372,17 @@ class _Shadow(Reporter):
     @contextmanager
     def _aside(self, what: str = _WHOLE) -> Iterator[None]:
         """A block that is no part of the program. If it fails, the program goes on, and the coverage says why."""
+        began = time.perf_counter()
         try:
-            with self._shadows.timed(), random_untouched(), _muted(), unobserved():
+            with random_untouched(), _muted(), unobserved():
                 yield
         except CheckedBackendError as error:
             self._not_compared(str(error), what)
         except Exception as error:
             why = "memory ran out" if is_out_of_memory(error) else "the comparison failed"
             self._not_compared(f"{why}: {type(error).__name__}: {error}".partition("\n")[0], what)
+        finally:
+            self._shadows.seconds += time.perf_counter() - began
 
     def _not_compared(self, why: str, what: str = _WHOLE) -> None:
         if what == _WHOLE:
@@ -547,10 +535,3 @@ def _muted() -> AbstractContextManager[Any]:
     """Drop what this thread prints to stdout inside of a block, in which a call runs once more."""
     muted: Any = _MutedStream(sys.stdout)
     return nullcontext() if sys.stdout is None else redirect_stdout(muted)
-
-
-def _name(original: Any) -> str:
-    owner = original.__self__ if isinstance(original, MethodType) else original
-    if isinstance(owner, torch.nn.Module):
-        return type(owner).__qualname__
-    return str(getattr(original, "__qualname__", type(original).__qualname__))
