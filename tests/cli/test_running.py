@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checked_backend import autostart
 from checked_backend.program.hook import FILES
 from tests.support.cli_tools import Run
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
@@ -271,13 +270,6 @@ def test_with_the_hook_the_environment_alone_is_enough(tmp_path: Path, installed
     assert (code, out) == (1 if last else 0, f"{(torch.arange(4.0).cos() + 1).tolist()}\n")
     assert "checked-backend: FAIL" in err
     assert ("p.py: exit code 1, " in err) == bool(last)
-
-
-@pytest.mark.parametrize("value", ["", "0"])
-def test_off_nothing_is_started(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(autostart.ON, value)
-    autostart.start()
-    assert not any(isinstance(finder, autostart.Autostart) for finder in sys.meta_path)
 
 
 @pytest.mark.parametrize(("flags", "value"), [((), None), ((), ""), ((), "0"), (("-E",), "1"), (("-I",), "1")])

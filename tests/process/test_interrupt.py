@@ -44,12 +44,12 @@ def test_the_time_is_up_once() -> None:
     time.sleep(0.1)  # nothing comes after the end
 
 
-def test_other_threads_are_told_by_a_check_that_the_time_is_up() -> None:
+def test_other_threads_cannot_listen_and_are_told_by_a_check_that_the_time_is_up() -> None:
     done: list[str] = []
 
     def run() -> None:
         stop = Interruption()
-        with stop.awaited(0.05):
+        with stop.awaited(0.05), terminable():
             time.sleep(0.1)
             with pytest.raises(KeyboardInterrupt):
                 stop.check()
@@ -59,19 +59,6 @@ def test_other_threads_are_told_by_a_check_that_the_time_is_up() -> None:
     thread.start()
     thread.join()
     assert done == ["checked"]
-
-
-def test_other_threads_cannot_listen() -> None:
-    done: list[str] = []
-
-    def run() -> None:
-        with Interruption().awaited(600), terminable():
-            done.append("ran")
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert done == ["ran"]
 
 
 def test_sigterm_is_ctrl_c_for_a_block() -> None:
