@@ -95,11 +95,13 @@ def _replay_apart(dump: Path, timeout: float, memory: float | None, asked: Mappi
         with terminable():
             return run(job, JobResources(memory_in_bytes(memory)), logged=False, patience=math.inf)
 
+    # nothing is imported from the dump: python -m puts the working directory on the path
+    sys.path[:] = [path for path in sys.path if not _is_inside(path, dump)]
     ended = confined(None)
     if not ended.answer and ended.stage == _COMPILED and ended.overdue is None:
         ended = confined(asdict(ended))
     if ended.answer:
-        raise ChildEnded(ended.exit)
+        raise ChildEnded(int(ended.answer))
     advice = ". Give it more with --timeout" if ended.overdue is not None and ended.overdue >= timeout else ""
     raise CheckedBackendError(f"{dump}: the process {ended.words} while {ended.stage}{advice}")
 
@@ -158,7 +160,6 @@ def _refusing(dump: str, produce: Callable[[], Report]) -> Report:
 def _loaded(folder: Path, modules: Sequence[str]) -> Any:
     """Import these modules, then load a dump whose graph may call their operators and functions."""
     torch = import_module("checked_backend._torch.operators")
-    _keep_out(folder)
     if modules:
         import_module("checked_backend.checking.replay")  # loads parts of torch, whose operators must not count as new
     before = torch.registered_operators()
@@ -172,15 +173,10 @@ def _is_inside(path: str, folder: Path) -> bool:
     return Path(path or os.curdir).resolve().is_relative_to(folder.resolve())
 
 
-def _keep_out(folder: Path) -> None:
-    """Remove a dump's folder from the import path. ``python -m`` puts the working directory there."""
-    sys.path[:] = [path for path in sys.path if not _is_inside(path, folder)]
-
-
 def _import(module: str, folder: Path) -> None:
     if os.getcwd() not in sys.path and not _is_inside("", folder):
         sys.path.insert(0, os.getcwd())  # `python -m` does so too
     try:
         import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CheckedBackendError(f"--import {module}: {type(error).__name__}: {error}") from error
