@@ -75,16 +75,20 @@ def test_inductor_replays_a_training_graph(found: dict[str, Path]) -> None:
 
 
 @pytest.mark.process
-def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path) -> None:
+def test_misuse_is_3(run: Run, found: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = run("replay", found["dynamo"], "--compiler", "nonsense")
     assert code == 3
     assert "'nonsense'" in err
     code, _, err = run("show", tmp_path)
     assert code == 3
     assert "graph.json: missing" in err
-    code, _, err = run("replay", found["forward"], "--import", "no_such_module_here")
-    assert code == 3
-    assert "--import no_such_module_here" in err
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, why in (("no_such_module_here", "ModuleNotFoundError"), ("exits", "SystemExit: 0")):
+        code, _, err = run("replay", found["forward"], "--import", module)
+        assert code == 3
+        assert f"--import {module}: {why}" in err
+        assert "Traceback" not in err
 
 
 @pytest.mark.slow
