@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -155,19 +155,3 @@ def compact(tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch
     if tensor.numel():
         each_element_once(copy).copy_(each_element_once(tensor.detach()))
     return copy
-
-
-def walk_back(node: fx.Node, depth: int) -> Iterator[fx.Node]:
-    """The call nodes that a node is made from, itself included, up to ``depth`` calls away."""
-    seen: dict[fx.Node, None] = {}
-    level = [node]
-    for _ in range(depth):
-        following: list[fx.Node] = []
-        while level:
-            current = level.pop()
-            if current in seen or current.op == "placeholder":
-                continue
-            seen[current] = None
-            (level if is_getitem(current) else following).extend(current.all_input_nodes)
-        level = following
-    yield from seen

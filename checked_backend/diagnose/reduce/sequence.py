@@ -19,7 +19,6 @@ _Steps = tuple[tuple[str, Callable[[Problem], None]], ...]
 _STRUCTURE: _Steps = (
     ("dropping outputs", graph.drop_outputs),
     ("running each call on its own", graph.each_alone),
-    ("keeping what is near the output", graph.near_output),
     ("ending earlier", graph.earlier_output),
     ("replacing calls by recorded values", graph.recorded_calls),
     ("smaller sizes", shapes.shrink_sizes),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, record_values, walk_back
+from checked_backend.diagnose.reduce.failing_case import Draft, FailingCase, call_nodes, record_values
 from checked_backend.diagnose.reduce.problem import Problem
 from checked_backend.graphs.nodes import is_getitem, outputs_of
 
@@ -69,28 +69,6 @@ def _apart(program: FailingCase) -> tuple[FailingCase, list[tuple[str, str]]]:
             draft.replace_by_value(node, values[node.name])
     draft.set_outputs(made, None)
     return draft.finish(), results
-
-
-def near_output(problem: Problem) -> None:
-    """Keep only the calls near the tracked output, and replace the others by recorded values. The distance doubles."""
-    depth, last = 1, 0
-    while True:
-        program = problem.best
-        kept = _near(program, depth)
-        calls = {node.name for node in call_nodes(program.case.graph.graph)}
-        if not calls - kept or len(kept) == last:  # calls for their effect alone are never near the output
-            return
-        last = len(kept)
-        if problem.consider(with_recorded(program, frozenset(calls - kept))):
-            return
-        depth *= 2
-
-
-def _near(program: FailingCase, depth: int) -> set[str]:
-    returned = [node for node in outputs_of(program.case.graph.graph) if isinstance(node, fx.Node)]
-    tracked = program.tracked
-    start = returned if tracked is None else [outputs_of(program.case.graph.graph)[tracked]]
-    return {node.name for root in start if isinstance(root, fx.Node) for node in walk_back(root, depth)}
 
 
 def with_recorded(program: FailingCase, names: frozenset[str]) -> FailingCase:
