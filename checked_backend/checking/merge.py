@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from checked_backend.checking.program import Outcome, ProgramCall
 from checked_backend.checking.program_run import ProgramRun
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind
-from checked_backend.regions.process_state import is_setting
 from checked_backend.report.ledger import Ledger
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -74,13 +73,13 @@ def _is_eagers_own(finding: Finding, reference: Outcome) -> bool:
 
 def _is_told(finding: Finding, regions: Sequence[Finding]) -> bool:
     """Whether a region's finding explains a finding of the program: wrong values there make wrong values here."""
-    if is_setting(finding):
+    if finding.about.kind is SubjectKind.STATE:  # a setting, and so no tensor
         return any(other.subject == finding.subject for other in regions)
     if finding.kind in VALUES and any(
         other.kind is Kind.NONDETERMINISTIC and other.subject == finding.subject for other in regions
     ):
         return True  # eager's values there change by themselves, even if they did not while the program was repeated
-    known = {other.kind for other in regions if not is_setting(other)}
+    known = {other.kind for other in regions if other.about.kind is not SubjectKind.STATE}
     return finding.kind in known or (finding.kind in VALUES and bool(known & VALUES))
 
 

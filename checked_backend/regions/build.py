@@ -52,7 +52,7 @@ from checked_backend.regions.local_region import LocalRegion, investigate_alone,
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
-from checked_backend.regions.process_state import ProcessState, outlast_compiling, settings_changed
+from checked_backend.regions.process_state import SET_BACK_BY_DYNAMO, ProcessState, settings_changed
 from checked_backend.regions.region import CheckedRegion
 from checked_backend.regions.reporter import Investigate
 from checked_backend.regions.runner import Variants
@@ -321,5 +321,5 @@ def _left_by_compiler(before: ProcessState) -> list[Finding]:
     after = ProcessState.capture()
     changed = before.changed(after)
     before.restore(changed)
-    names = outlast_compiling(changed)
-    return settings_changed(names, before=before, expected=before, actual=after, during="while it is compiled")
+    names = [name for name in changed if name not in SET_BACK_BY_DYNAMO]
+    return settings_changed(names, before=before, expected=before, actual=after, during=", while it is compiled")

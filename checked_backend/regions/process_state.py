@@ -7,12 +7,12 @@ itself does so in eager too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,23 +27,12 @@ from checked_backend._torch.settings import (
     set_fp32_precision,
 )
 from checked_backend.findings import EvidenceKey, Finding, Kind, Skip
-from checked_backend.subjects import SubjectKind
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """One setting.
-
-    Attributes:
-        name: Part of the finding's subject.
-        read: Gives its value, which can be compared.
-        of_thread: Whether each thread has its own, which the autograd engine sets back after each of its nodes.
-    """
-
+class _Setting(NamedTuple):
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    of_thread: bool = False
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -57,7 +46,7 @@ def _autocast(kind: str) -> _Setting:
         torch.set_autocast_enabled(kind, value[0])
         torch.set_autocast_dtype(kind, value[1])
 
-    return _Setting(f"autocast.{kind}", read, write, of_thread=True)
+    return _Setting(f"autocast.{kind}", read, write)
 
 
 def _autocast_nesting() -> int:
@@ -78,9 +67,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _flushes_denormals() -> bool:
-    # there is nothing to ask; in this way a processor answers that flushes them
-    least = sys.float_info.min
-    return least / 2 == 0.0
+    return sys.float_info.min / 2 == 0.0  # torch has no function that tells
 
 
 def _legacy_precision() -> str | None:
@@ -104,8 +91,8 @@ _FLAGS = (
 
 def _settings() -> Iterator[_Setting]:
     """All settings, in the order in which they are set: what changes others too comes before these."""
-    yield _Setting("inference_mode", torch.is_inference_mode_enabled, set_inference_mode, of_thread=True)
-    yield _Setting("grad_mode", torch.is_grad_enabled, torch.set_grad_enabled, of_thread=True)
+    yield _Setting("inference_mode", torch.is_inference_mode_enabled, set_inference_mode)
+    yield _Setting("grad_mode", torch.is_grad_enabled, torch.set_grad_enabled)
     yield from map(_autocast, _AUTOCAST_DEVICES)
     yield _Setting("autocast.nesting", _autocast_nesting, _nest_autocast)
     yield _Setting("default_dtype", torch.get_default_dtype, torch.set_default_dtype)
@@ -129,10 +116,10 @@ def _settings() -> Iterator[_Setting]:
 
 _SETTINGS = tuple(_settings())
 
-MODES = frozenset(setting.name for setting in _SETTINGS if setting.of_thread)
-"""Settings of which each thread has its own: autocast, grad mode, inference mode."""
-
 _GRAD_MODE = "grad_mode"
+
+MODES = frozenset({_GRAD_MODE, "inference_mode", *(f"autocast.{kind}" for kind in _AUTOCAST_DEVICES)})
+"""Settings of which each thread has its own, which the autograd engine sets back after each of its nodes."""
 
 _FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -144,7 +131,7 @@ _FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Settings that change with another one. The other one is reported in their place."""
 
-_PUT_BACK = frozenset({"default_dtype", "deterministic", _GRAD_MODE, "inference_mode"})
+SET_BACK_BY_DYNAMO = frozenset({"default_dtype", "deterministic", _GRAD_MODE, "inference_mode"})
 """Settings that Dynamo sets back after it has compiled."""
 
 
@@ -184,16 +171,6 @@ def following(name: str) -> tuple[str, ...]:
     return _FOLLOWING.get(name, ())
 
 
-def outlast_compiling(names: Iterable[str]) -> tuple[str, ...]:
-    """The settings among these that Dynamo does not set back after a backend has compiled."""
-    return tuple(name for name in names if name not in _PUT_BACK)
-
-
-def is_setting(finding: Finding) -> bool:
-    """Whether a finding is about a setting, and so about no tensor."""
-    return finding.about.kind is SubjectKind.STATE
-
-
 def check_settings(
     before: ProcessState,
     expected: ProcessState,
@@ -220,23 +197,24 @@ def check_settings(
         ran: Whether eager ran to the graph's end, so that `expected` has what the graph changes.
         backward: Whether it is about the backward pass, after which the autograd engine sets back what is a thread's.
     """
-    names = before.changed(after, expected)
-    if ran and _GRAD_MODE not in names and expected.values[_GRAD_MODE] != after.values[_GRAD_MODE]:
-        names = (_GRAD_MODE, *names)
-    names = tuple(name for name in names if not (backward and name in MODES))
-    doubtful = [name for name in names if others_ran and name not in MODES]
-    repeated = _repeated(again, expected, doubtful) if doubtful else ()
-    certain = [name for name in names if name not in doubtful or name in repeated]
+    names = dict.fromkeys(before.changed(after, expected))
+    if ran and expected.values[_GRAD_MODE] != after.values[_GRAD_MODE]:
+        names = {_GRAD_MODE: None, **names}
+    if backward:
+        names = {name: None for name in names if name not in MODES}
+    doubtful = names.keys() - MODES if others_ran else set()
+    if doubtful:
+        doubtful -= _changed_again(again, expected, doubtful)
+    for name in sorted(doubtful):
+        why = "it was changed once, and not when the compiled region ran again; another thread ran meanwhile"
+        skip(Skip(f"state[{name}]", why, matters=True))
+    certain = [name for name in names if name not in doubtful]
     expected.restore(certain)
-    for name in doubtful:
-        if name not in repeated:
-            why = "it was changed once, and not when the compiled region ran again; another thread ran meanwhile"
-            skip(Skip(f"state[{name}]", why, matters=True))
-    during = "in its backward pass" if backward else ""
+    during = ", in its backward pass" if backward else ""
     return settings_changed(certain, before=before, expected=expected, actual=after, during=during)
 
 
-def _repeated(again: Callable[[], object], expected: ProcessState, names: Sequence[str]) -> tuple[str, ...]:
+def _changed_again(again: Callable[[], object], expected: ProcessState, names: Collection[str]) -> set[str]:
     """Which settings the candidate changes when it runs again, from eager's; they are left as they are."""
     with compile_lock:  # no other thread compiles meanwhile, and changes what compiling changes for a while
         now = ProcessState.capture()
@@ -249,35 +227,31 @@ def _repeated(again: Callable[[], object], expected: ProcessState, names: Sequen
             changed = start.changed(ProcessState.capture())
             start.restore(changed)
             now.restore(names)
-    return changed
+    return set(changed)
 
 
 def settings_changed(
-    names: Sequence[str], *, before: ProcessState, expected: ProcessState, actual: ProcessState, during: str = ""
+    names: Collection[str], *, before: ProcessState, expected: ProcessState, actual: ProcessState, during: str = ""
 ) -> list[Finding]:
     """Findings about settings that the compiled program did not leave as eager does.
 
     Args:
         expected: The state that eager left.
         actual: The state that the compiled program left.
-        during: When it did so, if not in the call itself.
+        during: When it did so, if not in the call itself: ", while it is compiled".
     """
-    where = f", {during}" if during else ""
-    led = {one for name in names for one in following(name)}
     findings = []
     for name in names:
-        if name in led:
+        if any(name in following(leader) for leader in names):
             continue
-        was = before.values[name]
-        does = "leaves the setting {} as it was" if actual.values[name] == was else "changes the setting {}"
-        eagers = "eager leaves it as it was" if expected.values[name] == was else "eager leaves another"
+        values = (before.values[name], expected.values[name], actual.values[name])
+        was, eager, compiled = (", ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
+        does = f"leaves the setting {name} as it was" if compiled == was else f"changes the setting {name}"
         message = (
-            f"the compiled program {does.format(name)}{where}, and {eagers}: code that runs later in this process is "
-            "affected; numcheck has restored the value that eager leaves"
+            f"the compiled program {does}{during}, and eager leaves {'it as it was' if eager == was else 'another'}: "
+            "code that runs later in this process is affected; numcheck has restored the value that eager leaves"
         )
-        values = (was, expected.values[name], actual.values[name])
-        before_it, eager, compiled = (", ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
         subject, detail = f"state[{name}]", f"mutation.{name.partition('.')[0]}"
         found = Finding(Kind.MUTATION, subject, message, detail, expected=eager, actual=compiled)
-        findings.append(replace(found, evidence={EvidenceKey.BEFORE_CALL: before_it}))
+        findings.append(replace(found, evidence={EvidenceKey.BEFORE_CALL: was}))
     return findings
