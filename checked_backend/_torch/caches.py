@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -51,11 +54,17 @@ def compile_cache_folder() -> Path | None:
 
 
 @contextmanager
-def fresh_compile_caches(folder: Path) -> Iterator[None]:
-    """Compile everything anew, kernels too, with this empty folder as cache and with empty caches in memory.
+def fresh_compile_caches(*, kept: bool = False) -> Iterator[None]:
+    """Compile everything anew, kernels too, with an empty folder as cache and with empty caches in memory.
 
     Inductor also remembers which vector instructions work here, and uses cached files to find out; it forgets that too.
     Precompiled headers are off, because they lie in another folder.
+
+    Args:
+        kept: Keep the folder until the process ends: what was compiled may load more files from it.
+
+    Raises:
+        OSError: No folder can be made.
     """
     from torch._inductor import config as inductor  # noqa: PLC0415  Inductor is slow to import
     from torch._inductor import cpu_vec_isa  # noqa: PLC0415
@@ -70,7 +79,8 @@ def fresh_compile_caches(folder: Path) -> Iterator[None]:
                 if clear is not None:
                     clear()
 
-    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    folder, owner = tempfile.mkdtemp(prefix="checked_backend_cache_"), os.getpid()
+    places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder, "triton"))}
     before = {name: os.environ.get(name) for name in places}
     forget()
     os.environ.update(places)
@@ -84,3 +94,12 @@ def fresh_compile_caches(folder: Path) -> Iterator[None]:
             else:
                 os.environ[name] = value
         forget()
+        if kept:
+            atexit.register(_remove, folder, owner)
+        else:
+            _remove(folder, owner)
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process that ends does not own it
+        shutil.rmtree(folder, ignore_errors=True)

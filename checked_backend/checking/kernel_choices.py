@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from checked_backend._torch.autotuning import Autotuning, Retime, watch_autotuning
+from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend.checking.merge import joined
 from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.findings.evidence import EvidenceKey
-from checked_backend.regions.unsupported import FreshCache
 from checked_backend.report import Report
 
 _MOST_KERNELS = 5
@@ -44,7 +44,7 @@ class KernelChoice:
         if self.of == 1:
             yield
             return
-        with FreshCache().used(), watch_autotuning(self.retime) as self.tuned:
+        with fresh_compile_caches(), watch_autotuning(self.retime) as self.tuned:
             yield
 
     @property

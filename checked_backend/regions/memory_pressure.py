@@ -38,27 +38,33 @@ class LeftOutError(CheckedBackendError, MemoryError):
 
 
 class GrowingDistance:
-    """Decides when to try again after a failure: after one occasion that is left out, then after two, four, ..."""
+    """Decides when to try again after a failure: after one occasion that is left out, then after two, four, ...
+
+    Attributes:
+        tries: Whether this occasion is tried, and has not failed so far.
+    """
 
     def __init__(self) -> None:
+        self.tries = True
         self._distance = 0
         self._left = 0
 
     def due(self) -> bool:
         """Count an occasion, and say whether to try."""
-        if self._left:
-            self._left -= 1
-            return False
-        return True
+        self.tries = self._left == 0
+        self._left = max(0, self._left - 1)
+        return self.tries
 
     def failed(self) -> None:
         """Note that trying failed."""
-        self._distance = min(2 * self._distance or 1, FARTHEST)
-        self._left = self._distance
+        if self.tries:
+            self._distance = self._left = min(2 * self._distance or 1, FARTHEST)
+        self.tries = False
 
     def succeeded(self) -> None:
-        """Note that it did not."""
-        self._distance = self._left = 0
+        """Note that the occasion is over. If it has not failed, the next failure is a first one."""
+        if self.tries:
+            self._distance = 0
 
 
 class MemoryPressure:
@@ -76,8 +82,6 @@ class MemoryPressure:
         self._reporter = reporter
         self._calls = GrowingDistance()
         self._float64 = GrowingDistance()
-        self._affords_float64 = True
-        self._short = False
         self._collected = False
         self._graphs_kept: weakref.WeakSet[Call] = weakref.WeakSet()
         self._told: dict[tuple[str, str], Skip] = {}
@@ -86,8 +90,8 @@ class MemoryPressure:
         """Count a call, and say whether there may be memory to check it."""
         if not self._calls.due():
             return False
-        self._affords_float64 = self._float64.due()
-        self._short = self._collected = False
+        self._float64.due()
+        self._collected = False
         return True
 
     def holds(self, call: Call) -> None:
@@ -117,7 +121,7 @@ class MemoryPressure:
         subject = "gradients" if backward else "results"
         if is_out_of_memory(error):
             self.keeps_activations = False
-            self._fewer_calls()
+            self._calls.failed()
             what = "this backward pass was not compared" if backward else "this call was not compared"
             reason = f"unsupported: memory: {where} ran out of it, and {what}; later calls are tried, fewer and fewer"
             skip = self._told.setdefault((subject, where), Skip(subject, f"{reason} ({_short(error)})"))
@@ -143,13 +147,7 @@ class MemoryPressure:
 
     def compared(self) -> None:
         """Note that a call was compared."""
-        if not self._short:
-            self._calls.succeeded()
-
-    def _fewer_calls(self) -> None:
-        if not self._short:
-            self._short = True
-            self._calls.failed()
+        self._calls.succeeded()
 
     def twice(self, run: Callable[[], Result], where: str) -> Result:
         """Run a function. If memory runs out, release the memory that the checks hold, and run it once more.
@@ -182,7 +180,7 @@ class MemoryPressure:
         Raises:
             LeftOutError: Memory ran out in an earlier run, and this call does without.
         """
-        if float64 and not self._affords_float64:
+        if float64 and not self._float64.tries:
             raise LeftOutError("left out, because memory ran out in an earlier call; it is tried again later")
         try:
             return self.twice(run, "control runs")
@@ -190,9 +188,8 @@ class MemoryPressure:
             if not is_out_of_memory(error) or isinstance(error, LeftOutError):
                 raise
             self._float64.failed()
-            self._affords_float64 = False
             if not float64:
-                self._fewer_calls()
+                self._calls.failed()
             raise
 
 

@@ -12,24 +12,20 @@ import json
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import BadZipFile
 
 import torch
 
 from checked_backend._torch.caches import fresh_compile_caches
-from checked_backend._torch.dynamo import causes, dynamo_control_flow
+from checked_backend._torch.dynamo import causes
 from checked_backend._torch.inductor import compile_trifle
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Kind
@@ -49,45 +45,30 @@ _MARGIN = 64 * 2**20
 _LINE = 400
 
 
-class _Limit(NamedTuple):
-    """A limit of the system: what can be done, the numbers of the system's errors, and words of others about it."""
-
-    advice: str
-    numbers: tuple[int, ...] = ()
-    words: str = "(?!)"
-
-
-_LIMITS: Mapping[str, _Limit] = MappingProxyType(
+_ADVICE: Mapping[str, str] = MappingProxyType(
     {
-        "disk": _Limit(
-            "Free some room, or set TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on a disk that has some",
-            (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-            "no space left on device|disk quota exceeded|file too large",
-        ),
-        "files": _Limit(
-            "Raise the limit of open files (ulimit -n), or close some",
-            (errno.EMFILE, errno.ENFILE),
-            "too many open files",
-        ),
-        "processes": _Limit(
-            "Raise the limit of processes and threads (ulimit -u, or the container's), or end some",
-            (errno.EAGAIN,),
-            "can't start new thread|resource temporarily unavailable",
-        ),
-        "memory": _Limit(
-            "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
-            (errno.ENOMEM,),
-            "cannot allocate memory|virtual memory exhausted|out of memory|std::bad_alloc|failed to map segment|"
-            "memory exhausted",
-        ),
-        "compiler": _Limit(
-            "Install a C++ compiler (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: "
-            "xcode-select --install), or set CXX to one that works; checked-backend doctor tries it"
-        ),
-        "headers": _Limit("Install PACKAGES; checked-backend doctor tries the compiler"),
-        "cache": _Limit("Delete the folder, or set TORCHINDUCTOR_CACHE_DIR to one that can be written to"),
+        "disk": "Free some room, or set TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on a disk that has some",
+        "files": "Raise the limit of open files (ulimit -n), or close some",
+        "processes": "Raise the limit of processes and threads (ulimit -u, or the container's), or end some",
+        "memory": "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
+        "compiler": "Install a C++ compiler (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: "
+        "xcode-select --install), or set CXX to one that works; checked-backend doctor tries it",
+        "headers": "Install PACKAGES; checked-backend doctor tries the compiler",
+        "cache": "Delete the folder, or set TORCHINDUCTOR_CACHE_DIR to one that can be written to",
     }
 )
+"""The limits of a system, and what can be done."""
+
+_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "disk": "no space left on device|quota exceeded|file too large",
+        "files": "too many open files",
+        "processes": "can't start new thread|resource temporarily unavailable",
+        "memory": "cannot allocate memory|virtual memory exhausted|out of memory|std::bad_alloc|"
+        "failed to map segment|memory exhausted",
+    }
+)
+"""What systems and compilers say of these limits."""
 
 _MISSING = re.compile(
     r".*fatal error: '?(?P<header>[^\s':]+)'?(?: file not found|: No such file or directory).*"
@@ -178,7 +159,7 @@ def no_process_here(error: BaseException) -> Finding | None:
     short = unsupported_here(error, control=False)
     if short is None:
         return None
-    advice = _LIMITS[short.detail.partition(".")[2]].advice
+    advice = _ADVICE[short.detail.partition(".")[2]]
     message = f"nothing was run: no process can be started here ({short.actual}). {advice}; or check without isolate."
     return replace(short, message=message)
 
@@ -186,7 +167,7 @@ def no_process_here(error: BaseException) -> Finding | None:
 def nothing_compiles() -> Finding | None:
     """Compile the smallest program with Inductor, with an empty cache. A finding if even that fails."""
     try:
-        with FreshCache().used():
+        with fresh_compile_caches():
             compile_trifle()
     except Exception as error:
         found = _limit_of(error, lambda: 0)
@@ -214,18 +195,14 @@ def _limit(cause: BaseException, needed: Callable[[], int]) -> str:
     """The limit of the system that an exception is about, or nothing."""
     if type(cause).__name__ == "InvalidCxxCompiler":
         return "compiler"
-    if is_out_of_memory(cause):
-        return "memory" if _is_short(cause, needed()) else ""
+    if isinstance(cause, PermissionError) or (isinstance(cause, OSError) and cause.errno == errno.EROFS):
+        return "cache" if _in_cache(cause.filename) else ""
     what = ""
-    if isinstance(cause, OSError):
-        what = next((name for name, limit in _LIMITS.items() if cause.errno in limit.numbers), "")
-        if not what and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and _in_cache(cause.filename):
-            what = "cache"
-    if not what and isinstance(cause, (OSError, ImportError, RuntimeError)):
+    if isinstance(cause, (OSError, ImportError, RuntimeError)):
         text = _said(cause)
-        what = next((name for name, limit in _LIMITS.items() if re.search(limit.words, text, re.IGNORECASE)), "")
-    if what == "memory" and not _is_about_compiling(cause):
-        return what if _is_short(cause, needed()) else ""
+        what = next((name for name, words in _WORDS.items() if re.search(words, text, re.IGNORECASE)), "")
+    if is_out_of_memory(cause) or (what == "memory" and not _is_about_compiling(cause)):
+        return "memory" if _is_short(cause, needed()) else ""
     return what
 
 
@@ -251,17 +228,15 @@ def _is_about_compiling(cause: BaseException) -> bool:
 
 
 def _in_cache(filename: object) -> bool:
-    if not isinstance(filename, (str, bytes, os.PathLike)):
-        return False
+    name = os.fsdecode(filename) if isinstance(filename, (str, bytes, os.PathLike)) else ""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    name = os.fsdecode(filename)
     return "torchinductor" in name or (folder is not None and name.startswith(folder))
 
 
 def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Finding:
     message = (
         f"numcheck cannot judge this program: {why or actual}. Without a check it would fail here too. "
-        f"{_LIMITS[what].advice.replace('PACKAGES', packages)}."
+        f"{_ADVICE[what].replace('PACKAGES', packages)}."
     )
     detail = f"unsupported.{what}"
     return Finding(Kind.UNSUPPORTED, "candidate", message, detail, expected="no exception", actual=actual)
@@ -293,55 +268,21 @@ def compile_with_any_cache(
     """
     try:
         return compile_once()
-    except Exception as error:
-        if not may_be_the_cache(error):
+    except Exception as raised:
+        if not may_be_the_cache(raised):
             raise
-        try:
-            with fresh_cache(error, note) as cache:
-                compiled = compile_once()
-        except dynamo_control_flow():
-            raise
-        except Exception as second:
-            raise (second if isinstance(second, type(error)) else error) from None
-
-    def keeps_cache(*args: Any) -> Any:  # from whose folder it may load more files
-        return compiled(*args)
-
-    keeps_cache.checked_backend_cache = cache  # type: ignore[attr-defined]
-    return keeps_cache
+        error = raised.with_traceback(None)  # its frames hold tensors
+    with fresh_cache(error, note):
+        return compile_once()
 
 
 @contextmanager
-def fresh_cache(error: BaseException, note: Callable[[str], None]) -> Iterator[FreshCache]:
+def fresh_cache(error: BaseException, note: Callable[[str], None]) -> Iterator[None]:
     """Compile with an empty cache in a block, because of an exception; note it if the block raises none."""
-    cache = FreshCache()
-    with cache.used():
-        yield cache
+    with fresh_compile_caches(kept=True):
+        yield
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "torch's default folder"
     note(
         f"the compiler's cache ({folder}) has broken files, or cannot be used, so the region was compiled with an "
-        f"empty one. {_LIMITS['cache'].advice}. It raised {described_exception(error)}"
+        f"empty one. {_ADVICE['cache']}. It raised {described_exception(error)}"
     )
-
-
-class FreshCache:
-    """An empty folder for a compiler's files. It is removed when nobody holds this object any more.
-
-    Raises:
-        OSError: No folder can be made.
-    """
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="checked_backend_cache_"))
-        weakref.finalize(self, _remove, self._folder, os.getpid())
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Compile with this cache, and with nothing that was remembered before."""
-        with fresh_compile_caches(self._folder):
-            yield
-
-
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked process that ends does not own it
-        shutil.rmtree(folder, ignore_errors=True)

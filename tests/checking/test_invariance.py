@@ -13,7 +13,6 @@ from torch._inductor.runtime.benchmarking import benchmarker
 
 import checked_backend as cb
 from checked_backend.checking.invariance import Invariance
-from checked_backend.regions.unsupported import FreshCache
 from tests.checking.test_kernel_choices import right, tuned
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
@@ -177,7 +176,7 @@ def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
 @pytest.fixture
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda milliseconds, **_more: milliseconds)
-    monkeypatch.setattr(FreshCache, "used", lambda _self: nullcontext())
+    monkeypatch.setattr("checked_backend.checking.kernel_choices.fresh_compile_caches", nullcontext)
 
 
 @pytest.mark.usefixtures("_quickly")

@@ -21,7 +21,6 @@ from torch._inductor.select_algorithm import get_algorithm_selector_cache
 import checked_backend as cb
 from checked_backend._torch.autotuning import watch_autotuning
 from checked_backend.checking.kernel_choices import kernel_choices
-from checked_backend.regions.unsupported import FreshCache
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
 
@@ -47,7 +46,7 @@ FASTER, SLOWER = Kernel("faster", "BLOCK=64"), Kernel("slower")
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels say how long they take, and no caches are emptied, which takes seconds."""
     monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda milliseconds, **_more: milliseconds)
-    monkeypatch.setattr(FreshCache, "used", lambda _self: nullcontext())
+    monkeypatch.setattr("checked_backend.checking.kernel_choices.fresh_compile_caches", nullcontext)
 
 
 def tuned(fast: Compiled, slow: Compiled) -> Compiled:
