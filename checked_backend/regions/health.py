@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch.utils.hooks import RemovableHandle
@@ -17,14 +17,11 @@ from checked_backend.report.file_names import process_rank
 
 log = logging.getLogger(__name__)
 
-FIRST = 8
-"""How many of a region's first checks the latest are compared with."""
+FIRST, LATEST = 8, 4
+"""So many of a region's first checks the latest are compared with, and about so many latest: one is no drift."""
 
-DRIFT = 3.0
-"""The least growth of the ratio to the noise, from the first checks to the latest, that is reported as a drift."""
-
-NOTICEABLE = 0.5
-"""A ratio to the noise below this is not reported, however much it grew."""
+DRIFT, NOTICEABLE = 3.0, 0.5
+"""The least growth of the ratio to the noise that is a drift, and the largest ratio that is none however it grew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +85,8 @@ class Health:
             self._spent += seconds
             return min(1.0, self._spent / (time.perf_counter() - (self.began or 0.0)))
 
-    def tell(self, record: CheckRecord) -> Iterator[str]:
-        """Call all callbacks. Yields the exceptions that they raise, in words; the program goes on.
+    def tell(self, record: CheckRecord, note: Callable[[str], None]) -> None:
+        """Call all callbacks. What they raise is noted, and the program goes on.
 
         A callback may call a compiled program. Of its checks nobody is told, or the callback would call itself.
         """
@@ -101,7 +98,7 @@ class Health:
                 try:
                     callback(record)
                 except Exception as error:
-                    yield f"{type(error).__name__}: {error}".splitlines()[0]
+                    note(f"a callback of on_check raised: {type(error).__name__}: {error}".splitlines()[0])
                     log.warning("checked_backend: a callback of on_check raised", exc_info=error)
         finally:
             self._telling.now = False
@@ -129,7 +126,7 @@ def on_check(callback: Callable[[CheckRecord], object]) -> RemovableHandle:
 
 @dataclass(slots=True)
 class _Drift:
-    """The mean ratio to the noise in the first checks, and that in the latest."""
+    """The mean ratio to the noise in the latest checks, and what it was after the first ones."""
 
     checks: int = 0
     first: float = 0.0
@@ -138,11 +135,10 @@ class _Drift:
     def add(self, ratio: float) -> float | None:
         """Note a check, and say how many times the ratio has grown; None where it did not, or not by much."""
         self.checks += 1
+        self.latest += (ratio - self.latest) / (self.checks if self.checks <= FIRST else LATEST)
         if self.checks <= FIRST:
-            self.first += ratio / FIRST
-            self.latest = self.first
+            self.first = self.latest
             return None
-        self.latest += (ratio - self.latest) / (FIRST / 2)  # one call with other data is no drift
         grown = self.latest / max(self.first, NOTICEABLE / DRIFT)
         return grown if grown >= DRIFT else None
 
@@ -151,14 +147,11 @@ class RegionHealth:
     """The checks of one region over time.
 
     Args:
-        region: The region's name.
         note: Receives remarks that change no verdict.
     """
 
     def __init__(self, region: str, note: Callable[[str], None], health: Health) -> None:
-        self._region = region
-        self._note = note
-        self._health = health
+        self._region, self._note, self._health = region, note, health
         self._drifts = (_Drift(), _Drift())
         if health.began is None:
             health.began = time.perf_counter()
@@ -180,10 +173,5 @@ class RegionHealth:
             drift = self._drifts[backward].add(ratio)
         share, rank = self._health.spent(seconds), process_rank()
         record = CheckRecord(self._region, call, backward, ratio, subject, failing, seconds, share, drift, rank)
-        what, noise = "gradients of call" if backward else "call", "no noise known"
-        if ratio is not None:
-            noise = f"{ratio:.3g} times the noise in {subject}"
-        said = f"{failing} findings" if failing else "agrees with eager"
-        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, noise, seconds)
-        for raised in self._health.tell(record):
-            self._note(f"a callback of on_check raised: {raised}")
+        log.debug("%s", record)
+        self._health.tell(record, self._note)
