@@ -29,7 +29,6 @@ from checked_backend.regions.process_state import check_settings
 from checked_backend.regions.reporter import Investigate, RegionReporter
 from checked_backend.regions.returned_tensors import (
     MemoryRange,
-    Returned,
     ReturnedTensors,
     Snapshot,
     memory_ranges,
@@ -138,15 +137,15 @@ class BackwardCheck(BackwardObserver):
         """Compile it anew where the compiler's cache may be what failed."""
         return self._checks.candidate.backward_again(error)
 
-    def begins(self, running: ExitStack) -> tuple[Snapshot, tuple[Returned, ...]]:
-        """Look at the results and the gradients that the program holds of earlier calls. Note that it has not ended."""
+    def begins(self, running: ExitStack) -> Snapshot:
+        """Look at what the program holds of earlier calls. Note that it has not ended."""
         self._reporter.hear()
         self._reporter.call = self._call.number
         skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
         running.callback(self._reporter.skip_until(skip))
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
-        return self._checks.earlier.look(), self._checks.earlier.held_gradients()
+        return self._checks.earlier.look()
 
     def left_out(self) -> None:
         """Note that compiled autograd captures it."""
@@ -173,8 +172,8 @@ class BackwardCheck(BackwardObserver):
             return None
         left = self._settings_left(passed)
         call.ratios = None  # not those of the results
-        results, held = passed.begun
-        left += results.overwritten(earlier.calls, earlier.region, counted=False)
+        held: Snapshot = passed.begun
+        left += held.overwritten(earlier.calls, earlier.region, counted=False)
         try:
             comparing = self._checks.variants.waiting.at("comparing the gradients")
             with random_untouched(), comparing, profiled("checked_backend::comparison of gradients"):
@@ -189,7 +188,7 @@ class BackwardCheck(BackwardObserver):
                 {call.subjects.gradient(position): gradient for position, gradient in side.items()}
                 for side in (passed.gradients, gradients)
             )
-            findings += earlier.reuses_memory(call.number, sent, reference, [*self._given, *passed.arrived], held)
+            findings += earlier.sent(call.number, sent, reference, [*self._given, *passed.arrived], held)
             self._checks.health.checked(call.number, call.ratios, findings, call.check.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None

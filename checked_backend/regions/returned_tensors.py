@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -59,6 +59,7 @@ class Returned:
         checksum: That of the values when it was last looked at; None of gradients, which are not looked at.
         version: The number of writes to it that torch had counted then.
         issued: How many collectives the program had begun when it was returned.
+        reported: Whether it has a finding. It is not looked at any more.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Returned:
         self.source, self.is_gradient = source, is_gradient
         self.version, self.issued = version_of(tensor), collectives_issued()
         self.checksum: int | None = None
+        self.reported = False
         self._tensor, self._storage = weakref.ref(tensor), StorageWeakRef(tensor.untyped_storage())
         self._other_owners = storage_users(self._storage) - 1
         self._dtype, self._layout = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -122,21 +124,15 @@ class Results:
     def add(self, returned: Iterable[Returned]) -> None:
         """Remember more. The oldest ones, and those that nobody holds, are forgotten."""
         with self._lock:
-            known = [one for one in (*self._known, *returned) if one.is_held()]
+            known = [one for one in (*self._known, *returned) if one.is_held() and not one.reported]
             results = [one for one in known if not one.is_gradient][-MOST_RESULTS:]
             sizes = accumulate(one.memory[1] - one.memory[0] for one in reversed(results))
             results = results[len(results) - sum(size <= MOST_BYTES for size in sizes) :]
             self._known = [*results, *[one for one in known if one.is_gradient][-MOST_GRADIENTS:]]
 
-    def forget(self, returned: Collection[Returned]) -> None:
-        """Forget some that have findings."""
-        with self._lock:
-            self._known = [one for one in self._known if one not in returned]
-
-    def held(self, *, gradients: bool = False) -> list[Returned]:
-        """The results that the program still holds, or the gradients."""
-        with self._lock:
-            return [one for one in self._known if one.is_gradient is gradients and one.is_held()]
+    def held(self) -> list[Returned]:
+        """Those that the program still holds."""
+        return [one for one in self._known if one.is_held() and not one.reported]
 
     def close(self) -> Sequence[Skip]:
         """Look at them a last time. Those that changed while calls ran unchecked could not be checked."""
@@ -146,7 +142,7 @@ class Results:
 
 
 class Snapshot:
-    """The results of earlier calls at one moment.
+    """What the program holds of earlier calls at one moment.
 
     Args:
         args: The call's arguments, to which it may write.
@@ -155,13 +151,14 @@ class Snapshot:
 
     def __init__(self, holders: Sequence[Results], args: Sequence[Any], skip: Callable[[Skip], None]) -> None:
         self._skip = skip
-        self._holders = holders
         self._issued = collectives_issued()
         self._results: list[Returned] = []
         unchecked = any(holder.unchecked for holder in holders)
         taken = memory_ranges(args)
         known = dict.fromkeys(one for holder in holders for one in holder.held())
-        apart = (one for one in known if (memory := memory_range(one.held())) and not _meets(memory, taken))
+        self.gradients = [one for one in known if one.is_gradient]
+        results = (one for one in known if not one.is_gradient)
+        apart = (one for one in results if (memory := memory_range(one.held())) and not _meets(memory, *taken))
         for result, held, now in _with_checksums(apart):
             if unchecked and now != result.checksum and result.uncounted(held) and result.issued == self._issued:
                 what = "while calls ran unchecked, and torch counted no write to it"
@@ -180,16 +177,18 @@ class Snapshot:
         *,
         counted: bool = True,
     ) -> list[Finding]:
-        """Findings about results that have changed, or in whose memory another result lies.
+        """Findings about results that have changed, or in whose memory another result lies, but not eager's.
 
         Args:
             call: The call that ran in between, to which these findings belong.
             counted: Whether writes that torch counts are the call's. In a backward pass the user's program runs too.
         """
-        found: dict[Returned, Finding] = {}
+        found = []
+        sides = [(memory_range(one), memory_range(other)) for one, other in zip(outputs, reference, strict=False)]
         for result, held, now in _with_checksums(self._results):
+            memory = memory_range(held)
             changed = now != result.checksum and (counted or result.uncounted(held))
-            shares = _shares(memory_range(held), outputs, reference)
+            shares = any(eager and _meets(memory, given) and not _meets(memory, eager) for given, eager in sides)
             if changed and not shares and result.issued != self._issued:
                 what = "a collective of the program's may have written to it, which torch does not count"
                 why = f"it changed while call {call} of {region} ran; {what}"
@@ -199,13 +198,14 @@ class Snapshot:
                 actual = f"memory that call {call} returned again"
                 if changed:
                     how, actual = f"the compiled program's call {call} wrote to it", "changed"
-                message = f"{result.returned_by(region)} returned it, the program still holds it, and {how}"
+                message = (
+                    f"{result.returned_by(region)} returned it, the program still holds it, and {how}; eager makes a "
+                    "new one"
+                )
                 expected = f"memory of its own, unchanged since call {result.call}"
-                message = f"{message}; eager makes a new one"
-                found[result] = _overwritten(result.subject, message, expected, actual, result.source)
-        for holder in self._holders:
-            holder.forget(found)
-        return [*found.values()]
+                found.append(_overwritten(result.subject, message, expected, actual, result.source))
+                result.reported = True
+        return found
 
 
 def _with_checksums(results: Iterable[Returned]) -> Iterator[tuple[Returned, torch.Tensor, int | None]]:
@@ -238,7 +238,7 @@ class ReturnedTensors:
             holder.unchecked = True
 
     def look(self, args: Sequence[Any] = ()) -> Snapshot:
-        """Look at all results that the program holds, before a call, which may write to its arguments."""
+        """Look at all that the program holds, before a call, which may write to its arguments, or a backward pass."""
         return Snapshot(self.holders(), args, self._reporter.skip)
 
     def remember(self, args: Sequence[Any], subjects: Subjects, returned: Sequence[Any]) -> None:
@@ -251,7 +251,7 @@ class ReturnedTensors:
             Returned(output, memory, subjects.result(result), self.region, self.calls, source=self._info.source(result))
             for result, output in results_of(returned, {}).items()
             if (memory := memory_range(output)) is not None
-            and not _meets(memory, given)
+            and not _meets(memory, *given)
             and memory[0] not in cuda_graph_results(output.device)
         ]
         for result, _, now in _with_checksums(results):
@@ -259,44 +259,40 @@ class ReturnedTensors:
         for holder in self.holders():
             holder.add(results)
 
-    def held_gradients(self) -> tuple[Returned, ...]:
-        """The gradients that the program holds. Call it before a backward pass can send others in the same memory."""
-        return tuple(dict.fromkeys(sent for holder in self.holders() for sent in holder.held(gradients=True)))
-
-    def reuses_memory(
+    def sent(
         self,
         call: int,
         gradients: Mapping[str, torch.Tensor | None],
         reference: Mapping[str, torch.Tensor | None],
         given: Sequence[MemoryRange],
-        held: Sequence[Returned],
+        before: Snapshot,
     ) -> list[Finding]:
-        """Findings about gradients in the memory of those of an earlier call; the gradients are remembered.
+        """Remember gradients, and give findings about those in the memory of an earlier call's.
 
         Args:
             gradients: The gradients that the candidate sent, by subject.
             given: Memory that a gradient may be sent in: that of the arriving gradients and of the inputs.
-            held: The gradients that the program held when the backward pass began.
+            before: What the program held when the backward pass began.
         """
         findings, new = [], []
-        earlier = [sent for sent in held if (sent.region, sent.call) != (self.region, call)]
+        earlier = [one for one in before.gradients if (one.region, one.call) != (self.region, call)]
         for subject, gradient in gradients.items():
             memory = memory_range(gradient)
-            if gradient is None or memory is None or _meets(memory, given):
+            if gradient is None or memory is None or _meets(memory, *given):
                 continue
             new.append(Returned(gradient, memory, subject, self.region, call, is_gradient=True))
-            sides = [gradient], [reference.get(subject)]
-            for first in earlier:
-                if first.is_there() and _shares(first.memory, *sides, unknown=True):
-                    message = (
-                        f"the compiled backward pass of call {call} sent it in the memory of a gradient that "
-                        f"{first.returned_by(self.region)} sent, and that the program still holds; so that one is "
-                        "overwritten, and where gradients are accumulated, the last one counts more than once. Eager "
-                        "makes a new one"
-                    )
-                    actual = f"memory of a gradient of call {first.call}"
-                    findings.append(_overwritten(subject, message, "memory of its own", actual))
-                    break
+            eager = memory_range(reference.get(subject))
+            shared = (one for one in earlier if one.is_there() and _meets(one.memory, memory))
+            first = next((one for one in shared if not _meets(one.memory, eager)), None)
+            if first is not None:
+                message = (
+                    f"the compiled backward pass of call {call} sent it in the memory of a gradient that "
+                    f"{first.returned_by(self.region)} sent, and that the program still holds; so that one is "
+                    "overwritten, and where gradients are accumulated, the last one counts more than once. Eager "
+                    "makes a new one"
+                )
+                actual = f"memory of a gradient of call {first.call}"
+                findings.append(_overwritten(subject, message, "memory of its own", actual))
         for holder in self.holders():
             holder.add(new)
         return findings
@@ -312,23 +308,9 @@ def memory_ranges(values: Iterable[Any]) -> list[MemoryRange]:
     return [memory for value in values if (memory := memory_range(value)) is not None]
 
 
-def _meets(memory: MemoryRange, others: Iterable[MemoryRange]) -> bool:
+def _meets(memory: MemoryRange | None, *others: MemoryRange | None) -> bool:
     """Whether a range shares an address with one of the others."""
-    return any(memory[0] < other[1] and other[0] < memory[1] for other in others)
-
-
-def _shares(
-    memory: MemoryRange | None, values: Sequence[Any], reference: Sequence[Any], *, unknown: bool = False
-) -> bool:
-    """Whether one of a call's values lies in memory in which eager's does not; `unknown` where eager's lies nowhere."""
-    if memory is None:
-        return False
-    for index, value in enumerate(values):
-        if _meets(memory, memory_ranges([value])):
-            eager = memory_ranges(reference[index : index + 1])
-            if not _meets(memory, eager) and (eager or unknown):
-                return True
-    return False
+    return memory is not None and any(other and memory[0] < other[1] and other[0] < memory[1] for other in others)
 
 
 def memory_range(value: Any) -> MemoryRange | None:

@@ -165,7 +165,7 @@ def _mechanisms() -> Mapping[str, Switch]:
         "results of earlier calls": _without_observer("_earlier_results"),
         "memory around views": _without_observer("_surroundings"),
         "the random state that is left": _without_observer("_random_state"),
-        "gradients of earlier calls": lambda: patched(ReturnedTensors, "reuses_memory", lambda *_args: []),
+        "gradients of earlier calls": lambda: patched(ReturnedTensors, "sent", lambda *_args: []),
         "gradients that arrive": lambda: patched(compare_call, "_overwritten", lambda *_args: iter(())),
         "results that share memory": lambda: patched(compare_call, "compare_aliasing", lambda *_args: iter(())),
         "kernels as they run": lambda: patched(build, "_kernels", _nothing),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -126,11 +127,11 @@ def test_check_finds_them() -> None:
 def test_memory_that_was_freed_during_the_backward_pass_may_be_used_again(freed: bool) -> None:
     """Python's garbage collector may run at any time, and the allocator gives the memory to the next gradient."""
     memory = np.ones(6, np.float32)
-    earlier = ReturnedTensors(GraphInfo("wave", (), (), (), (), 0), cast("Any", None))
+    earlier = ReturnedTensors(GraphInfo("wave", (), (), (), (), 0), cast("Any", SimpleNamespace(skip=None)))
     first = torch.from_numpy(memory)
-    assert not earlier.reuses_memory(1, {"grad[x]": first}, {}, (), earlier.held_gradients())
-    held = earlier.held_gradients()
+    assert not earlier.sent(1, {"grad[x]": first}, {}, (), earlier.look())
+    held = earlier.look()
     if freed:
         del first
     second = torch.from_numpy(memory)
-    assert bool(earlier.reuses_memory(2, {"grad[x]": second}, {}, (), held)) is not freed
+    assert bool(earlier.sent(2, {"grad[x]": second}, {}, (), held)) is not freed
