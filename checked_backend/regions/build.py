@@ -24,7 +24,6 @@ from checked_backend.options import CheckOptions
 from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
 from checked_backend.regions import schedule
 from checked_backend.regions.backward_check import Checks
-from checked_backend.regions.budget import schedule_of
 from checked_backend.regions.compile import (
     CompiledOnce,
     Compiler,
@@ -56,6 +55,7 @@ from checked_backend.regions.process_state import SET_BACK_BY_DYNAMO, ProcessSta
 from checked_backend.regions.region import CheckedRegion
 from checked_backend.regions.reporter import Investigate
 from checked_backend.regions.runner import Variants
+from checked_backend.regions.schedule import schedule_of
 from checked_backend.regions.unsupported import compile_with_any_cache
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import Build

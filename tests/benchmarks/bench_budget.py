@@ -21,7 +21,7 @@ from tiny_region import seconds_per_call
 from torch import nn
 
 import checked_backend as cb
-from checked_backend.regions import budget, schedule
+from checked_backend.regions import schedule
 
 Step = Callable[[], None]
 
@@ -95,20 +95,20 @@ def measure(
     """The share that was paid, the ratio of times less one, and how many calls of each region were checked."""
     clock = OwnTime(now)
     schedule.clock = clock
-    budget.budget_of.cache_clear()
+    schedule.budget_of.cache_clear()
     torch.compiler.reset()
     with cb.collect() as session:
         plain, watched = trained(regions, compiler), trained(regions, compiler, budget=share)
         plain()
         watched()
-        began, spent_before = clock(), budget.budget_of(share).spent
+        began, spent_before = clock(), schedule.budget_of(share).spent
         own = with_checks = 0.0
         while clock() - began < seconds:
             with_checks += timed(watched, 5, now)
             clock.leave()
             own += timed(plain, 5, now)
             clock.come_back()
-        paid = (budget.budget_of(share).spent - spent_before) / with_checks
+        paid = (schedule.budget_of(share).spent - spent_before) / with_checks
     checked = " ".join(f"{region.checked_calls}/{region.calls}" for region in session.report.coverage.regions)
     return paid, with_checks / own - 1, checked
 

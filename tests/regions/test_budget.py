@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checked_backend.regions import budget, schedule
-from checked_backend.regions.budget import Budget, RegionBudget
-from checked_backend.regions.schedule import Schedule, TimedCheck, is_recheck
+from checked_backend.regions import schedule
+from checked_backend.regions.schedule import Budget, RegionBudget, Schedule, TimedCheck, is_recheck
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +126,7 @@ def test_a_hundredth_is_spent_within_two_minutes(count: int) -> None:
 def test_however_much_skipping_calls_takes_there_are_checks(monkeypatch: pytest.MonkeyPatch, overhead: float) -> None:
     """Calls so short that skipping one takes a twentieth of it, five times the share that is asked for."""
     region = Region(own=0.01, known=0.05, recheck=0.3)
-    monkeypatch.setattr(budget, "SKIPPING", overhead * region.own)
+    monkeypatch.setattr(schedule, "SKIPPING", overhead * region.own)
     run = Run(0.01, region, pause=0.0).until(3000.0)
     assert run.share() == pytest.approx(max(0.01 - overhead, 0.002), rel=0.2)
     assert run.budget.spent / run.now == pytest.approx(run.share() + overhead, rel=0.1)
@@ -286,7 +285,7 @@ def met(seed: int, *, drawn: bool) -> bool:
 def test_a_fault_is_met_with_the_probability_that_a_certificate_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the calls that are drawn 29 meet what one call in ten has: 1 - (1 - 1/10)^29 is 95 %."""
     runs = 150
-    monkeypatch.setattr(budget, "SKIPPING", 0.0)  # its tiny costs shift the checks, too
+    monkeypatch.setattr(schedule, "SKIPPING", 0.0)  # its tiny costs shift the checks, too
     assert sum(met(seed, drawn=True) for seed in range(runs)) / runs > 0.95 - 3 * (0.05 * 0.95 / runs) ** 0.5
     # checks that come in step with the program meet the same calls again and again
     assert sum(met(seed, drawn=False) for seed in range(40)) / 40 < 0.8

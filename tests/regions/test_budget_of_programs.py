@@ -12,10 +12,9 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.regions import backward, budget, schedule
-from checked_backend.regions.budget import Budget
+from checked_backend.regions import backward, schedule
 from checked_backend.regions.compare_call import CallComparison
-from checked_backend.regions.schedule import is_recheck
+from checked_backend.regions.schedule import Budget, is_recheck
 from tests.support.region_tools import agreed, backwards, calls, checked, gathered
 
 
@@ -34,7 +33,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(schedule, "clock", clock)
-    monkeypatch.setattr(budget, "budget_of", cache(Budget))
+    monkeypatch.setattr(schedule, "budget_of", cache(Budget))
     return clock
 
 
@@ -259,4 +258,4 @@ def test_copying_the_gradients_that_arrive_is_paid_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(backward, "_kept", slowly)
     report = gathered(training(checked(Net(), "aot_eager", budget=0.1), clock, 40))
     assert backwards(report) > 5
-    assert backwards(report) < budget.budget_of(0.1).spent < 1.2 * 0.1 * clock.now
+    assert backwards(report) < schedule.budget_of(0.1).spent < 1.2 * 0.1 * clock.now
