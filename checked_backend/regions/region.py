@@ -49,7 +49,7 @@ class CheckedRegion:
 
     def __call__(self, *args: Any) -> Any:
         """Run the region; Dynamo's compiled code calls this."""
-        if not self._reporter.stopped and self._unchecked_calls.skip():
+        if self._unsupported is None and not self._reporter.stopped and self._unchecked_calls.skip():
             self._earlier.calls += 1
             return self._unchecked(*args)
         if is_unobserved() or self._unchecked_calls.captured() or (not self._earlier.calls and is_traced(args)):
@@ -227,7 +227,6 @@ class CheckedRegion:
         if short is not None:
             if self._candidate.missing:
                 self._unsupported = short  # for good: other calls may find more memory, but no compiler
-                self._unchecked_calls.look_at_all = True
             self._reporter.respond([short, *left], cause=error)
             return self._eager_instead(args, call, error)
         if isinstance(reference, Exception):

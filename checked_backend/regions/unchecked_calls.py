@@ -25,13 +25,9 @@ class UncheckedCalls:
 
     Args:
         earlier: The results of earlier calls. The compiled code that runs now may write to them.
-
-    Attributes:
-        look_at_all: Every call has to be looked at, for other reasons than checks.
     """
 
     def __init__(self, schedule: Schedule, earlier: ReturnedTensors, reporter: RegionReporter) -> None:
-        self.look_at_all = False
         self._schedule = schedule
         self._earlier = earlier
         self._reporter = reporter
@@ -42,7 +38,7 @@ class UncheckedCalls:
     def skip(self) -> bool:
         """Count a call if it is surely one of these, without a further look at it."""
         calls = self._calls
-        if calls is None or self.look_at_all or active_sessions() is not self._sessions or is_unobserved():
+        if calls is None or active_sessions() is not self._sessions or is_unobserved():
             return False
         if is_capturing() or not self._schedule.skip():
             return False

@@ -178,13 +178,6 @@ def test_check_finds_overwritten_results() -> None:
     assert ("alias.overwritten", "output[0]") in found(report), str(report)
 
 
-def test_overwritten_results_raise() -> None:
-    compiled = checked(wave, faults.spoiled_output(Reused("data")), on_divergence="raise")
-    held = [compiled(x())]
-    with pytest.raises(cb.DivergenceError, match=r"alias\.overwritten, output\[0\]"):
-        held.append(compiled(x(1)))
-
-
 def test_an_unchecked_call_that_overwrites_is_no_pass() -> None:
     compiled = checked(wave, faults.spoiled_output(Reused("data")), every=2)
     held: list[torch.Tensor] = []
