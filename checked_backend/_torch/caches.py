@@ -87,6 +87,9 @@ def fresh_compile_caches(*, kept: bool = False) -> Iterator[None]:
     try:
         with without_compile_caches(), inductor.patch({"cpp_cache_precompile_headers": False}):
             yield
+    except BaseException:
+        kept = False  # nothing was compiled that could load more
+        raise
     finally:
         for name, value in before.items():
             if value is None:

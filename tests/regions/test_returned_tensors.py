@@ -16,6 +16,7 @@ from torch import fx
 import checked_backend as cb
 from checked_backend._torch.inductor import cuda_graph_results
 from checked_backend.regions import returned_tensors
+from checked_backend.regions.returned_tensors import Results, Returned, Snapshot
 from tests.support import faults
 from tests.support.faults import compiled_by_aot
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -176,6 +177,15 @@ def test_a_result_that_the_backward_pass_overwrites() -> None:
 def test_check_finds_overwritten_results() -> None:
     report = cb.check(wave, (x(),), compiler=faults.spoiled_output(Reused("data")), iterations=3)
     assert ("alias.overwritten", "output[0]") in found(report), str(report)
+
+
+def test_a_result_that_was_overwritten_is_not_reported_again() -> None:
+    results, held = Results(), torch.zeros(3)
+    results.add([Returned(held, (held.data_ptr(), held.data_ptr() + 12), "output[0]", "wave", 1)])
+    for findings in (1, 0):
+        before = Snapshot((results,), (), lambda _skip: None)
+        held.data.add_(1)
+        assert len(before.overwritten(2, "wave")) == findings
 
 
 def test_an_unchecked_call_that_overwrites_is_no_pass() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
 import checked_backend as cb
+from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend.regions import unsupported
 from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
 from tests.support.region_tools import same_bits
@@ -137,6 +140,20 @@ def test_what_a_broken_cache_may_raise(error: Exception) -> None:
     assert may_be_the_cache(wrapped)
     assert not may_be_the_cache(InvalidCxxCompiler())
     assert not may_be_the_cache(RuntimeError("an internal assertion"))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_empty_cache_lasts_for_its_block_or_for_the_process(kept: bool) -> None:
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    with fresh_compile_caches(kept=kept):
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert not list(folder.iterdir())
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
+    assert folder.exists() is kept
+    with suppress(ZeroDivisionError), fresh_compile_caches(kept=True):
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        print(1 / 0)
+    assert not folder.exists()
 
 
 # through numcheck
