@@ -322,6 +322,35 @@ def test_no_lane_runs_for_what_is_eagers_bit_for_bit() -> None:
     assert checks.limits[False] == {"sin": 0.0}
 
 
+def one_element(tensor: torch.Tensor) -> torch.Tensor:
+    """A fault in one element, at 16 bits."""
+    changed = tensor.clone()
+    changed.view(-1)[5] += 1
+    return changed if tensor.dtype in LOW else tensor
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("change", [times(1.02), one_element], ids=["factor", "one element"])
+@pytest.mark.parametrize("operator", ["aten.gelu.default", "aten.gelu_backward.default", "aten.bmm.default"])
+def test_what_all_lanes_find_is_found_where_they_run_for_what_differs(
+    operator: str, change: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_lanes(walk: Callable[[TensorChecks], object], _earlier: TensorChecks | None) -> TensorChecks:
+        checks = TensorChecks()
+        walk(checks)
+        return checks
+
+    def found() -> tuple[set[tuple[object, ...]], int]:
+        torch._dynamo.reset()
+        report = trained(faults.wrong_operator(operator, change, "aot"), torch.bfloat16)
+        told = {(one.subject, one.node) for one in report.findings}
+        return told, report.coverage.checked["operators"]
+
+    lazily = found()
+    monkeypatch.setattr(check, "walk_again", all_lanes)
+    assert lazily == found()
+
+
 def test_infinities_that_eager_has_too_are_no_change() -> None:
     masked = torch.tensor([-math.inf, 1.0])
     node = next(node for node in fx.symbolic_trace(lambda x: torch.sin(x)).graph.nodes if node.op == "call_function")
