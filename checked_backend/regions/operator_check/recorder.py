@@ -72,7 +72,7 @@ class Recording:
             if not isinstance(value, torch.Tensor) or not self.is_complete:
                 continue
             versions = self.values.setdefault(name, [])
-            if not versions or not _same_bits(versions[-1], value):
+            if not versions or not same_bits(versions[-1], value):
                 versions.append(self._kept(value))
                 self.lines.setdefault(name, []).append(line)
 
@@ -160,7 +160,8 @@ class _Instrument(ast.NodeTransformer):
         return [node, *ast.parse(f"{_NAME}.wrote({node.lineno}, {{{written}}})").body] if names else [node]
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal; NaN is equal to NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -75,6 +75,8 @@ class TensorChecks:
         quick: Whether tensors are only compared with eager's.
         different: Tensors that a quick walk found not to be equal to eager's.
         changed: Whether one of them is further from it than it was in earlier walks.
+        drew: Nodes that drew random numbers.
+        written: Whether a quick walk found that an operator writes to a tensor without saying so.
         only: The tensors that a walk has to check, because they are not equal to eager's; None for all.
     """
 
@@ -86,6 +88,8 @@ class TensorChecks:
     quick: bool = False
     different: set[TensorKey] = field(default_factory=set)
     changed: bool = False
+    drew: set[str] = field(default_factory=set)
+    written: bool = False
     only: Set[TensorKey] | None = None
 
     def settle(

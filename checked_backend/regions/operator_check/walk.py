@@ -19,6 +19,7 @@ from torch import fx
 
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
+from checked_backend._torch.tensors import clone_preserve_strides
 from checked_backend.graphs.effects import has_effects, sets_mode, writes, written_by
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
@@ -30,6 +31,7 @@ from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed
+from checked_backend.regions.operator_check.recorder import same_bits
 from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
     TOO_FEW,
@@ -117,6 +119,7 @@ class Walk:
             unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(map(writes, gm.graph.nodes))
+        self._uncopied: dict[fx.Node, torch.Tensor] = {}
         self._needed = None if self.checks.only is None or self._writes else self._found_needed(self.checks.only)
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
@@ -145,8 +148,9 @@ class Walk:
         pending = [
             node
             for node in self._units.order
-            if node.op in CALLS
-            and (node.name in values or (gradients and not needed.sources.isdisjoint(self._units.of(node).sources)))
+            if (node.op in CALLS and gradients and not needed.sources.isdisjoint(self._units.of(node).sources))
+            or node.name in values
+            or node.name in self.checks.drew  # what draws later gets other numbers without it
         ]
         while pending:
             unit = self._units.of(pending.pop())
@@ -188,12 +192,20 @@ class Walk:
 
     def _input(self, node: fx.Node) -> None:
         place = self._inputs.index(node)
-        value, wanted = self._probed.inputs[place], place in self._probed.wanted and self._is_checked(node)
+        value, wanted = self._probed.inputs[place], place in self._probed.wanted
         for lane in self._lanes:
-            own = value.clone() if self._writes and lane is self._eager and isinstance(value, torch.Tensor) else value
-            lane.put(node, own, gradient=wanted)
-        if wanted:
+            lane.put(node, self._copied(node, value) if lane is self._eager else value, gradient=wanted)
+        if wanted and self._is_checked(node):
             self._gradients.expect(node, value)
+
+    def _copied(self, node: fx.Node, value: Any) -> Any:
+        """What eager goes on with. Its writes may reach no memory of the user's, nor values that a later walk reads."""
+        if not isinstance(value, torch.Tensor) or not (self._writes or self.checks.quick):
+            return value
+        if self._writes:
+            return value.clone()
+        self._uncopied[node] = value
+        return clone_preserve_strides(value)
 
     def _call(self, node: fx.Node) -> None:
         if sets_mode(node):
@@ -212,6 +224,8 @@ class Walk:
             made = self._eager.run(node)
         if self._tape.by_values:
             self._by_values.add(node)
+        if not self._tape.empty:
+            self.checks.drew.add(node.name)
         shared = not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(made))
         for lane in self._lanes[1:]:
             if shared:
@@ -259,10 +273,8 @@ class Walk:
         self._go_on(node, found, made[1:], tapped=tapped)
 
     def _go_on(self, node: fx.Node, found: Any, exact: Sequence[Any], *, tapped: bool) -> None:
-        tapped = tapped and self._is_checked(node)
-        # a wrong compiler may hand out the user's own memory, which no write of this walk may reach
-        own = found.clone() if self._writes and isinstance(found, torch.Tensor) else found
-        self._eager.put(node, own, gradient=tapped)
+        # a wrong compiler may hand out the user's own memory
+        self._eager.put(node, self._copied(node, found), gradient=tapped)
         for lane in self._lanes[1:]:
             lane.put(node, found, gradient=False)
         if can_be_checked(found):
@@ -278,7 +290,8 @@ class Walk:
         if tapped:
             for lane in self._lanes[1:]:
                 lane.values[node] = lane.values[node].detach().requires_grad_()
-            self._gradients.expect(node, found)
+            if self._is_checked(node):
+                self._gradients.expect(node, found)
 
     def _rewritten(self, writer: fx.Node, name: str, found: Any) -> None:
         """Check the values that a node wrote to a tensor, and renew the tensor's views."""
@@ -402,6 +415,9 @@ class Walk:
     def _finish(self, node: fx.Node) -> None:
         """Check the gradient of a node that nothing reads any more, and free the node's values."""
         self._gradients.finish(node, self._found_gradient(node))
+        uncopied = self._uncopied.pop(node, None)
+        if uncopied is not None and not same_bits(uncopied, self._eager.values[node]):
+            self.checks.written = True
         for lane in self._lanes:
             lane.values.pop(node, None)
 
@@ -429,8 +445,10 @@ def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | N
     walk(quick)
     if earlier is not None and not earlier.wrong and not quick.changed and quick.unchecked.keys() <= unchecked.keys():
         return earlier
+    # a running mean is written to by no operator that says so
+    only = None if quick.written else frozenset(quick.different)
     checks = TensorChecks(
-        limits=quick.limits, unchecked=quick.unchecked, distances=distances, only=frozenset(quick.different)
+        limits=quick.limits, unchecked=quick.unchecked, distances=distances, drew=quick.drew, only=only
     )
     if quick.different:
         walk(checks)

@@ -351,6 +351,48 @@ def test_what_all_lanes_find_is_found_where_they_run_for_what_differs(
     assert lazily == found()
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.03])
+def test_an_equal_operator_that_draws_numbers_is_run_for_those_that_draw_later(factor: float) -> None:
+    weight, x = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16() * 0.1
+    drawing = 0
+
+    def off(node: fx.Node, value: Any) -> Any:
+        nonlocal drawing
+        drawing += "native_dropout" in str(node.target)
+        if "native_dropout" not in str(node.target) or drawing % 2 or value[0].dtype is not torch.bfloat16:
+            return value
+        made = value[0] * factor
+        made.view(-1)[::7] = torch.nextafter(made.view(-1)[::7], made.view(-1)[::7] * 2)  # a rounding
+        return made, value[1]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(F.dropout(x, 0.2) @ weight, 0.2).exp()
+
+    report = gathered(lambda: checked(program, faults.interpreted(off, "aot"))(x))
+    assert report.verdict is (cb.Verdict.PASS if factor == 1 else cb.Verdict.FAIL), str(report)
+
+
+def renormalized(x: torch.Tensor, _mean: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    weight = x * 2
+    return F.embedding(torch.arange(9), weight, max_norm=1.0), torch.exp(weight)
+
+
+def normalized(x: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    mean = mean * 1.5
+    return F.batch_norm(x, mean, torch.ones_like(mean), training=True, momentum=0.5), torch.exp(mean)
+
+
+@pytest.mark.parametrize("body", [renormalized, normalized])
+def test_a_write_that_no_operator_tells_of_is_made_once(body: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    def rounded(node: fx.Node, value: Any) -> Any:
+        if "exp" not in str(node.target) or "expand" in str(node.target) or value.dtype is not torch.bfloat16:
+            return value
+        return torch.nextafter(value, value * 2)
+
+    x, mean = torch.randn(64, 32).bfloat16() * 3, torch.randn(32).bfloat16()
+    assert agreed(gathered(lambda: checked(body, faults.interpreted(rounded, "aot"))(x, mean)))
+
+
 def test_infinities_that_eager_has_too_are_no_change() -> None:
     masked = torch.tensor([-math.inf, 1.0])
     node = next(node for node in fx.symbolic_trace(lambda x: torch.sin(x)).graph.nodes if node.op == "call_function")
