@@ -217,24 +217,18 @@ class CodeSearch:
                     self._found(inner, inner.get())
 
 
-class PatchedGlobals:
-    """Puts a run's copies into variables while the run is active."""
-
-    def __init__(self, copies: Sequence[tuple[Variable, Any]]) -> None:
-        self._copies = copies
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the copies into their places. Values that the program leaves there are kept for the next time."""
-        before = [(variable, variable.get()) for variable, _ in self._copies]
-        try:
-            for variable, copy in self._copies:
-                variable.put(copy)
-            yield
-        finally:
-            self._copies = [(variable, variable.get()) for variable, _ in self._copies]
-            for variable, original in before:
-                variable.put(original)
+@contextmanager
+def put_in_place(copies: list[tuple[Variable, Any]]) -> Iterator[None]:
+    """A block with a run's copies in their variables. What the program leaves there is in the list after it."""
+    before = [(variable, variable.get()) for variable, _ in copies]
+    try:
+        for variable, copy in copies:
+            variable.put(copy)
+        yield
+    finally:
+        copies[:] = [(variable, variable.get()) for variable, _ in copies]
+        for variable, original in before:
+            variable.put(original)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,6 +30,12 @@ from checked_backend.verdict.decide import decide, tolerate_flipped_shapes
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
 
+_CALLED = {
+    SubjectKind.MUTATED: "input",
+    SubjectKind.ATTRIBUTE: "attribute",
+    SubjectKind.PARAMETER: "parameter",
+    SubjectKind.BUFFER: "buffer",
+}
 _MEND = "mend that first, or give arguments that the program takes"
 
 
@@ -157,7 +163,7 @@ def compare_structure(
     parts = [_part(name, value, theirs[name], ledger) for name, value in mine.items() if name in theirs]
     structure = [f for f in compare_parts(parts) if not (f.about.is_gradient and f.detail in FREE_IN_GRADIENTS)]
     findings += structure
-    findings += compare_aliasing(reference.outputs, reference.memory, candidate.outputs, candidate.memory)
+    findings += compare_aliasing(reference.outputs, _memory(reference), candidate.outputs, _memory(candidate))
     incomparable = frozenset(f.subject for f in structure if f.detail not in COMPARABLE)
     pairs = []
     for part, name, one, other in value_pairs(parts, incomparable):
@@ -167,6 +173,12 @@ def compare_structure(
         one, other = reference.values.get(name, one), candidate.values.get(name, other)
         pairs.append(TensorPair(part.subject, name, one, other, Kind.MUTATION if changed else None))
     return findings, pairs
+
+
+def _memory(outcome: Outcome) -> dict[str, Any]:
+    """What outputs may share memory with, by its name for people."""
+    subjects = ((Subject(text), value) for text, value in outcome.subjects.items())
+    return {f"{_CALLED[one.kind]} {one.name}": value for one, value in subjects if one.kind in _CALLED}
 
 
 def _compare_containers(reference: Mapping[str, str], candidate: Mapping[str, str]) -> Iterator[Finding]:

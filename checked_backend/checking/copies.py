@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch.modes import DisableTorchFunctionSubclass
 from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
-from checked_backend.checking.code_search import MISSING, CodeSearch, PatchedGlobals, content_of, names_by_instruction
+from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, content_of, names_by_instruction
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
@@ -314,15 +314,15 @@ class Copier:
         names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
         self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
 
-    def patched_globals(self, roots: Iterable[Any]) -> PatchedGlobals:
-        """Copies of the tensors that code which is not copied finds in its own places, as methods do.
+    def of_variables(self, roots: Iterable[Any]) -> list[tuple[Variable, Any]]:
+        """Variables of code that is not copied, as of methods, with copies of the tensors that it finds there.
 
         ``roots`` are what the program may call: the copied function or module, and arguments.
         """
         ours = {id(copied) for copied in self._memo.values()}
         if self._globals is not None:
             ours.add(id(self._globals[1]))
-        copies = []
+        copies: list[tuple[Variable, Any]] = []
         for variable, value in CodeSearch(roots).variables.values():
             if id(variable.owner) in ours or id(value) in ours or not has_tensors(value):
                 continue
@@ -334,7 +334,7 @@ class Copier:
             if defaults:
                 self._capture_defaults(variable.owner, copied)
             copies.append((variable, copied))
-        return PatchedGlobals(copies)
+        return copies
 
     def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""

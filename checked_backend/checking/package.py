@@ -138,9 +138,7 @@ def _visible(outcome: Outcome) -> Outcome:
     """An outcome without the module's own tensors: those of a package cannot be seen."""
     own = (SubjectKind.PARAMETER, SubjectKind.BUFFER, SubjectKind.ATTRIBUTE)
     subjects = {name: value for name, value in outcome.subjects.items() if Subject(name).kind not in own}
-    inside = {id(value) for name, value in outcome.subjects.items() if Subject(name).kind in own}
-    memory = {name: value for name, value in outcome.memory.items() if id(value) not in inside}
-    return replace(outcome, subjects=subjects, memory=memory)
+    return replace(outcome, subjects=subjects)
 
 
 def _changes_state(program: Program, expected: Outcome) -> list[str]:

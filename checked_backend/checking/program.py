@@ -16,6 +16,7 @@ import torch
 
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
+from checked_backend.checking.code_search import put_in_place
 from checked_backend.checking.copies import Copier, refill
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
@@ -84,7 +85,6 @@ class Outcome:
         values: The plain tensors among them (numbers too), as they were at the end of the call, by name.
         outputs: Leaves of the result, by subject.
         containers: The names of the types of the result's containers, by path.
-        memory: The tensors that outputs may share memory with, by name.
         gradients: Gradients of inputs and parameters, by subject; None for a leaf that got none.
         unreached: Leaves that eager's backward pass reaches and whose gradients are not in `gradients`.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
@@ -95,7 +95,6 @@ class Outcome:
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     containers: dict[str, str] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     unreached: list[torch.Tensor] = field(default_factory=list)
     evaluations: int = 0
@@ -106,7 +105,7 @@ class Outcome:
 
     def release(self) -> None:
         """Forget all tensors once they are compared. The names of the gradients are kept."""
-        for tensors in (self.subjects, self.values, self.outputs, self.memory):
+        for tensors in (self.subjects, self.values, self.outputs):
             tensors.clear()
         self.unreached.clear()
         self.gradients = dict.fromkeys(self.gradients)
@@ -259,7 +258,7 @@ class ProgramCopy:
             if program.candidate is not None and transform is not None:
                 called = self._copier.candidate(program.candidate, self._function)
             roots = (self._function, called, *program.calls[0].args, *program.calls[0].kwargs.values())
-            self._globals = self._copier.patched_globals(roots)
+            self._variables = self._copier.of_variables(roots)
         if transform is not None and program.candidate is None:
             called = transform(_called_inside(called))
         self._called = called
@@ -301,8 +300,7 @@ class ProgramCopy:
         Raises:
             CheckedBackendError: The check itself failed, not the program.
         """
-        state = self._state(call)
-        self._prepare(state)
+        self._prepare(self._state(call))
         # only in training does it matter how many calls went before
         objective = Objective(
             number if self._program.continued and not call.varies_gradients else 0,
@@ -318,8 +316,9 @@ class ProgramCopy:
             self.rng.restore()
             is_poisoned = call.junk is not None and self._called is not self._function
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
-            with self._entered(), self._program.undone(), self._globals.in_place(), self._settings_noted(outcome), junk:
-                self._train(partial(self._evaluate, call, state, objective, outcome), objective, outcome)
+            own = put_in_place(self._variables)
+            with self._entered(), self._program.undone(), own, self._settings_noted(outcome), junk:
+                self._train(partial(self._evaluate, call, objective, outcome), objective, outcome)
             outcome.rng = self.rng.now()
             if self._program.continued:
                 self.rng = outcome.rng
@@ -405,7 +404,7 @@ class ProgramCopy:
                 if isinstance(value, torch.Tensor) and key != "step":
                     outcome.subjects[f"optimizer[{name}.{key}]"] = value
 
-    def _evaluate(self, call: ProgramCall, state: State, objective: Objective, outcome: Outcome) -> Any:
+    def _evaluate(self, call: ProgramCall, objective: Objective, outcome: Outcome) -> Any:
         """Call the function and run its backward pass. The first evaluation of a step is the one that is compared."""
         first = not outcome.evaluations
         outcome.evaluations += 1
@@ -434,12 +433,12 @@ class ProgramCopy:
                 outcome.outputs = outputs
                 outcome.containers = dict(containers(returned, "output"))
             roots = roots_of(outputs) if self._program.gradients else {}
+            state = self._state(call)  # of now: a lazy module has its parameters only after its first call
             if objective.given:
-                roots = roots_of(self._state(call).subjects() | outputs, refusing=False)
+                roots = roots_of(state.subjects() | outputs, refusing=False)
             if self._at_own_precision:
                 objective.dtypes.update((name, root.dtype) for name, root in roots.items())
-            # a lazy module has its parameters only now
-            wanted = state.with_parameters_of(self._function).differentiable if roots else {}
+            wanted = state.differentiable if roots else {}
             if not number and self._at_own_precision:
                 outcome.unreached = unreached_leaves(roots, wanted.values())
             if objective.given == {}:
@@ -465,9 +464,8 @@ class ProgramCopy:
         if call.varies_gradients:
             outcome.subjects, outcome.containers, outcome.rng = dict(outcome.gradients), {}, None
         else:
-            state = self._state(call)
-            outcome.memory = state.memory()
-            outcome.subjects = {**outcome.outputs, **state.subjects(), **outcome.subjects, **outcome.gradients}
+            state = self._state(call).subjects()
+            outcome.subjects = {**outcome.outputs, **state, **outcome.subjects, **outcome.gradients}
         outcome.note_values(copies=len(self._program.calls) > 1)
 
 

@@ -60,7 +60,10 @@ class State:
                 source = histories.get(id(leaf), leaf)
                 if source.is_leaf:
                     state.differentiable.setdefault(name, source)
-        state._add_trainable()
+        known = {id(tensor) for tensor in state.differentiable.values()}
+        for name, tensor in state.parameters.items():
+            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
+                state.differentiable[name] = tensor
         return state
 
     def _add_module(self, module: torch.nn.Module, prefix: str) -> None:
@@ -72,19 +75,6 @@ class State:
                 if isinstance(leaf, torch.Tensor):
                     step = name[1:].replace("]", "", 1)  # "[scale]" is an attribute
                     self.attributes[f"{prefix}{path}.{step}" if path else f"{prefix}{step}"] = leaf
-
-    def _add_trainable(self) -> None:
-        known = {id(tensor) for tensor in self.differentiable.values()}
-        for name, tensor in self.parameters.items():
-            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
-                self.differentiable[name] = tensor
-
-    def with_parameters_of(self, function: Callable[..., Any]) -> State:
-        """The state with the parameters that a module has by now. A lazy module has them only after its first call."""
-        if isinstance(function, torch.nn.Module):
-            self.parameters |= dict(function.named_parameters())
-            self._add_trainable()
-        return self
 
     def trained(self) -> dict[str, torch.Tensor]:
         """The tensors for an optimizer, each once: the parameters that require grad; if there are none, the inputs."""
@@ -104,13 +94,3 @@ class State:
         inputs = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
         groups = {"attribute": self.attributes, "param": self.parameters, "buffer": self.buffers}
         return inputs | {f"{kind}[{name}]": leaf for kind, group in groups.items() for name, leaf in group.items()}
-
-    def memory(self) -> dict[str, Any]:
-        """The tensors that outputs may share memory with, by name."""
-        groups: dict[str, Mapping[str, Any]] = {
-            "input": self.inputs,
-            "attribute": self.attributes,
-            "parameter": self.parameters,
-            "buffer": self.buffers,
-        }
-        return {f"{kind} {name}": leaf for kind, group in groups.items() for name, leaf in group.items()}

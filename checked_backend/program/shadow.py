@@ -27,7 +27,7 @@ from checked_backend._torch.autograd import StopRecomputationError, autograd_seq
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.dynamo import OptimizedModule, uses_numpy
 from checked_backend.checking.backward import not_differentiated
-from checked_backend.checking.code_search import SideEffects
+from checked_backend.checking.code_search import SideEffects, put_in_place
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
@@ -86,7 +86,7 @@ class OwnCall:
         self.changed: list[str] = []
         self.expected = Outcome()
         self.ledger = Ledger()
-        self._globals = copier.patched_globals([copied, *copied_args, *copied_kwargs.values()])
+        self._variables = copier.of_variables([copied, *copied_args, *copied_kwargs.values()])
         self._function, self._arguments, self._captured = function, (args, kwargs), copier.originals()
         self._remembered = reached.now()
         self._settings = ProcessState.capture()
@@ -104,7 +104,7 @@ class OwnCall:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        with self._ambient.entered(), self._remembered.in_place(self.changed.append), self._globals.in_place():
+        with self._ambient.entered(), self._remembered.in_place(self.changed.append), put_in_place(self._variables):
             yield
 
     def refuse_harm(self) -> None:
@@ -132,9 +132,7 @@ class OwnCall:
         outcome = self.ended()
         outcome.outputs = dict(output_leaves(result))
         outcome.containers = dict(containers(result, "output"))
-        state = self._state()
-        outcome.memory = state.memory()
-        outcome.subjects = {**outcome.outputs, **state.subjects()}
+        outcome.subjects = {**outcome.outputs, **self._state().subjects()}
         outcome.evaluations = 1
         outcome.note_values(copies=False)
         return outcome

@@ -32,6 +32,7 @@ ITERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "map": lambda x: map(torch.neg, [x, x.sin()]),
     "deque": lambda x: deque([x * 2, x.sin()], maxlen=2),
     "deque inside": lambda x: {"queue": deque([x.sin()])},
+    "iter inside": lambda x: (x.sin(), iter([3])),
 }
 
 
@@ -40,10 +41,6 @@ def test_what_iterators_and_deques_hold_is_compared(name: str) -> None:
     agreed(cb.check(ITERATORS[name], (batch(),), compiler="eager"))
     report = cb.check(ITERATORS[name], (batch(),), compiler=wrong_sine)
     assert {detail for detail, _ in found(report)} == {"logic"}
-
-
-def test_iterators_inside_of_a_result_are_compared_as_such() -> None:
-    agreed(cb.check(lambda x: (x.sin(), iter([3])), (batch(),), compiler="eager"))
 
 
 def test_an_endless_iterator_is_read_in_part() -> None:
@@ -83,6 +80,10 @@ def test_a_lazy_module_makes_its_parameters_on_both_sides() -> None:
     wrong = cb.check(model, (batch(3, 5),), compiler=_shifted)
     assert ("structure.outputs", "param[0.weight]") not in found(wrong)
     assert "logic" in {detail for detail, _ in found(wrong)}
+
+
+def test_the_gradient_of_an_argument_that_the_program_makes_require_it_is_compared() -> None:
+    agreed(cb.check(lambda x: x.requires_grad_() * 2, (batch(3),), compiler="eager"), gradients=1)
 
 
 def _shifted(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
