@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -78,6 +79,19 @@ def draw(
     chosen.view(-1)[:1] = True
     wrong = torch.full_like(numbers, math.inf if incoming is Incoming.INFINITE else math.nan)
     return torch.where(chosen, torch.copysign(wrong, numbers), numbers)
+
+
+def draw_like(
+    tensor: torch.Tensor,
+    generator: torch.Generator,
+    dtype: torch.dtype | None = None,
+    incoming: Incoming = Incoming.CONTIGUOUS,
+) -> torch.Tensor:
+    """Random gradients of a tensor's shape, dtype and device, that are exact in another dtype if one is given."""
+    shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+    numbers = draw(shape, dtype or tensor.dtype, generator, incoming)
+    whole = torch.view_as_complex(numbers) if tensor.is_complex() else numbers
+    return whole.to(dtype=tensor.dtype, device=tensor.device)
 
 
 def _full_mantissa(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -207,13 +221,7 @@ def _entering(root: torch.Tensor, name: str, objective: Objective) -> tuple[torc
     step = 0 if objective.bounded else objective.step  # the target of a bounded loss stays the same in all steps
     generator = torch.Generator().manual_seed((step << 32) + zlib.crc32(name.encode()))
     dtype = objective.dtypes.get(name, root.dtype)
-
-    def like(tensor: torch.Tensor) -> torch.Tensor:
-        shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
-        numbers = draw(shape, dtype, generator, objective.incoming)
-        whole = torch.view_as_complex(numbers) if tensor.is_complex() else numbers
-        return whole.to(dtype=tensor.dtype, device=tensor.device)
-
+    like = partial(draw_like, generator=generator, dtype=dtype, incoming=objective.incoming)
     if root.layout is torch.sparse_coo:
         stored = root.coalesce()
         return torch.sparse_coo_tensor(stored.indices(), like(stored.values()), root.shape), 0.0

@@ -355,10 +355,12 @@ class _Plan:
         if any(entry.finding.fails for entry in shown):
             keep([told(entry, run) for entry in shown])
         findings = self._explained(shown, run)
-        for skip in run.tracing.not_compiled(len(run.regions.regions)) if self.program.candidate is None else ():
-            run.own.skip(skip)
-        if run.regions.regions and run.tracing.breaks:
-            run.own.note(f"graph breaks, around which the program runs in eager: {run.tracing.reasons()}")
+        if self.program.candidate is None:
+            what, compiled = "the compiled program", bool(run.regions.regions)
+            for skip in run.dynamo.in_eager(what) if compiled else [run.dynamo.no_region(what)]:
+                run.own.skip(skip)
+        if run.regions.regions and run.dynamo.breaks:
+            run.own.note(f"graph breaks, around which the program runs in eager: {run.dynamo.reasons()}")
         reference = run.references[0]
         if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
             run.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))
@@ -404,7 +406,7 @@ class _Plan:
             return controls.same_in_float64(shown[place].calls[0], shown[place].finding.subject)
 
         findings = with_levels(
-            findings, self.options.compiler, with_compiler, numpy=run.tracing.numpy, same_in_float64=same_in_float64
+            findings, self.options.compiler, with_compiler, numpy=run.numpy, same_in_float64=same_in_float64
         )
         if not self.options.localize:
             return findings

@@ -17,7 +17,7 @@ from torch import fx
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.dynamo import marked_dimensions
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
-from checked_backend.checking.backward import draw, roots_of
+from checked_backend.checking.backward import draw_like, roots_of
 from checked_backend.checking.kernel_choices import kernel_choices
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, Transform
 from checked_backend.checking.program_run import fresh_dynamo
@@ -463,14 +463,7 @@ def _gradients(eager: Outcome) -> dict[str, torch.Tensor]:
     """Gradients to enter at the results, of which rows can be taken."""
     roots = roots_of(eager.outputs, refusing=False) if eager.gradients else {}
     generator = torch.Generator().manual_seed(0)
-    plain = {name: root for name, root in roots.items() if root.layout is torch.strided}
-    return {name: _gradient(root, generator) for name, root in plain.items()}
-
-
-def _gradient(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    shape = (*root.shape, 2) if root.is_complex() else root.shape
-    numbers = draw(shape, root.dtype, generator)
-    return (torch.view_as_complex(numbers) if root.is_complex() else numbers).to(root.dtype).to(root.device)
+    return {name: draw_like(root, generator) for name, root in roots.items() if root.layout is torch.strided}
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------

@@ -53,24 +53,7 @@ SHARE = 0.5
 FurtherCalls = Callable[[Program, Shapes, Ledger], Iterable[ProgramCall]]
 """Makes further calls, once the program's own calls have run. Sizes vary as the compiler was told they may."""
 
-
-_COMPILED = "the compiled program"
 _HANDWRITTEN = "a handwritten candidate"
-
-
-@dataclass(slots=True)
-class Tracing(DynamoLog):
-    """What Dynamo did while a program ran.
-
-    Attributes:
-        numpy: Whether Dynamo traced NumPy's functions, which then compute in torch.
-    """
-
-    numpy: bool = False
-
-    def not_compiled(self, regions: int) -> Iterable[Skip]:
-        """The parts of the program that ran in eager on both sides, so that the comparison shows nothing about them."""
-        return self.in_eager(_COMPILED) if regions else [self.no_region(_COMPILED)]
 
 
 @dataclass(slots=True)
@@ -128,6 +111,8 @@ class ProgramRun:
 
     Attributes:
         program: The program that ran. Its calls are those that eager accepted; ``references`` has their outcomes.
+        dynamo: What Dynamo did while it ran.
+        numpy: Whether Dynamo traced NumPy's functions, which then compute in torch.
         own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
@@ -135,7 +120,8 @@ class ProgramRun:
 
     program: Program
     references: list[Outcome] = field(default_factory=list)
-    tracing: Tracing = field(default_factory=Tracing)
+    dynamo: DynamoLog = field(default_factory=DynamoLog)
+    numpy: bool = False
     own: Ledger = field(default_factory=Ledger)
     found: list[tuple[int, Finding]] = field(default_factory=list)
     in_regions: list[tuple[int, Finding]] = field(default_factory=list)
@@ -146,12 +132,6 @@ class ProgramRun:
     def failing(self) -> list[tuple[int, Finding]]:
         """What was found so far and fails."""
         return [(at, finding) for at, finding in (*self.found, *self.in_regions) if finding.kind.fails]
-
-    @property
-    def fails_but_for_layout(self) -> bool:
-        """Whether anything of that is more than another layout of the same values, or refusing one."""
-        calls = self.program.calls
-        return any(not finding.is_layout and not refuses_layout(finding, calls[at]) for at, finding in self.failing)
 
 
 def run_program(
@@ -185,7 +165,8 @@ def run_program(
             if variants is not None and pair.going_on:
                 pair.shapes.locate(pair.candidate.leaves(program.calls[0]))
                 for call in variants(program, pair.shapes, run.own):
-                    if program.candidate is not None and run.fails_but_for_layout:
+                    faults = [one for at, one in run.failing if not refuses_layout(one, run.program.calls[at])]
+                    if program.candidate is not None and any(not fault.is_layout for fault in faults):
                         run.own.skip(Skip("further calls", "left out: an earlier call shows a fault"))
                         break
                     pair.vary(call)
@@ -210,7 +191,6 @@ class _Pair:
         self.shapes = Shapes()
         self.candidates: list[Outcome] = []
         self.recompiled: list[str] = []
-        self._continued, self._trained = program.continued, program.optimizer is not None
         self._options, self._keep = options, keep
         self._coverage = Coverage()  # coverage of the regions in the latest call
         self._main = 0
@@ -234,7 +214,7 @@ class _Pair:
             return investigate(failure, findings)
 
         self.shapes.note(gm)
-        self.run.tracing.numpy |= uses_numpy(gm)
+        self.run.numpy |= uses_numpy(gm)
         name = GraphInfo.of(gm).name
         # no report of each region on disk: the check returns one
         region = build_region(
@@ -270,7 +250,7 @@ class _Pair:
         if reference.rng is not None and run.program.rng.host.numpy_has_drawn(reference.rng.host):
             run.own.note(_NUMPY_DRAWS)
             draws = dynamo_leaves_draws_to_numpy()
-        with collect(closing=False) as session, run.tracing.watch(), draws:
+        with collect(closing=False) as session, run.dynamo.watch(), draws:
             candidate = self.candidate.step(index, call)
         if held is not None:
             sides = [candidate.outputs.values(), map(reference.outputs.get, candidate.outputs)]
@@ -297,8 +277,9 @@ class _Pair:
         self._main = len(self.calls)
         made = replace(run.program, calls=list(self.calls))
         self._rounding = roundings(run.references[0].gradients) if run.references else {}
-        numpy, trained = run.tracing.numpy, self._trained
-        self._learned = compare_runs(run.references, self.candidates, made, run.own, numpy=numpy, trained=trained)
+        self._learned = compare_runs(
+            run.references, self.candidates, made, run.own, numpy=run.numpy, trained=made.optimizer is not None
+        )
         run.found += self._learned.found
         if self.going_on:
             run.found += self._late_writes()
@@ -324,7 +305,7 @@ class _Pair:
     def _compare_last(self) -> None:
         """Compare the latest call, a variant and not one of the program's own."""
         run, index, call = self.run, len(self.calls) - 1, self.calls[-1]
-        before = self.calls[: self._main] if self._continued else []
+        before = self.calls[: self._main] if run.program.continued else []
         known = self._learned.scales_at(len(before)) if self._learned is not None and call.varies_gradients else {}
         ledger = Ledger() if call.varies_gradients else run.own
         compared = compare_runs(
@@ -332,7 +313,7 @@ class _Pair:
             self.candidates[-1:],
             replace(run.program, calls=[*before, call]),
             ledger,
-            numpy=run.tracing.numpy,
+            numpy=run.numpy,
             first=len(before),
             known=known,
         )
@@ -365,7 +346,7 @@ class _Pair:
             run.own.skip(Skip(call.label, f"eager refuses it: {why}"))
             self.reference.forget(call)
             if call.varies_gradients:  # the next ones have the same buffers, to which it may have written
-                with collect(closing=False), run.tracing.watch():
+                with collect(closing=False), run.dynamo.watch():
                     self.candidate.step(len(self.calls), call).release()
                 run.results.forget()
                 self.candidate.forget(call)
@@ -377,7 +358,8 @@ class _Pair:
         elif not checked and self.shapes.compilations and self.candidates[-1].error is None:
             why = "Dynamo ran it in eager, so nothing compiled was checked"
             run.own.skip(Skip(call.label, why, matters=not call.varies_gradients))
-        if not (call.varies_gradients and self._trained):  # its steps have made the parameters differ
+        # an optimizer's steps have made the parameters differ
+        if run.program.optimizer is None or not call.varies_gradients:
             self._compare_last()
         self.release()
         return True

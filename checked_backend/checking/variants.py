@@ -45,24 +45,18 @@ def substituted(program: Program, new: Mapping[str, Any], label: str) -> Program
         args, kwargs = copy.deepcopy((list(call.args), dict(call.kwargs)), dict(memo))
     except Exception:  # the check itself has copied them, so this is about an object without tensors
         return None
-    values = {name: value for name, value in new.items() if not isinstance(leaves[name], torch.Tensor)}
-    if values and not _set_arguments(program, args, kwargs, values):
-        return None
-    return ProgramCall(args, kwargs, label) if new else None
-
-
-def _set_arguments(program: Program, args: list[Any], kwargs: dict[str, Any], values: Mapping[str, Any]) -> bool:
-    if (signature := signature_of(program.function)) is None:
-        return False
-    positions = list(signature.parameters)
-    for name, value in values.items():
+    for name, value in new.items():
+        if isinstance(leaves[name], torch.Tensor):
+            continue
+        signature = signature_of(program.function)
+        positions = [] if signature is None else list(signature.parameters)[: len(args)]
         if name in kwargs:
             kwargs[name] = value
-        elif name in positions[: len(args)]:
+        elif name in positions:
             args[positions.index(name)] = value
         else:
-            return False
-    return True
+            return None
+    return ProgramCall(args, kwargs, label) if new else None
 
 
 def fresh_data(program: Program, ledger: Ledger) -> Iterator[ProgramCall]:
