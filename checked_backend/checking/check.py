@@ -406,7 +406,7 @@ class _Plan:
             return controls.same_in_float64(shown[place].calls[0], shown[place].finding.subject)
 
         findings = with_levels(
-            findings, self.options.compiler, with_compiler, numpy=run.numpy, same_in_float64=same_in_float64
+            findings, self.options.compiler, with_compiler, numpy=run.program.numpy, same_in_float64=same_in_float64
         )
         if not self.options.localize:
             return findings

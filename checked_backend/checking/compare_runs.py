@@ -66,8 +66,6 @@ def compare_runs(
     program: Program,
     ledger: Ledger,
     *,
-    numpy: bool = False,
-    trained: bool = False,
     first: int = 0,
     known: Mapping[str, NoiseBaseline] | None = None,
 ) -> Comparison:
@@ -75,12 +73,10 @@ def compare_runs(
 
     Args:
         program: Makes the control runs.
-        numpy: As for `ProgramRunner`.
-        trained: Whether an optimizer changed the parameters, so that they follow from the gradients.
         first: The number of the first of these calls among those of the control runs.
         known: Scales of noise from earlier calls, for tensors named by `in_step`.
     """
-    runner = partial(ProgramRunner, program, numpy=numpy)
+    runner = partial(ProgramRunner, program)
     found: list[tuple[int, Finding]] = []
     pairs: list[TensorPair] = []
     for index, (reference, candidate) in enumerate(zip(references, candidates, strict=False), first):
@@ -101,7 +97,7 @@ def compare_runs(
             if reference.backward_error is not None:
                 why = f"eager has none: {described_exception(reference.backward_error)}"
                 ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
-        structure, mine = compare_structure(reference, candidate, ledger, trained=trained)
+        structure, mine = compare_structure(reference, candidate, ledger, trained=program.optimizer is not None)
         structure, flipped = tolerate_flipped_shapes(structure, runner, partial(in_step, index))
         for skip in flipped:
             ledger.skip(skip)
@@ -148,7 +144,10 @@ def _plain(subject: str) -> str:
 def compare_structure(
     reference: Outcome, candidate: Outcome, ledger: Ledger, *, trained: bool = False
 ) -> tuple[list[Finding], list[TensorPair]]:
-    """Compare everything but values. Returns the findings, and the tensors whose values can be compared."""
+    """Compare everything but values. Returns the findings, and the tensors whose values can be compared.
+
+    Where an optimizer has ``trained`` the parameters, they follow from the gradients.
+    """
     with_gradients = reference.backward_error is None and candidate.backward_error is None
     mine, theirs = (
         {name: value for name, value in side.subjects.items() if with_gradients or not Subject(name).is_gradient}

@@ -197,6 +197,7 @@ class Program:
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
         candidate: A handwritten callable that is held against the function: it runs where a transform is given.
+        numpy: Whether NumPy computes a part of it in eager, where no mode sees it, and torch when compiled.
     """
 
     function: Callable[..., Any]
@@ -210,6 +211,7 @@ class Program:
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     candidate: Callable[..., Any] | None = None
+    numpy: bool = False
 
     def leaves(self) -> dict[str, Any]:
         """The leaves of the first call's arguments, by name."""

@@ -112,7 +112,6 @@ class ProgramRun:
     Attributes:
         program: The program that ran. Its calls are those that eager accepted; ``references`` has their outcomes.
         dynamo: What Dynamo did while it ran.
-        numpy: Whether Dynamo traced NumPy's functions, which then compute in torch.
         own: The ledger of the whole program's comparison.
         found: The whole program's findings, each with the number of its call.
         in_regions: The regions' findings, each with the number of the first call that showed it, by call.
@@ -121,7 +120,6 @@ class ProgramRun:
     program: Program
     references: list[Outcome] = field(default_factory=list)
     dynamo: DynamoLog = field(default_factory=DynamoLog)
-    numpy: bool = False
     own: Ledger = field(default_factory=Ledger)
     found: list[tuple[int, Finding]] = field(default_factory=list)
     in_regions: list[tuple[int, Finding]] = field(default_factory=list)
@@ -214,7 +212,7 @@ class _Pair:
             return investigate(failure, findings)
 
         self.shapes.note(gm)
-        self.run.numpy |= uses_numpy(gm)
+        self.run.program.numpy |= uses_numpy(gm)
         name = GraphInfo.of(gm).name
         # no report of each region on disk: the check returns one
         region = build_region(
@@ -277,9 +275,7 @@ class _Pair:
         self._main = len(self.calls)
         made = replace(run.program, calls=list(self.calls))
         self._rounding = roundings(run.references[0].gradients) if run.references else {}
-        self._learned = compare_runs(
-            run.references, self.candidates, made, run.own, numpy=run.numpy, trained=made.optimizer is not None
-        )
+        self._learned = compare_runs(run.references, self.candidates, made, run.own)
         run.found += self._learned.found
         if self.going_on:
             run.found += self._late_writes()
@@ -313,7 +309,6 @@ class _Pair:
             self.candidates[-1:],
             replace(run.program, calls=[*before, call]),
             ledger,
-            numpy=run.numpy,
             first=len(before),
             known=known,
         )

@@ -29,13 +29,9 @@ class ProgramRunner:
 
     The modes are on while the program runs and is differentiated. An optimizer's own arithmetic is the same on both
     sides of a check, so it is not perturbed: the control runs show what it makes of the noise of gradients.
-
-    Attributes:
-        numpy: Whether NumPy computes a part of it in eager, where no mode sees it, and torch when compiled.
     """
 
     program: Program
-    numpy: bool = False
     facts: Facts = field(default_factory=Facts, init=False)
     _tapes: list[EagerTape] = field(default_factory=list, init=False)  # one for each evaluation
     _in_float64: tuple[Values, Values] | None = field(default=None, init=False)
@@ -53,7 +49,7 @@ class ProgramRunner:
         if (candidate is None and recipe.build is not Build.EAGER) or recipe.control in _OF_REGIONS:
             raise MadeElsewhereError("made for each region instead")
         noise, facts = noise_of(recipe), self.facts
-        if recipe.control is Control.MONTE_CARLO and self.numpy:
+        if recipe.control is Control.MONTE_CARLO and self.program.numpy:
             return self._moved_as_in_torch(noise or nullcontext())
         if recipe.replays_draws and not self._tapes:
             self.run(REPEAT)

@@ -179,19 +179,19 @@ class OwnCall:
         node = value.grad_fn if isinstance(value, torch.Tensor) else None
         return node is not None and node._sequence_nr() >= self._since
 
-    def findings(self, actual: Outcome, ledger: Ledger, *, numpy: bool) -> list[Finding]:
-        """The differences of a run from eager; ``numpy`` says whether NumPy's functions are in the program's graphs."""
-        compared = compare_runs([self.expected], [actual], self.program, ledger, numpy=numpy)
+    def findings(self, actual: Outcome, ledger: Ledger) -> list[Finding]:
+        """The differences of a run from eager."""
+        compared = compare_runs([self.expected], [actual], self.program, ledger)
         ledger.limits(compared.limits, compared.own_precision_limits)
         return [finding for _, finding in compared.found]
 
-    def on_copies(self, compile_copy: Compile, *, numpy: bool) -> list[Finding]:
+    def on_copies(self, compile_copy: Compile) -> list[Finding]:
         """Compile a copy, run it, and return its differences from eager."""
         actual = ProgramCopy(self.program, compile_copy).step(0, self.program.calls[0])
         if not self.expected.outputs:  # it is about gradients alone
             sent = {name: actual.gradients.get(name) for name in self.expected.subjects}
             actual = _of_gradients(sent, error=actual.error, backward_error=actual.backward_error)
-        return self.findings(actual, Ledger(), numpy=numpy)
+        return self.findings(actual, Ledger())
 
 
 def _of_gradients(subjects: Mapping[str, Any], **errors: Any) -> Outcome:
@@ -418,7 +418,8 @@ class _Shadow(Reporter):
         """Compare the program's own call with eager's, and report."""
         findings: Sequence[Finding] | None = None
         with self._aside(what):
-            differences: Sequence[Finding] = call.findings(actual, call.ledger, numpy=self._shadows.numpy)
+            call.program.numpy = self._shadows.numpy
+            differences: Sequence[Finding] = call.findings(actual, call.ledger)
             if any(finding.fails for finding in differences):
                 differences = self._explained_once(differences, call, number)
             for name in dict.fromkeys(call.changed):
@@ -434,8 +435,7 @@ class _Shadow(Reporter):
             return _without_failing(findings, call.ledger)
         if places <= self._explained:
             return [replace(finding, stage="eager") for finding in findings]
-        options, on_copies = self._shadows.options, partial(call.on_copies, numpy=self._shadows.numpy)
-        stale = not any(finding.fails for finding in on_copies(partial(self._compile, fresh=True)))
+        stale = not any(finding.fails for finding in call.on_copies(partial(self._compile, fresh=True)))
         if stale and number == 1:  # there was no earlier call
             self._unlike_copies |= places
             return _without_failing(findings, call.ledger)
@@ -444,15 +444,15 @@ class _Shadow(Reporter):
         else:
 
             def with_compiler(name: str) -> Sequence[Finding]:
-                return on_copies(partial(torch.compile, backend=name))
+                return call.on_copies(partial(torch.compile, backend=name))
 
-            explained = with_levels(findings, options.compiler, with_compiler, numpy=self._shadows.numpy)
+            explained = with_levels(findings, self._shadows.options.compiler, with_compiler, numpy=call.program.numpy)
         self._explained |= {
             (finding.subject, finding.detail) for finding in explained if finding.fails and finding.stage == "eager"
         }
-        if stale or not options.localize:
+        if stale or not self._shadows.options.localize:
             return explained
-        return with_dynamo_cause(explained, call.program, options, None)
+        return with_dynamo_cause(explained, call.program, self._shadows.options, None)
 
     def _report(
         self, differences: Sequence[Finding], coverage: Coverage, number: int, *, raises: bool, what: str

@@ -100,7 +100,7 @@ def _numpy_like_torch() -> Iterator[None]:
     run = ProgramRunner.run
 
     def ran(runner: ProgramRunner, recipe: Recipe) -> Any:
-        runner.numpy = False
+        runner.program = replace(runner.program, numpy=False)
         return run(runner, recipe)
 
     with mock.patch.object(ProgramRunner, "run", ran):
