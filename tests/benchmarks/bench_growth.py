@@ -93,8 +93,8 @@ def main() -> None:
         kind, count, backend = chosen.step
         run_step(kind, int(count), backend)
         return
-    table = Table("number of", "", "Inductor, s", "numcheck, s", "ratio", "exponent of what is added")
     for kind in chosen.kinds:
+        table = Table("number of", "", "Inductor, s", "numcheck, s", "ratio", "exponent of what is added")
         before: tuple[int, float] | None = None
         for count in (size for size in SIZES[kind] if size <= chosen.most):
             bare, own = seconds_of(kind, count, "inductor"), seconds_of(kind, count, "numcheck")
@@ -102,7 +102,7 @@ def main() -> None:
             growth = "" if before is None else f"{math.log(added / before[1]) / math.log(count / before[0]):.2f}"
             table.add_row(kind, str(count), f"{bare:.1f}", f"{own:.1f}", f"{own / bare:.2f}", growth)
             before = count, added
-    Console(width=110).print(table)
+        Console(width=110).print(table)
 
 
 if __name__ == "__main__":
