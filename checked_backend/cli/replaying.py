@@ -95,8 +95,7 @@ def _replay_apart(dump: Path, timeout: float, memory: float | None, asked: Mappi
         with terminable():
             return run(job, JobResources(memory_in_bytes(memory)), logged=False, patience=math.inf)
 
-    # nothing is imported from the dump: python -m puts the working directory on the path
-    sys.path[:] = [path for path in sys.path if not _is_inside(path, dump)]
+    _keep_out(dump)
     ended = confined(None)
     if not ended.answer and ended.stage == _COMPILED and ended.overdue is None:
         ended = confined(asdict(ended))
@@ -171,6 +170,11 @@ def _loaded(folder: Path, modules: Sequence[str]) -> Any:
 
 def _is_inside(path: str, folder: Path) -> bool:
     return Path(path or os.curdir).resolve().is_relative_to(folder.resolve())
+
+
+def _keep_out(folder: Path) -> None:
+    """Remove a dump's folder from the import path, which the process gets. ``python -m`` puts it there."""
+    sys.path[:] = [path for path in sys.path if not _is_inside(path, folder)]
 
 
 def _import(module: str, folder: Path) -> None:

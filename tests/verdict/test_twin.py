@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -160,5 +162,6 @@ def test_how_many_blocks_a_twin_has_does_not_matter(dtype, monkeypatch):
         for size in (7, 512, 1 << 20):
             monkeypatch.setattr(elements, "_BLOCK", size)
             found.append(twin_difference(high_precision=right, twin=twin, envelope=None))
-        assert found[0] == found[1] == found[2]
+        assert {replace(one, ratio=0.0) for one in found} == {replace(found[0], ratio=0.0)}
+        assert [one.ratio for one in found] == pytest.approx([found[0].ratio] * 3)  # processors divide blocks otherwise
         assert found[0].differs == (wrong is not None)
