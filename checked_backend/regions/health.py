@@ -173,5 +173,9 @@ class RegionHealth:
             drift = self._drifts[backward].add(ratio)
         share, rank = self._health.spent(seconds), process_rank()
         record = CheckRecord(self._region, call, backward, ratio, subject, failing, seconds, share, drift, rank)
-        log.debug("%s", record)
+        what, noise = "gradients of call" if backward else "call", "no noise known"
+        if ratio is not None:
+            noise = f"{ratio:.3g} times the noise in {subject}"
+        said = f"{failing} findings" if failing else "agrees with eager"
+        log.debug("%s: %s %d %s (%s), %.3g s", self._region, what, call, said, noise, seconds)
         self._health.tell(record, self._note)
