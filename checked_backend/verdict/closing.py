@@ -44,7 +44,7 @@ def close_as_noise(context: Context, case: Evidence) -> None:
     if _hides_everything(context, case):
         return
     if case.metrics.nonfinite_mismatched == 0:
-        context.decisions.scales[case.pair.name] = case.remembered(coarse=context.low_precision)
+        context.decisions.scales[case.pair.name] = case.remembered()
     # in NaN and infinity an error has no size
     if case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any()):
         context.decisions.limits[case.pair.name] = case.detection_limit()
@@ -96,6 +96,7 @@ def is_as_near_as_eager(case: Evidence) -> bool:
         candidate=case.pair.candidate,
         high_precision=case.high_precision,
         up_to=case.outside.largest * 2**thresholds.NEIGHBOUR_BITS if case.outside else float("inf"),
+        low_precision=case.low_precision,
     )
     case.evidence[EvidenceKey.EAGER_DISTANCE] = closeness.eager
     case.evidence[EvidenceKey.CANDIDATE_DISTANCE] = closeness.candidate
@@ -104,7 +105,7 @@ def is_as_near_as_eager(case: Evidence) -> bool:
 
 def _hides_everything(context: Context, case: Evidence) -> bool:
     """Whether an error of 100 % would be lost, so that nothing can be decided. Such a tensor is closed."""
-    if context.low_precision and loses_the_rest(context, case):
+    if case.low_precision and loses_the_rest(context, case):
         close_undecided(context, case, "it is what rounding leaves, and of that the compiled program has nothing")
         return True
     if unconfirmed_jumps := case.explained_by_jumps_alone():
@@ -175,7 +176,7 @@ def _why_undecided(context: Context, case: Evidence) -> str | None:
     if case.envelope is None and _has_half_of_its_digits(case):
         return "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
     if case.outside.overflowed == case.outside.count > 0:
-        dtype = str(case.pair.reference.dtype).removeprefix("torch.")
+        dtype = "half precision" if case.low_precision else str(case.pair.reference.dtype).removeprefix("torch.")
         right = "; compiled in float64 it is right" if case.logic_differs is False else ""
         return (
             f"the program leaves the range of {dtype}: eager has NaN or infinity where float64 has numbers, so "

@@ -13,7 +13,7 @@ from functools import cache, partial
 from types import MappingProxyType
 
 from checked_backend.errors import is_out_of_memory
-from checked_backend.findings import Finding, Skip
+from checked_backend.findings import Finding, Metrics, Skip
 from checked_backend.numerics.bits import is_floating
 from checked_backend.numerics.measure import measure
 from checked_backend.numerics.quick_diff import QuickDiff, quick_diffs
@@ -102,17 +102,17 @@ def decide(
         try:
             ask_twin = low_precision and scale is None and is_floating(pair.reference)
             settles = partial(_settled, pair, scale, slack, decisions)
-            case = _examined(pair, glance, settles, decisions, ask_twin=ask_twin)
+            metrics = _examined(pair, glance, settles, decisions, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
         decisions.compared += 1
-        if case is not None:
-            cases.append(case)
+        if metrics is not None:
+            cases.append(Evidence.of(pair, metrics, low_precision=low_precision))
     if cases:
         # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
         asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not recheck}
-        context = Context(cases, runs(), decisions, frozenset(asked), thorough=thorough, low_precision=low_precision)
+        context = Context(cases, runs(), decisions, frozenset(asked), thorough=thorough)
         for step in STEPS:
             step(context)
         decisions.short_of_memory = bool(runs().short_of_memory)
@@ -140,20 +140,20 @@ def _examined(
     decisions: Decisions,
     *,
     ask_twin: bool,
-) -> Evidence | None:
-    """Look at a tensor once; return a new `Evidence` if that does not settle it, else None."""
+) -> Metrics | None:
+    """Look at a tensor once; return its full metrics if that does not settle it, else None."""
     if glance is not None and not ask_twin and (glance.max_abs_diff == 0 or settles(glance)):
         decisions.ratios.setdefault(pair.name, 0.0)
         return None
     metrics = measure(reference=pair.reference, candidate=pair.candidate)
     if ask_twin:
-        return Evidence.of(pair, metrics)
+        return metrics
     if glance is None and is_floating(pair.reference):
         # the quick look refuses a mask's infinities and complex numbers: ask the same question of the full metrics
         glance = QuickDiff.of(metrics)
         if glance is not None and settles(glance):
             return None
-    return None if metrics.bitwise_equal else Evidence.of(pair, metrics)
+    return None if metrics.bitwise_equal else metrics
 
 
 def _settled(

@@ -14,7 +14,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.elements import difference, local_root_mean_square, root_mean_square
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
-from checked_backend.verdict.outliers import Outliers, outside_noise
+from checked_backend.verdict.outliers import Outliers, half_of_digits, outside_noise
 from checked_backend.verdict.runner import Runs, Values
 
 
@@ -23,6 +23,7 @@ class Evidence:
     """One tensor of both executions, with the evidence gathered.
 
     Attributes:
+        low_precision: Whether the region computes in half precision somewhere.
         spread: How far two runs of eager are apart, root mean square.
         reads_junk: Whether eager repeats it bit for bit if it is left as it is, but not in control runs, which fill
             uninitialised memory with junk.
@@ -45,6 +46,7 @@ class Evidence:
 
     pair: TensorPair
     metrics: Metrics
+    low_precision: bool = False
     spread: float = 0.0
     reads_junk: bool = False
     envelope: Envelope | None = None
@@ -63,9 +65,9 @@ class Evidence:
     closed: bool = False
 
     @classmethod
-    def of(cls, pair: TensorPair, metrics: Metrics) -> Evidence:
+    def of(cls, pair: TensorPair, metrics: Metrics, *, low_precision: bool = False) -> Evidence:
         """New evidence about a pair. If no element differs, noise has nothing to explain."""
-        case = cls(pair, metrics)
+        case = cls(pair, metrics, low_precision)
         if metrics.bitwise_equal:
             case.outside = Outliers(0, 0, 0.0)
         return case
@@ -107,6 +109,7 @@ class Evidence:
             envelope=self.envelope,
             high_precision=self.high_precision,
             strong=self.envelope_large if strong else None,
+            low_precision=self.low_precision,
         )
 
     def widen(self, values: Values, *, large: bool, float64: bool) -> None:
@@ -179,8 +182,14 @@ class Evidence:
         return self.own_precision_limit()
 
     def own_precision_limit(self) -> float:
-        """The relative error that the noise of the tensor's own precision hides, whatever difference was seen."""
-        least = float(torch.finfo(self.pair.reference.dtype).eps) if is_floating(self.pair.reference) else 0.0
+        """The relative error that the noise of the tensor's own precision hides, whatever difference was seen.
+
+        Where only eager has NaN or infinity, it is the error that is allowed beside float64.
+        """
+        dtype = self.pair.reference.dtype
+        least = float(torch.finfo(dtype).eps) if is_floating(self.pair.reference) else 0.0
+        if self.metrics.nonfinite_mismatched and least:
+            least = half_of_digits(dtype, low_precision=self.low_precision)
         noise = self.envelope.rms if self.envelope else 0.0
         return max(least, thresholds.ENVELOPE_FACTOR * noise / self._size())
 
@@ -226,12 +235,8 @@ class Evidence:
             return 0
         return self.outliers(self.pair.candidate, strong=False).unconfirmed
 
-    def remembered(self, *, coarse: bool) -> NoiseBaseline:
-        """The noise scale, for later calls.
-
-        Args:
-            coarse: Whether noise as large as the tensor itself settles later calls too.
-        """
+    def remembered(self) -> NoiseBaseline:
+        """The noise scale, for later calls. In half precision noise as large as the tensor settles them too."""
         size = self._size()
         noise = max(self.envelope.rms if self.envelope else 0.0, self.metrics.rmse) / size
         greatest = max(self.envelope.max if self.envelope else 0.0, self.metrics.max_abs_diff)
@@ -240,7 +245,7 @@ class Evidence:
             noise,
             greatest / size,
             sizes,
-            settles=coarse or self.is_zero_in_float64 or noise * thresholds.ENVELOPE_FACTOR <= 1,
+            settles=self.low_precision or self.is_zero_in_float64 or noise * thresholds.ENVELOPE_FACTOR <= 1,
             own=None if self.envelope is None else (self.envelope.rms / size, self.envelope.max / size),
         )
 
@@ -258,7 +263,6 @@ class Context:
     Attributes:
         known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
         thorough: Run the float64 twin for every difference.
-        low_precision: Whether the region computes in half precision somewhere.
         repeated: Eager's values when it ran again; None if it could not be run.
     """
 
@@ -267,7 +271,6 @@ class Context:
     decisions: Decisions
     known: frozenset[str]
     thorough: bool
-    low_precision: bool
     repeated: Values | None = None
 
     def open(self) -> list[Evidence]:

@@ -75,6 +75,7 @@ def outside_noise(
     high_precision: torch.Tensor | None = None,
     strong: Envelope | None = None,
     allowances: Allowances | None = None,
+    low_precision: bool = False,
 ) -> Outliers:
     """Find the elements that differ by more than the program's noise.
 
@@ -95,6 +96,7 @@ def outside_noise(
             `CORRELATED_MAGNITUDE`. It counts where it is out of proportion, because a comparison or a rounding flips
             there. Elsewhere it says no more than ``envelope`` does.
         allowances: Another rule of how far elements may lie from the reference.
+        low_precision: Whether eager may have left half precision's range.
     """
     digits = None
     if high_precision is not None:
@@ -142,7 +144,8 @@ def outside_noise(
         inside |= eager.isfinite() & (compiled <= thresholds.EAGER_FACTOR * eager)
         if bool(lost.any()):
             without = compiled.isinf() & ~_finite(part.candidate)
-            inside |= lost & (without | _has_digits(compiled, part.high_precision, reference.dtype, high_precision))
+            half = half_of_digits(reference.dtype, low_precision=low_precision)
+            inside |= lost & (without | _has_digits(compiled, part.high_precision, half, high_precision))
         if blind is not None:
             inside |= blind & (compiled == 0) & widened(part.candidate).isinf()
     outside = ~inside
@@ -293,11 +296,13 @@ def as_good_as_eager(
     candidate: torch.Tensor,
     high_precision: torch.Tensor,
     up_to: float = float("inf"),
+    low_precision: bool = False,
 ) -> Closeness:
     """Compare the candidate's distance from float64 with eager's.
 
     Args:
         up_to: Larger elements are left out: their rounding explains no error in smaller ones.
+        low_precision: Whether eager may have left half precision's range.
     """
     eager = distances_from(high_precision, reference)
     compiled = distances_from(high_precision, candidate)
@@ -308,7 +313,8 @@ def as_good_as_eager(
     wrong = compiled.isinf() & ~eager.isinf()
     lost = eager.isinf() & compiled.isfinite()
     if bool(lost.any()):
-        wrong |= lost & ~_has_digits(compiled, high_precision, reference.dtype, high_precision)
+        half = half_of_digits(reference.dtype, low_precision=low_precision)
+        wrong |= lost & ~_has_digits(compiled, high_precision, half, high_precision)
     nowhere_worse = not bool(wrong.any())
     finite = eager.isfinite() & compiled.isfinite()
     greatest = (eager[finite].max().item(), compiled[finite].max().item()) if bool(finite.any()) else (0.0, 0.0)
@@ -316,14 +322,22 @@ def as_good_as_eager(
     return Closeness(ratio <= thresholds.EAGER_FACTOR, eager_rms, compiled_rms, ratio)
 
 
-def _has_digits(
-    distance: torch.Tensor, high_precision: torch.Tensor, dtype: torch.dtype, whole: torch.Tensor
-) -> torch.Tensor:
-    """Whether half of an element's digits are right, compared with float64 and with other elements of its size."""
+def half_of_digits(dtype: torch.dtype, *, low_precision: bool) -> float:
+    """The relative error of a number with half of its digits; 0 for integers.
+
+    Where a region has left half precision's range, the digits of a wider result are those of float16.
+    """
     if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    least, coarse = (float(torch.finfo(one).eps) for one in (dtype, torch.float16))
+    return math.sqrt(max(least, coarse) if low_precision else least)
+
+
+def _has_digits(distance: torch.Tensor, high_precision: torch.Tensor, half: float, whole: torch.Tensor) -> torch.Tensor:
+    """Whether half of an element's digits are right, compared with float64 and with other elements of its size."""
+    if not half:
         return distance == 0
     size = difference(high_precision, torch.zeros_like(high_precision))
-    half = float(torch.finfo(dtype).eps) ** 0.5
     near: torch.Tensor = distance <= half * (size + LocalScale.of_sizes(whole).at(size)).nan_to_num_(posinf=0.0)
     return near
 

@@ -116,6 +116,32 @@ def test_a_program_that_leaves_the_range_of_its_dtype_is_no_finding(fault: str) 
         assert report.verdict is cb.Verdict.FAIL
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, cb.Verdict.PASS), (1.1, cb.Verdict.INCONCLUSIVE)])
+def test_kernels_that_do_not_overflow_where_eager_does_in_half_precision(factor: float, verdict: cb.Verdict) -> None:
+    """As under a loss scaler: fused kernels keep float32 inside. What they give is held against float64."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x.half() * 300).square().div(1000).float()
+
+    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        def run(x: torch.Tensor) -> tuple[torch.Tensor]:
+            right = gm.forward(x)[0]
+            if x.dtype == torch.float64:
+                return (right,)
+            inside = (x * 300).square().div(1000).half().float()
+            return (torch.where(right.isinf(), inside * factor, right),)
+
+        return run
+
+    report = gathered(lambda: checked(program, compiler)(torch.linspace(-2, 2, 400)))
+    assert report.verdict is verdict, report
+    if verdict is cb.Verdict.PASS:
+        assert report.coverage.own_precision_limit["output[0]"] == pytest.approx(2**-5)  # half of float16's digits
+    else:
+        [reason] = [skip.reason for skip in report.coverage.skipped if skip.matters]
+        assert "leaves the range of half precision" in reason
+
+
 @pytest.mark.parametrize("spoiled", [0, 100])
 def test_nan_at_the_edge_excuses_no_nan_elsewhere(spoiled: int) -> None:
     """Cosines that rounding takes beyond 1 have no angle; others are no cosines of that kind."""

@@ -62,8 +62,9 @@ def _explain_by_random_numbers(context: Context) -> None:
 
 def _explain_by_fused_rounding(context: Context) -> None:
     """Close tensors that fused kernels explain: in half precision these round less often than eager."""
-    doubtful = [case for case in context.open() if case.logic_differs is False and not case.outside.nonfinite]
-    for case in doubtful if context.low_precision else ():
+    for case in context.open():
+        if not case.low_precision or case.logic_differs is not False or case.outside.nonfinite:
+            continue
         if not _is_not_reproduced(context, case) and rounds_less_often(context, case):
             close_as_noise(context, case)
 
