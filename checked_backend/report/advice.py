@@ -18,7 +18,7 @@ _DYNAMO = "traced wrong by Dynamo"
 _STATE = "mutation of a setting"  # its details are the settings' names
 
 ADVICE: Mapping[str, str] = {
-    "structure": "structure: this is a bug in the compiler, not in your model; report it with the repro.",
+    "structure": "structure: a bug in the compiler, not in your model; report it, with the repro if there is one.",
     "structure.stride": (
         "stride: code that calls .view() on the result, or hands its pointer to a kernel that assumes strides, "
         "breaks. Return x.contiguous() from 'your line' to pin the layout: that is cheap. If nothing of yours "
@@ -110,7 +110,7 @@ ADVICE: Mapping[str, str] = {
         "stays, the random state is advanced differently."
     ),
     "exception": "exception: code that relies on it is not safe to compile; fix what eager complains about first.",
-    "crash": "crash: run the repro in a process of its own to get the whole message, and report it.",
+    "crash": "crash: report it, with the repro if there is one: run by itself it gives the whole message.",
     "crash.differentiating": (
         "crash.differentiating: torch.compile has no gradient there, eager has. Take the gradient inside of the "
         "compiled function and return it, or keep this part out of the compiler with torch.compiler.disable."
