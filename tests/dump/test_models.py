@@ -13,6 +13,7 @@ from torch import nn
 
 import checked_backend as cb
 from tests.support.dump_tools import Squared, dumps, python, run, same, same_leaf
+from tests.support.replayed_programs import SPECIAL, custom
 
 IDS = torch.arange(12).reshape(2, 6) % 20
 
@@ -109,42 +110,6 @@ def test_training_with_dynamic_shapes_replays_bit_for_bit(
         assert any(same_leaf(gradient, other) for other in regained)
 
 
-class Conditional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda a: self.linear(a).sin() * self.scale, lambda a: a.cos(), (x,))
-
-
-@torch.library.custom_op("dump_tests::double", mutates_args=())
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-@double.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def custom(x: torch.Tensor) -> torch.Tensor:
-    return torch.ops.dump_tests.double(x) + torch.tensor([1.0, 2.0, 3.0])
-
-
-def layouts(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x * 2 + y.sin()
-
-
-def low(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float32) * 2
-
-
-def imaginary(x: torch.Tensor) -> torch.Tensor:
-    return (x * x.conj()).real + x.imag
-
-
 def transformed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     def cube(x: torch.Tensor) -> torch.Tensor:
         return (x**3).sum()
@@ -159,20 +124,14 @@ def interpreted(x: torch.Tensor) -> torch.Tensor:
 
 
 def program(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    wide = torch.randn(2, 3, 4, 4)
-    return {
-        "cond": (Conditional(), (torch.ones(2, 4),)),
-        "custom": (custom, (torch.randn(3),)),
-        "layouts": (layouts, (wide.to(memory_format=torch.channels_last), torch.randn(2, 1, 1, 4).expand(2, 3, 4, 4))),
-        "float8": (low, (torch.randn(4, 4).to(torch.float8_e4m3fn),)),
-        "transformed": (transformed, (torch.randn(3),)),
-        "interpreted": (interpreted, (torch.randn(3),)),
-        "complex": (imaginary, (torch.randn(3, dtype=torch.complex64),)),
-    }[name]
+    if name in MORE:
+        return MORE[name], (torch.randn(3),)
+    special = SPECIAL[name]()
+    return special.function, special.args
 
 
-PROGRAMS = ["cond", "custom", "layouts", "float8", "complex"]
-MORE = ["transformed", "interpreted"]
+PROGRAMS = ["cond", "custom_op", "channels_last_and_expanded", "float8", "complex"]
+MORE = {"transformed": transformed, "interpreted": interpreted}
 
 
 @TRACED
@@ -213,7 +172,7 @@ def test_repros_run_from_their_folders_with_nothing_but_torch(tmp_path: Path) ->
     for module in ("checked_backend", "safetensors", "numpy", "pydantic", "transformers", "rich"):
         (blocked / f"{module}.py").write_text(f"raise ModuleNotFoundError('{module} is not installed here')")
     alone = []
-    for name in (name for name in (*PROGRAMS, *MORE) if name != "custom"):
+    for name in (name for name in (*PROGRAMS, *MORE) if name != "custom_op"):
         function, args = program(name)
         torch.compile(copy.deepcopy(function), backend="graph_dumper", options={"dump": str(tmp_path / name)})(*args)
         alone += [folder.rename(tmp_path / f"{name}_{folder.name}") for folder in dumps(tmp_path / name).values()]
@@ -227,15 +186,15 @@ def test_repros_run_from_their_folders_with_nothing_but_torch(tmp_path: Path) ->
 
 @pytest.mark.process
 def test_a_custom_op_says_what_it_needs(tmp_path: Path) -> None:
-    function, args = program("custom")
+    function, args = program("custom_op")
     torch.compile(function, backend="graph_dumper", options={"dump": str(tmp_path)})(*args)
     folders = [*dumps(tmp_path).values()]
     for folder in folders:
-        assert cb.load_dump(folder).metadata["requires"] == [__name__]
-        assert f"import {__name__}" in (folder / "module.py").read_text().splitlines()
+        assert cb.load_dump(folder).metadata["requires"] == [custom.__module__]
+        assert f"import {custom.__module__}" in (folder / "module.py").read_text().splitlines()
     code = f"import checked_backend as cb; cb.load_dump({str(folders[0])!r}).module"
     done = python("-c", code, folder=tmp_path)
     assert done.returncode == 1
     message = done.stderr.strip().splitlines()[-1]
-    assert message.endswith(f"if you trust it. The dump says that it needs: {__name__}")
-    assert "dump_tests.double" in message
+    assert message.endswith(f"if you trust it. The dump says that it needs: {custom.__module__}")
+    assert "dump_replayed.double" in message
