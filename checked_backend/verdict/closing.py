@@ -45,8 +45,9 @@ def close_as_noise(context: Context, case: Evidence) -> None:
         return
     if case.metrics.nonfinite_mismatched == 0:
         context.decisions.scales[case.pair.name] = case.remembered()
-    # in NaN and infinity an error has no size
-    if case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any()):
+    # in NaN and infinity an error has no size, unless the candidate's numbers were held against float64
+    finite = case.metrics.reference_rms > 0 or bool(widened(case.pair.reference).isfinite().any())
+    if finite or (case.metrics.nonfinite_mismatched and case.high_precision is not None):
         context.decisions.limits[case.pair.name] = case.detection_limit()
     if case.float64_nonfinite is not None:
         count = int(case.float64_nonfinite.sum())

@@ -116,8 +116,11 @@ def test_a_program_that_leaves_the_range_of_its_dtype_is_no_finding(fault: str) 
         assert report.verdict is cb.Verdict.FAIL
 
 
+@pytest.mark.parametrize("least", [-2.0, 1.0])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, cb.Verdict.PASS), (1.1, cb.Verdict.INCONCLUSIVE)])
-def test_kernels_that_do_not_overflow_where_eager_does_in_half_precision(factor: float, verdict: cb.Verdict) -> None:
+def test_kernels_that_do_not_overflow_where_eager_does_in_half_precision(
+    factor: float, verdict: cb.Verdict, least: float
+) -> None:
     """As under a loss scaler: fused kernels keep float32 inside. What they give is held against float64."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -133,10 +136,11 @@ def test_kernels_that_do_not_overflow_where_eager_does_in_half_precision(factor:
 
         return run
 
-    report = gathered(lambda: checked(program, compiler)(torch.linspace(-2, 2, 400)))
+    report = gathered(lambda: checked(program, compiler)(torch.linspace(least, 2, 400)))
     assert report.verdict is verdict, report
     if verdict is cb.Verdict.PASS:
         assert report.coverage.own_precision_limit["output[0]"] == pytest.approx(2**-5)  # half of float16's digits
+        assert "output[0]" in report.coverage.detection_limit
     else:
         [reason] = [skip.reason for skip in report.coverage.skipped if skip.matters]
         assert "leaves the range of half precision" in reason
