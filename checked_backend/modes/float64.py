@@ -12,9 +12,8 @@ import torch
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload, decomposition
-from checked_backend._torch.pytree import tree_leaves
 from checked_backend.graphs.operators import Operator, argument
-from checked_backend.modes.base import OperatorMode
+from checked_backend.modes.base import OperatorMode, tensors_in
 from checked_backend.modes.grouped_mm import grouped_mm
 from checked_backend.tensors.float64_copies import (
     Float64Copies,
@@ -162,7 +161,7 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 def _is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operator computes no values, but only finds out what its result would look like."""
-    if any(isinstance(arg, FakeTensor) for arg in tree_leaves(args)):
+    if any(isinstance(arg, FakeTensor) for arg in tensors_in(args)):
         return True
     device = kwargs.get("device")
     return isinstance(device, torch.device) and device.type == "meta"

@@ -239,11 +239,11 @@ class MonteCarloMode(OperatorMode):
         elif not self._narrows(operator, args, result):
             return result
         exact = unrounded(func, operator, args, kwargs, result)
-        kept = None if exact is None else result[exact]
-        self._perturb_results(operator, args, kwargs, result, 0.0)
-        if exact is not None:
-            with DisableTorchDispatch():
-                result.detach()[exact] = kept
+        with DisableTorchDispatch():
+            kept = None if exact is None else result.take(exact)
+            self._perturb_results(operator, args, kwargs, result, 0.0)
+            if exact is not None:
+                result.detach().put_(exact, kept)
         return result
 
     @staticmethod

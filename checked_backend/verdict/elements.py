@@ -55,7 +55,7 @@ def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 
 def all_finite(values: torch.Tensor) -> bool:
     """Whether all numbers are finite, or a false "no": their sum is read, which may overflow."""
-    return bool(values.sum().isfinite())
+    return math.isfinite(values.sum().item())
 
 
 def least_number(dtype: torch.dtype) -> float:
@@ -159,18 +159,19 @@ class LocalScale:
 
     def __init__(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]], greatest: float) -> None:
         self._greatest = greatest
+        self._tables: dict[int, torch.Tensor] = {}
         squares = elements = present = torch.zeros(EXPONENTS, dtype=torch.float64)
         for values, magnitude in parts if greatest else ():
             places = exponents(magnitude)
             scaled = values.reshape(-1).to(torch.float64).div(greatest).square_()
-            here = torch.bincount(places, minlength=EXPONENTS).to(torch.float64).cpu()
+            here = _summed(torch.ones_like(scaled), places)
             present = present + here
             if not all_finite(scaled):
                 finite = scaled.isfinite()
                 scaled = torch.where(finite, scaled, 0.0)
-                here = torch.bincount(places, finite.to(torch.float64), EXPONENTS).cpu()
+                here = _summed(finite.to(torch.float64), places)
             elements = elements + here
-            squares = squares + torch.bincount(places, scaled, EXPONENTS).cpu()
+            squares = squares + _summed(scaled, places)
         sized = present[1:-1].nonzero()
         self._last = int(sized.max()) + 1 if len(sized) else 0
         self._means = squares[1:-1].cumsum(0) / elements[1:-1].cumsum(0).clamp_min(1.0)
@@ -195,11 +196,13 @@ class LocalScale:
             A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** reach`` times
             the element's magnitude. For elements that are zero or not finite it is over all finite elements.
         """
-        table = self._overall.repeat(EXPONENTS)
-        within = max(0, self._last - reach - 1)  # so many exponents do not reach the greatest element
-        table[1 : 1 + within] = self._means[reach : reach + within]
-        table = table.sqrt_().mul_(self._greatest).to(magnitude.device)
-        return table[exponents(magnitude)].reshape(magnitude.shape)
+        table = self._tables.get(reach)
+        if table is None:
+            table = self._overall.repeat(EXPONENTS)
+            within = max(0, self._last - reach - 1)  # so many exponents do not reach the greatest element
+            table[1 : 1 + within] = self._means[reach : reach + within]
+            table = self._tables[reach] = table.sqrt_().mul_(self._greatest).to(magnitude.device)
+        return table.index_select(0, exponents(magnitude)).reshape(magnitude.shape)
 
 
 EXPONENTS = 1 << 11
@@ -208,7 +211,12 @@ EXPONENTS = 1 << 11
 
 def exponents(magnitude: torch.Tensor) -> torch.Tensor:
     """The stored exponents of numbers that are 0 or more; float64's subnormal numbers count as 0."""
-    return magnitude.reshape(-1).to(torch.float64).view(torch.int64) >> 52 & EXPONENTS - 1
+    return magnitude.reshape(-1).to(torch.float64).view(torch.int64).bitwise_right_shift(52).bitwise_and_(EXPONENTS - 1)
+
+
+def _summed(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Sums of float64 numbers by exponent, as `torch.bincount` has them in twice the time."""
+    return values.new_zeros(EXPONENTS).scatter_add_(0, places, values).cpu()
 
 
 def local_root_mean_square(values: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
-from checked_backend.verdict.elements import difference, local_root_mean_square, root_mean_square
+from checked_backend.verdict.elements import all_finite, difference, local_root_mean_square, root_mean_square
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
 from checked_backend.verdict.outliers import Outliers, half_of_digits, outside_noise
 from checked_backend.verdict.runner import Runs, Values
@@ -93,7 +93,7 @@ class Evidence:
         rounded = found.to(self.pair.reference.dtype)
         if rounded.dtype.itemsize == 1:
             rounded = rounded.float()  # torch has no arithmetic for float8
-        return torch.where(rounded.isinf(), rounded.to(found.dtype), found)
+        return found if all_finite(rounded) else torch.where(rounded.isinf(), rounded.to(found.dtype), found)
 
     def outliers(self, candidate: torch.Tensor, *, strong: bool = True) -> Outliers:
         """The elements of a candidate that the noise known so far does not explain; there must be an envelope.

@@ -22,6 +22,7 @@ from checked_backend.verdict import thresholds
 from checked_backend.verdict.elements import (
     EXPONENTS,
     LocalScale,
+    all_finite,
     blocks,
     difference,
     exponents,
@@ -220,7 +221,9 @@ def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> b
 
 def _ratios(distance: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """Distances in units of what is allowed; 0 where there is none, and infinite for NaN."""
-    result = torch.where(distance == 0, 0.0, distance / allowed.clamp_min(torch.finfo(allowed.dtype).tiny))
+    result = distance / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)
+    if not all_finite(result):
+        result = torch.where(distance == 0, 0.0, result)
     return result.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
@@ -369,12 +372,15 @@ def lost_digits(
     for high, first, second in blocks(high_precision, reference, candidate):
         size = high.to(torch.float64).abs()
         eager, compiled = difference(high, first), difference(high, second)
-        counted = (size >= torch.finfo(reference.dtype).tiny) & size.isfinite()
-        counted &= eager.isfinite() & compiled.isfinite()
+        counted = size >= torch.finfo(reference.dtype).tiny
+        for each in (size, eager, compiled):
+            if not all_finite(each):
+                counted &= each.isfinite()
         masks.append(counted & (compiled > least_digits(reference.dtype) * size))
-        error = torch.where(counted, eager / size, 0.0)
+        error, among = eager / size, eager
+        if not bool(counted.all()):
+            error, among = torch.where(counted, error, 0.0), eager[counted]
         errors.scatter_reduce_(0, exponents(size), error.to(torch.float64), "amax")
-        among = eager[counted]
         norm, count = math.hypot(norm, root_mean_square(among) * math.sqrt(among.numel())), count + among.numel()
     lost = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool, device=reference.device)
     places = lost.nonzero().flatten()

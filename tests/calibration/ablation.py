@@ -84,7 +84,7 @@ def _everything_rounds() -> Iterator[None]:
     with (
         mock.patch.object(monte_carlo, "adds_integers", _false),
         mock.patch.object(monte_carlo, "counts", _false),
-        mock.patch.object(monte_carlo, "unrounded", _false),
+        mock.patch.object(monte_carlo, "unrounded", _nothing),
     ):
         yield
 

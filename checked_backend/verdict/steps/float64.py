@@ -12,7 +12,15 @@ import torch
 
 from checked_backend.findings import EvidenceKey
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.elements import LocalScale, difference, magnitudes, root_mean_square, unconfirmed, widened
+from checked_backend.verdict.elements import (
+    LocalScale,
+    all_finite,
+    difference,
+    magnitudes,
+    root_mean_square,
+    unconfirmed,
+    widened,
+)
 from checked_backend.verdict.envelope import Envelope
 from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.outliers import Allowances, Allowed, Elements, outside_noise
@@ -171,7 +179,7 @@ def twin_difference(
         strong=further,
         allowances=_by_twin(high_precision, envelope),
     )
-    finite = distance[distance.isfinite()]
+    finite = distance if all_finite(distance) else distance[distance.isfinite()]
     distances = finite if finite.numel() else distance
     greatest = float(distances.max()) if distances.numel() else 0.0
     relative = greatest / (root_mean_square(high_precision) or 1.0)
