@@ -14,6 +14,7 @@ import torch
 
 from checked_backend._torch.generated_modules import GeneratedModule, buffers_in, calls_kernel
 from checked_backend._torch.tensors import clone_preserve_strides
+from checked_backend.numerics.bits import same_bits
 
 _NAME = "checked_backend_recording"
 _CODE = f"{_NAME}_code"
@@ -72,7 +73,7 @@ class Recording:
             if not isinstance(value, torch.Tensor) or not self.is_complete:
                 continue
             versions = self.values.setdefault(name, [])
-            if not versions or not same_bits(versions[-1], value):
+            if not versions or not is_unchanged(versions[-1], value):
                 versions.append(self._kept(value))
                 self.lines.setdefault(name, []).append(line)
 
@@ -160,8 +161,6 @@ class _Instrument(ast.NodeTransformer):
         return [node, *ast.parse(f"{_NAME}.wrote({node.lineno}, {{{written}}})").body] if names else [node]
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal; NaN is equal to NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+def is_unchanged(kept: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether a tensor has the shape, the dtype and the bits of one that was kept."""
+    return kept.shape == now.shape and kept.dtype == now.dtype and same_bits(kept.detach(), now.detach())

@@ -31,7 +31,7 @@ from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed
-from checked_backend.regions.operator_check.recorder import same_bits
+from checked_backend.regions.operator_check.recorder import is_unchanged
 from checked_backend.regions.operator_check.tensor_checks import (
     LOW,
     TOO_FEW,
@@ -416,7 +416,7 @@ class Walk:
         """Check the gradient of a node that nothing reads any more, and free the node's values."""
         self._gradients.finish(node, self._found_gradient(node))
         uncopied = self._uncopied.pop(node, None)
-        if uncopied is not None and not same_bits(uncopied, self._eager.values[node]):
+        if uncopied is not None and not is_unchanged(uncopied, self._eager.values[node]):
             self.checks.written = True
         for lane in self._lanes:
             lane.values.pop(node, None)
