@@ -243,7 +243,10 @@ class MonteCarloMode(OperatorMode):
             kept = None if exact is None else result.take(exact)
             self._perturb_results(operator, args, kwargs, result, 0.0)
             if exact is not None:
-                result.detach().put_(exact, kept)
+                flat = result.detach().reshape(-1)  # a copy where memory is in another order
+                flat[exact] = kept
+                if flat.data_ptr() != result.data_ptr():
+                    result.detach().copy_(flat.view(result.shape))
         return result
 
     @staticmethod

@@ -79,3 +79,29 @@ def test_an_operator_in_place_is_run_on_the_programs_memory_once():
         counted.index_add_(0, torch.tensor([0, 0, 2]), torch.ones(3))
         counted.scatter_add_(0, torch.tensor([1]), torch.ones(1))
     assert counted.tolist() == [2, 1, 1]
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (64, 33)])
+@pytest.mark.parametrize("share", [0.05, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_whole_numbers_among_others_are_not_perturbed(deterministic, dtype, share, shape):
+    chosen = torch.rand(shape) < share
+    values = torch.where(chosen, 3.0, torch.rand(shape) + 1 / 3).to(dtype)
+    for source in (values, values.T.contiguous().T if len(shape) > 1 else values):
+        with MonteCarloMode(0):
+            found = source * 3.0
+        assert bool((found[chosen] == 9.0).all())
+        assert share == 1.0 or chosen.numel() < 10 or not torch.equal(found, source * 3.0)
+
+
+def test_a_whole_number_is_kept_that_all_elements_share():
+    with MonteCarloMode(0):
+        found = torch.full((), 0.5) * torch.arange(20.0).expand(3, 20)
+    assert torch.equal(found, 0.5 * torch.arange(20.0).expand(3, 20))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.generated_modules import GeneratedModule
-from checked_backend.regions.operator_check.recorder import recorded
+from checked_backend.regions.operator_check.recorder import is_unchanged, recorded
 
 TEXT = """
 class Runner:
@@ -136,3 +136,14 @@ def call(args):
     kept = recording.arguments or ()
     assert [one is other for one, other in zip(kept, given, strict=True)] == [True, False, False]
     assert [value[0].item() for value in kept] == [0.0, 1.0, 2.0]
+
+
+def test_a_tensor_is_unchanged_by_its_bits() -> None:
+    kept = torch.tensor([0.0, float("nan"), 1.0])
+    assert is_unchanged(kept, kept.clone())
+    assert not is_unchanged(kept, torch.tensor([-0.0, float("nan"), 1.0]))
+    assert not is_unchanged(kept, kept.double())
+    assert not is_unchanged(kept, kept.view(3, 1))
+    waiting = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    assert is_unchanged(waiting, waiting.resolve_conj())
+    assert not is_unchanged(waiting, waiting.conj())
