@@ -158,6 +158,14 @@ def calls_kernel(statement: ast.Expr | ast.Assign) -> bool:
     return isinstance(statement.value, ast.Call) and not _NO_KERNEL.match(ast.unparse(statement.value))
 
 
+def arguments_of(definition: ast.FunctionDef) -> list[str]:
+    """The names of a function's arguments, which it takes from a list."""
+    for one in definition.body:
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Name) and isinstance(one.targets[0], ast.Tuple):
+            return [ast.unparse(name) for name in one.targets[0].elts]
+    return []
+
+
 def buffers_in(statement: ast.stmt) -> set[str]:
     """The names of the buffers in a statement."""
     return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and _BUFFER.fullmatch(one.id)}

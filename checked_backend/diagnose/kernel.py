@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.generated_modules import GeneratedModule, calls_kernel, kernel_calls
+from checked_backend._torch.generated_modules import GeneratedModule, arguments_of, calls_kernel, kernel_calls
 from checked_backend.diagnose.localize.subgraph import part_of
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.errors import CheckedBackendError
@@ -154,7 +154,8 @@ def _known(checked: CheckedModule, node: fx.Node) -> dict[str, fx.Node]:
         for name, nodes in module.held.items()
         if len(nodes) == 1 and nodes[0] is not None and nodes[0] is not node and nodes[0].name in checked.values
     }
-    return known | dict(zip(_arguments(module), module.graph.graph.find_nodes(op="placeholder"), strict=False))
+    names = arguments_of(next(one for _, one in module.functions if one.name == "call"))
+    return known | dict(zip(names, module.graph.graph.find_nodes(op="placeholder"), strict=False))
 
 
 def _is_written_to(unit: Unit, node: fx.Node) -> bool:
@@ -162,15 +163,6 @@ def _is_written_to(unit: Unit, node: fx.Node) -> bool:
     own = {*unit.nodes, *unit.sources}
     before = itertools.takewhile(lambda one: one is not node, node.graph.nodes)
     return any(writes(one) and one not in own and not own.isdisjoint(one.all_input_nodes) for one in before)
-
-
-def _arguments(module: GeneratedModule) -> list[str]:
-    """The names of the module's arguments, which its function takes from a list."""
-    definition = next(one for _, one in module.functions if one.name == "call")
-    for one in definition.body:
-        if isinstance(one, ast.Assign) and ast.unparse(one.value) == "args" and isinstance(one.targets[0], ast.Tuple):
-            return [ast.unparse(name) for name in one.targets[0].elts]
-    return []
 
 
 def _value(checked: CheckedModule, node: fx.Node) -> Any:

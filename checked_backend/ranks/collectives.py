@@ -207,14 +207,14 @@ def _has_role(node: fx.Node, role: Role) -> bool:
     return known is not None and known.role is role
 
 
-def awaited_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
+def pending_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
     """The inputs that a Dynamo graph waits for: the program has begun an exchange that writes to them."""
     waits = [node for node in gm.graph.nodes if _has_role(node, Role.WAIT)]
     inputs = gm.graph.find_nodes(op="placeholder")
     return tuple(place for place, node in enumerate(inputs) if any(node in wait.all_input_nodes for wait in waits))
 
 
-def hands_over(gm: fx.GraphModule) -> bool:
+def returns_pending_collectives(gm: fx.GraphModule) -> bool:
     """Whether a Dynamo graph begins an exchange for whose result it does not wait: the program does, later."""
     return any(
         not any(_has_role(user, Role.WAIT) for one in (node, *node.users) for user in one.users)

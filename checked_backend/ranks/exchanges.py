@@ -73,17 +73,17 @@ class Exchanges:
     Args:
         lines: The user's lines of the collectives that the region's graph names, in order, by family; None if the
             region exchanges nothing.
-        hands_over: Whether the program waits for some results of the region, instead of the region itself.
+        returns_pending: Whether the program waits for some results of the region, instead of the region itself.
 
     Attributes:
         in_step: Whether eager exchanges the same in the same order as the candidate, as far as was seen, so that one
             rank could go on in eager alone.
     """
 
-    def __init__(self, lines: Mapping[str, Sequence[str]] | None = None, *, hands_over: bool = False) -> None:
+    def __init__(self, lines: Mapping[str, Sequence[str]] | None = None, *, returns_pending: bool = False) -> None:
         self._exist = lines is not None
         self._lines = lines or {}
-        self._hands_over = hands_over
+        self._returns_pending = returns_pending
         self._forward = CollectiveTape()
         self._backward = CollectiveTape()
         self._paired: ReplayCollectives | None = None
@@ -118,7 +118,7 @@ class Exchanges:
         except Exception:
             mode.finish()
             raise
-        mode.finish(leave=self._hands_over)
+        mode.finish(leave=self._returns_pending)
 
     def _is_under_way(self, value: object) -> bool:
         if not self._forward.under_way or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:

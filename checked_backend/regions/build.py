@@ -21,7 +21,12 @@ from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
 from checked_backend.options import CheckOptions
-from checked_backend.ranks.collectives import awaited_inputs, collective_lines, communicates, hands_over
+from checked_backend.ranks.collectives import (
+    collective_lines,
+    communicates,
+    pending_inputs,
+    returns_pending_collectives,
+)
 from checked_backend.regions import schedule
 from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.compile import (
@@ -98,8 +103,12 @@ def build_region(
     gm, example_inputs, held = lift_written_attributes(gm, example_inputs)
     info = info or GraphInfo.of(gm)
     if info.collectives is None and communicates(gm):
-        lines, awaited = collective_lines(gm), awaited_inputs(gm)
-        info = replace(info, collectives=lines, awaited=awaited, hands_over=hands_over(gm))
+        info = replace(
+            info,
+            collectives=collective_lines(gm),
+            pending_inputs=pending_inputs(gm),
+            returns_pending_collectives=returns_pending_collectives(gm),
+        )
     pristine = copy_graph(gm)
     keep_accumulating(pristine)
     tells = options.progress and not (silent and investigator is None)

@@ -46,12 +46,12 @@ class GraphInfo:
         outputs: For each output, its name, where it is not ``output[place]``.
         free_outputs: Places of outputs that only another compiled graph or autograd sees. The compiler may choose their
             strides, and they need not share the memory that eager's share.
-        writes_late: Whether it writes to inputs in its backward pass.
+        mutates_in_backward: Whether it writes to inputs in its backward pass.
         accumulates: Whether it adds to gradients of parameters, as a graph of compiled autograd does.
         collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
             exchanges nothing with other ranks.
-        awaited: Places of inputs that the program has begun to receive from other ranks, and that the region waits for.
-        hands_over: Whether it begins exchanges whose results the program waits for.
+        pending_inputs: Places of inputs that the program has begun to receive, and that the region waits for.
+        returns_pending_collectives: Whether it begins exchanges whose results the program waits for.
     """
 
     name: str
@@ -63,12 +63,12 @@ class GraphInfo:
     graph: str | None = None
     outputs: tuple[str, ...] = ()
     free_outputs: frozenset[int] = frozenset()
-    writes_late: bool = False
+    mutates_in_backward: bool = False
     enables_grad: bool = False
     accumulates: bool = False
     collectives: Mapping[str, Sequence[str]] | None = None
-    awaited: tuple[int, ...] = ()
-    hands_over: bool = False
+    pending_inputs: tuple[int, ...] = ()
+    returns_pending_collectives: bool = False
 
     def source(self, result: Result) -> str:
         """The user's line that made a result, or that first uses a mutated input; "" where there is none."""
@@ -100,7 +100,7 @@ class GraphInfo:
             ),
             sources=tuple(dict.fromkeys(lines)),
             nodes=len(calls),
-            writes_late=writes_in_backward(gm),
+            mutates_in_backward=writes_in_backward(gm),
             enables_grad=any(
                 getattr(node.target, "__name__", "") == "_set_grad_enabled" and node.args[:1] == (True,)
                 for node in calls

@@ -113,7 +113,7 @@ class CallRecorder:
     def prepare(self, args: Sequence[Any]) -> RngState:
         """Look at the inputs of a call before its check begins. Returns the random state before the call."""
         try:
-            for position in self._info.awaited:  # the values of what has not arrived yet cannot be copied
+            for position in self._info.pending_inputs:  # the values of what has not arrived yet cannot be copied
                 wait_for_result(args[position])
         except Exception as error:
             self._reporter.hear(cause=error)
@@ -127,7 +127,7 @@ class CallRecorder:
             if self._known is None:
                 with random_untouched():
                     effects = find_effects(self._checks.variants.reference, args)
-                if self._info.writes_late:
+                if self._info.mutates_in_backward:
                     effects = replace(effects, mutated=None, reason="its backward pass writes to some")
                     reason = "written to in the backward pass, of which gradients alone are compared"
                     self._reporter.skip(Skip("inputs", reason, matters=True))
@@ -149,7 +149,7 @@ class CallRecorder:
             random,
             subjects,
             check=check,
-            exchanges=Exchanges(info.collectives, hands_over=info.hands_over),
+            exchanges=Exchanges(info.collectives, returns_pending=info.returns_pending_collectives),
             number=self._checks.earlier.calls,
         )
         record = CallRecord(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch.generated_modules import GeneratedModule, buffers_in, calls_kernel
+from checked_backend._torch.generated_modules import GeneratedModule, arguments_of, buffers_in, calls_kernel
 from checked_backend._torch.tensors import clone_preserve_strides
 from checked_backend.numerics.bits import resolved, same_bits
 
@@ -128,16 +128,13 @@ def _instrumented(function: FunctionType, definition: ast.FunctionDef, written: 
 
 def _places_written(definition: ast.FunctionDef, written: Collection[str]) -> set[int]:
     """The places of the arguments that are written to, or whose memory is used for a buffer."""
-    names: list[str] = []
-    taken = set(written)
+    names, taken = arguments_of(definition), set(written)
+    sources = (*names, "reinterpret_tensor")
     for node in ast.walk(definition):
-        if not isinstance(node, ast.Assign):
+        if not isinstance(node, ast.Assign) or not ast.unparse(node.targets[0]).startswith("buf"):
             continue
-        [target], value = node.targets, node.value
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and not names:
-            names = [ast.unparse(element) for element in target.elts]
-        elif ast.unparse(target).startswith("buf") and ast.unparse(value).startswith((*names, "reinterpret_tensor")):
-            taken |= {one.id for one in ast.walk(value) if isinstance(one, ast.Name)}
+        if ast.unparse(node.value).startswith(sources):
+            taken |= {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
     return {place for place, name in enumerate(names) if name in taken}
 
 
