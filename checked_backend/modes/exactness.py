@@ -105,7 +105,7 @@ def unrounded(
 
 
 def _all_short(inputs: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """The places in a flattened result where each input has a short number (`_is_short`)."""
+    """The places in a flattened result where each input has a short number, with a `_lower_half` of 0."""
     rests = [_lower_half(each) for each in inputs if isinstance(each, torch.Tensor) and each.dtype in _LOW_HALF]
     if not rests:
         return torch.arange(result.numel(), device=result.device)
@@ -152,7 +152,7 @@ def _is_integer(value: Any) -> bool:
         while first.dim() > 1:
             first = first[0] if len(first) else first.flatten()
         return bool(_is_whole(first[:_LOOKED_AT] if first.dim() else first).all()) and bool(
-            (_is_whole(value) & _is_short(value)).all()
+            (_is_whole(value) & (_lower_half(value) == 0)).all()
         )
 
 
@@ -176,16 +176,12 @@ def _absolute(value: Any) -> Any:
     return type(value)(map(_absolute, value)) if type(value) in (list, tuple) else value
 
 
-def _is_short(value: torch.Tensor) -> torch.Tensor:
-    """Mask the elements whose lower half of bits is 0, as in small integers.
+def _lower_half(value: torch.Tensor) -> torch.Tensor:
+    """The lower half of each element's bits; 0 in small integers.
 
     A rounded product has no such zeros. ``round(y) - y`` is exact, but if ``y`` is a product, a compiler may contract
     both operations, and then the result differs.
     """
-    return _lower_half(value) == 0
-
-
-def _lower_half(value: torch.Tensor) -> torch.Tensor:
     integers, low_half = _LOW_HALF[value.dtype]
     return value.contiguous().view(integers) & low_half
 
