@@ -27,7 +27,7 @@ from checked_backend.errors import CheckedBackendError, OptionError
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kernel, Kind, Skip, Verdict
 from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import callers_line, module_path, source_line
-from checked_backend.numerics.bits import resolved, same_bits
+from checked_backend.numerics.bits import same_bits
 from checked_backend.numerics.measure import measure
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.operator_check.in_place import written
@@ -502,7 +502,7 @@ def _first_different(
             raise _NotAskedError(f"{name} cannot be compared bit by bit: it is no plain tensor of one shape and dtype")
     for name, value in actual.items():
         part = rows(expected.get(name), value) if asked is None or name in asked else None
-        if part is not None and not same_bits(resolved(part), resolved(value)):
+        if part is not None and not same_bits(part, value):
             return name, part, value
     return None
 

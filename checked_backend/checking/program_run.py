@@ -29,7 +29,7 @@ from checked_backend.checking.variants import coverage_of, gradient_variants, ro
 from checked_backend.checking.whole_numbers import beyond_rounding
 from checked_backend.diagnose.investigate import investigate
 from checked_backend.findings import Coverage, Finding, Kind, Skip
-from checked_backend.numerics.bits import resolved, same_bits
+from checked_backend.numerics.bits import same_bits
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure, Keep
@@ -396,5 +396,5 @@ def _changed(run: ProgramCopy, call: ProgramCall, before: Mapping[str, torch.Ten
         for name, new in now.items()
         if (old := before.get(name)) is not None
         and all(side.layout is torch.strided and not side.is_quantized for side in (old, new))
-        and not same_bits(resolved(old), resolved(new))
+        and not same_bits(old, new)
     }

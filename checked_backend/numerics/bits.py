@@ -98,7 +98,8 @@ def slabs(sizes: Iterable[int]) -> Iterator[list[int]]:
 
 
 def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same bit patterns."""
+    """Whether two tensors of one shape and dtype have the same bit patterns, as they are read."""
+    reference, candidate = resolved(reference), resolved(candidate)
     if reference.is_complex():
         reference, candidate = torch.view_as_real(reference), torch.view_as_real(candidate)
     reference, candidate = bit_view(reference), bit_view(candidate)
@@ -160,13 +161,7 @@ def max_ulp_distance(reference: torch.Tensor, candidate: torch.Tensor, float_for
     if distance < -sign - float_format.largest:  # as long as this is so, no two numbers have opposite signs
         return distance
     # patterns in the order of the numbers: those of negative numbers grow with the magnitude
-    return max_unsigned(unsigned_gap(_in_order(reference), _in_order(candidate)))
-
-
-def _in_order(patterns: torch.Tensor) -> torch.Tensor:
-    """Signed magnitudes as integers: a comparison that gives booleans is several times as slow as these steps."""
-    negative = patterns >> 8 * patterns.element_size() - 1  # -1, or 0
-    return (patterns & torch.iinfo(patterns.dtype).max).bitwise_xor_(negative).sub_(negative)
+    return max_unsigned(unsigned_gap(*(torch.where(side < 0, sign - side, side) for side in (reference, candidate))))
 
 
 def is_floating(value: object) -> TypeGuard[torch.Tensor]:

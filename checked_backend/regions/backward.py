@@ -40,7 +40,7 @@ from checked_backend._torch.dynamo import (
     outside_of_graphs,
 )
 from checked_backend._torch.tensors import is_functorch_wrapped_tensor
-from checked_backend.numerics.bits import resolved, same_bits
+from checked_backend.numerics.bits import same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
 from checked_backend.regions.execution import Cotangents, Result
 from checked_backend.regions.gradient_gate import Edge, Site, find_sites
@@ -414,7 +414,7 @@ def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool
     """Whether a gradient differs from its kept copy."""
     if kept is None or grad is None or kept is grad or kept.shape != grad.shape:
         return False
-    return not same_bits(resolved(kept), resolved(grad))
+    return not same_bits(kept, grad)
 
 
 def _is_needed(node: Node) -> bool:

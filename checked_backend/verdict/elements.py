@@ -159,7 +159,6 @@ class LocalScale:
 
     def __init__(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]], greatest: float) -> None:
         self._greatest = greatest
-        self._tables: dict[int, torch.Tensor] = {}
         squares = elements = present = torch.zeros(EXPONENTS, dtype=torch.float64)
         for values, magnitude in parts if greatest else ():
             places = exponents(magnitude)
@@ -196,12 +195,10 @@ class LocalScale:
             A float64 tensor of that shape: the root mean square over the finite elements of up to ``2 ** reach`` times
             the element's magnitude. For elements that are zero or not finite it is over all finite elements.
         """
-        table = self._tables.get(reach)
-        if table is None:
-            table = self._overall.repeat(EXPONENTS)
-            within = max(0, self._last - reach - 1)  # so many exponents do not reach the greatest element
-            table[1 : 1 + within] = self._means[reach : reach + within]
-            table = self._tables[reach] = table.sqrt_().mul_(self._greatest).to(magnitude.device)
+        table = self._overall.repeat(EXPONENTS)
+        within = max(0, self._last - reach - 1)  # so many exponents do not reach the greatest element
+        table[1 : 1 + within] = self._means[reach : reach + within]
+        table = table.sqrt_().mul_(self._greatest).to(magnitude.device)
         return table.index_select(0, exponents(magnitude)).reshape(magnitude.shape)
 
 
