@@ -7,8 +7,8 @@ import operator
 
 from torch import fx
 
-from checked_backend._torch.operators import OpOverload
-from checked_backend.graphs.operators import describe_operator
+from checked_backend._torch.operators import HigherOrderOperator, OpOverload
+from checked_backend.graphs.operators import UPDATING, describe_operator
 
 _IN_PLACE = {"setitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
 _MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
@@ -48,6 +48,27 @@ def writes(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload):
         return bool(describe_operator(node.target).mutated)
     return has_effects(node)
+
+
+def may_write_undeclared(gm: fx.GraphModule) -> bool:
+    """Whether a graph may write to a tensor although `writes` knows of no such call.
+
+    torch's own operators write only to what their schemas name. Custom operators and calls of Python may write to any.
+    """
+    bodies = [body for body in gm.modules() if isinstance(body, fx.GraphModule)]
+    return any(
+        not _declares_writes(node) or (body is not gm and writes(node)) for body in bodies for node in body.graph.nodes
+    )
+
+
+def _declares_writes(node: fx.Node) -> bool:
+    target = node.target
+    if node.op not in _CALLS or target is operator.getitem:
+        return True
+    if isinstance(target, HigherOrderOperator):  # what it does is in its bodies, if it has any
+        return any(source.op == "get_attr" for source in node.all_input_nodes)
+    own = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    return own and describe_operator(target).base not in UPDATING
 
 
 def sets_mode(node: fx.Node) -> bool:

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.graphs.effects import has_effects
+from checked_backend.graphs.effects import has_effects, may_write_undeclared
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,37 @@ def test_functions_that_are_told_to_write_in_place_do(
     graph = fx.Graph()
     node = graph.call_function(function, (graph.placeholder("x"), *given))
     assert has_effects(node) is writing
+
+
+@torch.library.custom_op("test_effects::clear", mutates_args=())
+def clear(x: torch.Tensor) -> torch.Tensor:
+    """An operator that does not say what it writes to."""
+    x.zero_()
+    return x.clone()
+
+
+clear.register_fake(torch.empty_like)
+
+
+def in_a_branch(x: torch.Tensor, write: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, write, torch.cos, (x,))
+
+
+@pytest.mark.parametrize(
+    ("program", "undeclared"),
+    [
+        (lambda x: x.sin().add_(1).split(2)[0], False),
+        (lambda x: clear(x), True),
+        (lambda x: torch.native_batch_norm(x, None, None, x[0], x[0], True, 0.1, 1e-5)[0], True),
+        (lambda x: in_a_branch(x, torch.sin), False),
+        (lambda x: in_a_branch(x, clear), True),
+    ],
+)
+def test_calls_of_torchs_own_operators_say_what_they_write_to(
+    program: Callable[[torch.Tensor], Any], undeclared: bool
+) -> None:
+    assert may_write_undeclared(make_fx(program)(torch.randn(4, 4))) is undeclared
+
+
+def test_calls_of_python_do_not() -> None:
+    assert may_write_undeclared(fx.symbolic_trace(lambda x: torch.sin(x)))

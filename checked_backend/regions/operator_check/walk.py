@@ -20,7 +20,7 @@ from torch import fx
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend._torch.tensors import clone_preserve_strides
-from checked_backend.graphs.effects import has_effects, sets_mode, writes, written_by
+from checked_backend.graphs.effects import has_effects, may_write_undeclared, sets_mode, writes, written_by
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.modes.float64 import Float64Mode
@@ -119,6 +119,7 @@ class Walk:
             unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(map(writes, gm.graph.nodes))
+        self._may_write = self.checks.quick and may_write_undeclared(gm)
         self._uncopied: dict[fx.Node, torch.Tensor] = {}
         self._needed = None if self.checks.only is None or self._writes else self._found_needed(self.checks.only)
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
@@ -200,7 +201,7 @@ class Walk:
 
     def _copied(self, node: fx.Node, value: Any) -> Any:
         """What eager goes on with. Its writes may reach no memory of the user's, nor values that a later walk reads."""
-        if not isinstance(value, torch.Tensor) or not (self._writes or self.checks.quick):
+        if not isinstance(value, torch.Tensor) or not (self._writes or self._may_write):
             return value
         if self._writes:
             return value.clone()
