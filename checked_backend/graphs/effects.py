@@ -9,6 +9,7 @@ from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 from checked_backend.graphs.operators import UPDATING, describe_operator
+from checked_backend.graphs.schema import is_built_in
 
 _IN_PLACE = {"setitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
 _MODES = ("_enter_", "_exit_", "_set_", "_saved_tensors_hooks")
@@ -67,7 +68,7 @@ def _declares_writes(node: fx.Node) -> bool:
         return True
     if isinstance(target, HigherOrderOperator):  # what it does is in its bodies, if it has any
         return any(source.op == "get_attr" for source in node.all_input_nodes)
-    own = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    own = isinstance(target, OpOverload) and is_built_in(target)
     return own and describe_operator(target).base not in UPDATING
 
 
