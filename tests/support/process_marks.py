@@ -77,10 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure() -> None:
     """Watch what this process starts from now on; nothing can end that."""
-    owner = os.getpid()
+    owner, starts = os.getpid(), _STARTS  # a module's own names are gone when the interpreter ends
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
-        if event in _STARTS and os.getpid() == owner:
+        if event in starts and os.getpid() == owner:
             _started.extend(in_words(event, args))
 
     sys.addaudithook(watch)
