@@ -153,7 +153,7 @@ def run_program(
     watch = Stopwatch()
     with fresh_dynamo():
         pair = _Pair(program, run, options, dynamic, keep)
-        with collect(closing=False) as session:
+        with collect(threads=False, closing=False) as session:
             for call in program.calls:
                 if not call.varies_gradients and not pair.step(call) and program.continued:
                     break
@@ -248,7 +248,7 @@ class _Pair:
         if reference.rng is not None and run.program.rng.host.numpy_has_drawn(reference.rng.host):
             run.own.note(_NUMPY_DRAWS)
             draws = dynamo_leaves_draws_to_numpy()
-        with collect(closing=False) as session, run.dynamo.watch(), draws:
+        with collect(threads=False, closing=False) as session, run.dynamo.watch(), draws:
             candidate = self.candidate.step(index, call)
         if held is not None:
             sides = [candidate.outputs.values(), map(reference.outputs.get, candidate.outputs)]
@@ -341,7 +341,7 @@ class _Pair:
             run.own.skip(Skip(call.label, f"eager refuses it: {why}"))
             self.reference.forget(call)
             if call.varies_gradients:  # the next ones have the same buffers, to which it may have written
-                with collect(closing=False), run.dynamo.watch():
+                with collect(threads=False, closing=False), run.dynamo.watch():
                     self.candidate.step(len(self.calls), call).release()
                 run.results.forget()
                 self.candidate.forget(call)

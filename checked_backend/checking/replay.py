@@ -61,7 +61,7 @@ def replay(
     if not rehearsed:
         rehearse(dump, seed)
     with (
-        collect(closing=False) as session,
+        collect(threads=False, closing=False) as session,
         dump.ambient(),
         torch.set_grad_enabled(dump.kind == "dynamo" and torch.is_grad_enabled()),
     ):

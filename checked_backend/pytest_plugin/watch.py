@@ -212,7 +212,7 @@ class Numcheck:
             OptionError: An unknown option or a bad value.
         """
         settings = self._watch.derived(self._test.settings, options)
-        with self._watch.using(settings), self._test.session.paused(), collect(closing=False) as session:
+        with self._watch.using(settings), self._test.session.paused(), collect(threads=False, closing=False) as session:
             yield session
 
     @property

@@ -189,9 +189,12 @@ class Snapshot:
             memory = memory_range(held)
             changed = now != result.checksum and (counted or result.uncounted(held))
             shares = any(eager and _meets(memory, given) and not _meets(memory, eager) for given, eager in sides)
-            if changed and not shares and result.issued != self._issued:
-                what = "a collective of the program's may have written to it, which torch does not count"
-                why = f"it changed while call {call} of {region} ran; {what}"
+            counted_elsewhere = threading.active_count() > 1 and not result.uncounted(held)
+            if changed and not shares and (counted_elsewhere or result.issued != self._issued):
+                what = "another thread of the program's may have written to it"
+                if not counted_elsewhere:
+                    what = "a collective of the program's may have written to it, which torch does not count"
+                why = f"it changed while a later call of {region} ran; {what}"
                 self._skip(Skip(result.subject, why, matters=True))
             elif changed or shares:
                 how = f"call {call} returned a result in the same memory, so that writing to one changes the other"

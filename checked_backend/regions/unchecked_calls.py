@@ -31,14 +31,14 @@ class UncheckedCalls:
         self._schedule = schedule
         self._earlier = earlier
         self._reporter = reporter
-        self._sessions: Sequence[Session] | None = None
+        self._sessions: tuple[Session, ...] | None = None
         self._holders: Sequence[Results] = ()
         self._calls: PassedCalls | None = None
 
     def skip(self) -> bool:
         """Count a call if it is surely one of these, without a further look at it."""
         calls = self._calls
-        if calls is None or active_sessions() is not self._sessions or is_unobserved():
+        if calls is None or active_sessions() != self._sessions or is_unobserved():
             return False
         if is_capturing() or not self._schedule.skip():
             return False
@@ -59,7 +59,7 @@ class UncheckedCalls:
     def count(self) -> None:
         """Count a call that was looked at."""
         calls = self._calls
-        if calls is None or active_sessions() is not self._sessions:
+        if calls is None or active_sessions() != self._sessions:
             if calls is not None:
                 calls.end()
             self._calls = calls = self._reporter.passing()

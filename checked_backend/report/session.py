@@ -9,8 +9,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
@@ -121,17 +122,46 @@ class Session:
             for skip in part.close():
                 self.ledger.skip(skip)
 
-    def entered(self, *, alone: bool = False) -> AbstractContextManager[None]:
-        """Let this session see what happens in a block, for example in another thread than its own.
+    @contextmanager
+    def entered(self, *, alone: bool = False, threads: bool = True) -> Iterator[None]:
+        """Let this session see what happens in a block.
 
         Args:
             alone: Keep it from the sessions that are active around the block.
+            threads: Let it see what other threads do meanwhile, too, if they are inside of no session.
         """
-        return _during((self,) if alone else (*_sessions.get(), self))
+        around = () if alone else _sessions.get() or ()
+        with _during((*around, self)), _OPEN.during(self) if threads and not alone else nullcontext():
+            yield
 
     def paused(self) -> AbstractContextManager[None]:
         """Keep what happens in a block from this session."""
-        return _during(tuple(session for session in _sessions.get() if session is not self))
+        return _during(tuple(session for session in active_sessions() if session is not self))
+
+
+class _OpenSessions:
+    """The sessions whose blocks run now, by block, each with the thread that runs it."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[object, tuple[int, Session]] = {}  # no lock: forked processes ask too
+
+    @contextmanager
+    def during(self, session: Session) -> Iterator[None]:
+        block = object()
+        self._blocks[block] = threading.get_ident(), session
+        try:
+            yield
+        finally:
+            del self._blocks[block]
+
+    def of_other_threads(self) -> tuple[Session, ...]:
+        if not self._blocks:
+            return ()
+        own = threading.get_ident()
+        return tuple(dict.fromkeys(session for thread, session in [*self._blocks.values()] if thread != own))
+
+
+_OPEN = _OpenSessions()
 
 
 @contextmanager
@@ -151,36 +181,38 @@ def _title(regions: Sequence[RegionInfo]) -> str:
     return listed(shown) or _NO_REGION
 
 
-_sessions: ContextVar[tuple[Session, ...]] = ContextVar("checked_backend_sessions", default=())
+_sessions: ContextVar[tuple[Session, ...] | None] = ContextVar("checked_backend_sessions", default=None)
 
 
 def investigations() -> Investigations:
     """The innermost session's investigations. Outside of all sessions, regions share no memory of them."""
-    sessions = _sessions.get()
+    sessions = active_sessions()
     return sessions[-1].investigations if sessions else Investigations()
 
 
 def active_sessions() -> tuple[Session, ...]:
-    """The sessions that this thread is inside of."""
-    return _sessions.get()
+    """The sessions that this thread is inside of. If it is inside of none, those that other threads are inside of."""
+    sessions = _sessions.get()
+    return _OPEN.of_other_threads() if sessions is None else sessions
 
 
 @contextmanager
-def collect(*, alone: bool = False, closing: bool = True) -> Iterator[Session]:
+def collect(*, alone: bool = False, threads: bool = True, closing: bool = True) -> Iterator[Session]:
     """Gather what ``numcheck`` finds inside of the block.
 
     Use it with ``on_divergence="record"`` or ``"warn"``; with ``"raise"`` the first finding still raises. Sessions
-    nest, and each sees what happens inside of it.
+    nest, and each sees what happens inside of it, and meanwhile in threads that are inside of no session.
 
     Args:
         alone: Keep what happens from the sessions around this one: it is none of the user's program.
+        threads: See what happens in other threads, too.
         closing: At the end of a clean block tell how much agreed: the logger at INFO, or else stderr.
 
     Yields:
         The session; its ``report`` may be read during the block and after it.
     """
     session = Session()
-    with session.entered(alone=alone):
+    with session.entered(alone=alone, threads=threads):
         try:
             yield session
         finally:
