@@ -16,7 +16,7 @@ from checked_backend.graphs.mode_blocks import with_mode_blocks
 from checked_backend.numerics.measure import measure
 from checked_backend.process.job import JobEnd
 from checked_backend.process.worker import cannot_fork, run_in_worker
-from checked_backend.regions.compile import Compiler, copy_graph, resolve_compiler
+from checked_backend.regions.compile import copy_graph, resolve_compiler
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
 from checked_backend.report import Report
@@ -107,15 +107,12 @@ def gross_error_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] |
     """
 
     @torch.no_grad()
-    def find() -> list[Finding]:
+    def find() -> Iterator[Finding]:
         expected = case.graph(*copy_values(case.inputs))
-        actual = _compiled(case, resolve_compiler(case.options))(*copy_values(case.inputs))
-        found = [
-            _gross(place, one, other)
-            for place, (one, other) in enumerate(zip(expected, actual, strict=True))
-            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        ]
-        return [one for one in found if one is not None]
+        actual = _compiled(case)(*copy_values(case.inputs))
+        for place, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+                yield from _gross(f"output[{place}]", one, other)
 
     answer = _answer(find, timeout)
     return () if isinstance(answer, JobEnd) else answer
@@ -129,18 +126,23 @@ def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | N
     """
 
     @torch.no_grad()
-    def find() -> list[Finding]:
-        raised = _raised(case.graph, case)
-        if raised is None or _raised(_compiled(case, resolve_compiler(case.options)), case) is not None:
-            return []
-        return [_missing(raised)]
+    def find() -> Iterator[Finding]:
+        error = _raised(case.graph, case)
+        if error is not None and _raised(_compiled(case), case) is None:
+            # the same complaint about other sizes is the same
+            first, *_ = re.sub(r"-?[0-9.]+", "N", str(error)).split("\n")
+            name = type(error).__name__
+            message, expected = f"eager raises {name}: {error}", f"{name}: {first}"
+            yield Finding(
+                Kind.EXCEPTION, "output[0]", message, "exception.missing", expected=expected, actual="no exception"
+            )
 
     answer = _answer(find, timeout)
     return () if isinstance(answer, JobEnd) else answer
 
 
-def _compiled(case: GraphCase, compiler: Compiler) -> Callable[..., Any]:
-    graph = with_mode_blocks(copy_graph(case.graph))
+def _compiled(case: GraphCase) -> Callable[..., Any]:
+    graph, compiler = with_mode_blocks(copy_graph(case.graph)), resolve_compiler(case.options)
     function: Callable[..., Any] = torch.compile(graph, backend=compiler, dynamic=case.dynamic, fullgraph=True)
     return function
 
@@ -153,20 +155,11 @@ def _raised(function: Callable[..., object], case: GraphCase) -> Exception | Non
     return None
 
 
-def _missing(error: Exception) -> Finding:
-    # the same complaint about other sizes is the same
-    expected = f"{type(error).__name__}: {re.sub(r'-?[0-9.]+', 'N', str(error)).partition(chr(10))[0]}"
-    message = f"eager raises {type(error).__name__}: {error}"
-    return Finding(Kind.EXCEPTION, "output[0]", message, "exception.missing", expected=expected, actual="no exception")
-
-
-def _gross(place: int, expected: torch.Tensor, actual: torch.Tensor) -> Finding | None:
+def _gross(subject: str, expected: torch.Tensor, actual: torch.Tensor) -> Iterator[Finding]:
     metrics = measure(reference=expected, candidate=actual)
-    subject = f"output[{place}]"
     if metrics.nonfinite_mismatched:
         message = "NaN or infinity on one side only"
-        return Finding(Kind.NONFINITE, subject, message, str(Kind.NONFINITE), metrics=metrics)
-    if metrics.rmse > GROSS * metrics.reference_rms:
+        yield Finding(Kind.NONFINITE, subject, message, str(Kind.NONFINITE), metrics=metrics)
+    elif metrics.rmse > GROSS * metrics.reference_rms:
         message = f"off by more than {GROSS:.0%} of the values' size"
-        return Finding(Kind.LOGIC, subject, message, str(Kind.LOGIC), metrics=metrics)
-    return None
+        yield Finding(Kind.LOGIC, subject, message, str(Kind.LOGIC), metrics=metrics)

@@ -141,27 +141,13 @@ def straightened(program: FuzzProgram) -> FuzzProgram:
 
 
 def _fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
-    """Fewer results, and the calls that these need; last, one result and all calls."""
-    for returns in _some_of(program.returns):
-        yield _with_needed_calls(replace(program, returns=returns))
-    if len(program.returns) > 1:
-        yield replace(program, returns=program.returns[:1])
-
-
-def _some_of(results: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Without the last ones, without the first ones, or without some between them: many at first, then fewer.
-
-    Once the first and the last one matter, what lies between them may go at once. So few of many are found in as many
-    tries as the logarithm of their number, squared.
-    """
-    count = len(results)
-    for size in _halved(count // 2):
-        yield results[:-size]
-    for size in _halved(count // 2):
-        yield results[size:]
-    for size in _halved(count - 2):
-        for start in range(1, count - 1, size):
-            yield results[:start] + results[min(start + size, count - 1) :]
+    """Fewer results by ever shorter runs, and the calls that these need; last, one result and all calls."""
+    returns = program.returns
+    for size in _halved(len(returns) // 2):
+        for start in range(0, len(returns), size):
+            yield _with_needed_calls(replace(program, returns=returns[:start] + returns[start + size :]))
+    if len(returns) > 1:
+        yield replace(program, returns=returns[:1])
 
 
 def _halved(size: int) -> Iterator[int]:

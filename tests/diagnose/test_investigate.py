@@ -59,6 +59,12 @@ def inference(compiled: Callable[..., Any]) -> None:
         compiled(torch.randn(5, 6))
 
 
+def wrong_relu(folder: Path) -> Finding:
+    """What is found where the compiler has a wrong relu."""
+    [finding] = report_of(folder, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot")).findings
+    return finding
+
+
 @pytest.mark.parametrize(("patience", "limits"), [(None, (315.0, 45.0)), (20.0, (20.0, 5.0)), (900.0, (315.0, 45.0))])
 def test_it_takes_less_time_than_others_wait(patience: float | None, limits: tuple[float, float]) -> None:
     failure: Any = type("_Failed", (), {"patience": patience})
@@ -111,8 +117,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_script_that_does_not_show_it_is_not_announced_as_one_that_does(tmp_path: Path) -> None:
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     # the compiler is a local function: a fresh process cannot import it
     assert "repro" in finding.evidence
 
@@ -165,8 +170,7 @@ def test_what_fails_after_the_operator_was_named_does_not_lose_it(
         raise RuntimeError("no way to reduce it")
 
     monkeypatch.setattr(module, "reduce", failing)
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert finding.evidence["stopped"] == "RuntimeError: no way to reduce it"
 
@@ -299,8 +303,7 @@ def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "locate", stopped)
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert (finding.stage, finding.graph) == ("compiled", "forward")
     assert finding.evidence["stopped"] == "by the user"
     assert finding.evidence["at_operator"] == "wrong"
@@ -312,8 +315,7 @@ def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "write_repro", stopped)
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert str(finding.evidence["reduced"]).startswith("to 1 call on")
     assert finding.evidence["stopped"] == "by the user"
@@ -332,8 +334,7 @@ def test_ctrl_c_that_was_swallowed_is_heard(tmp_path: Path, monkeypatch: pytest.
         return original(size)
 
     monkeypatch.setattr(Size, "__str__", presses)
-    wrong = faults.wrong_operator("aten.relu.default", how="aot")
-    [finding] = report_of(tmp_path, inference, compiler=wrong).findings
+    finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert finding.repro is not None
     assert str(finding.evidence["reduced"]).endswith(", interrupted")
@@ -347,8 +348,7 @@ def test_what_is_known_outlives_the_worker(tmp_path: Path, monkeypatch: pytest.M
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(module, "reduce", dies)
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert "killed by SIGKILL" in finding.evidence["stopped"]
 
@@ -366,8 +366,7 @@ def test_a_search_ends_at_its_deadline_with_what_is_known(
     monkeypatch.setattr(module, "locate", narrowed)
     monkeypatch.setattr(module, "TIME_LIMIT", 8.0)
     begun = time.monotonic()
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert (finding.stage, finding.graph) == ("compiled", "forward")
     if hangs:
         assert finding.evidence["localization"] == "the forward graph is wrong up to relu"
@@ -390,8 +389,7 @@ def test_a_part_that_took_too_long_is_not_called_right(
     hung = Finding(cb.Kind.CRASH, "candidate", "the process died", "crash.hang")
     monkeypatch.setattr(module, "locate", asked)
     monkeypatch.setattr(module, "verdict_oracle", lambda _case, _limit: (hung,) if hangs else ())
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     note = "; 1 of the parts that were tried took longer than 60 s and could not be judged"
     assert finding.evidence["localization"] == "nothing was found" + (note if hangs else "")
 
@@ -402,8 +400,7 @@ def test_an_operator_of_which_no_part_could_be_cut_out_has_a_workaround_a_flow_a
 ) -> None:
     located = module.locate
     monkeypatch.setattr(module, "locate", lambda *args, **kwargs: replace(located(*args, **kwargs), cut=None))
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert (finding.op, finding.repro) == ("aten.relu.default", None)
     assert finding.evidence["repro"] == "none: no part of the region was found to be wrong by itself"
     assert finding.evidence["generated_code"] == "none: only Inductor shows the code that it generates"
@@ -417,8 +414,7 @@ def test_a_failure_of_which_nothing_could_be_found_says_why_there_is_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "locate", lambda *_args, **_kwargs: Location("compiled", notes=("nothing was found",)))
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot"))
-    [finding] = report.findings
+    finding = wrong_relu(tmp_path)
     assert (finding.op, finding.workaround, finding.stage) == (None, None, "compiled")
     assert finding.evidence["localization"] == "nothing was found"
     assert str(finding.evidence["generated_code"]).startswith("none: ")

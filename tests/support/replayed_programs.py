@@ -1,46 +1,24 @@
-"""Programs for the replay sweep: a name, and what makes the program, its arguments, and whether it is trained."""
+"""Programs that are dumped and replayed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.support import metadata_models, models, more_models
 from tests.support.dump_tools import Squared
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What one run of the sweep compiles.
-
-    Attributes:
-        function: It is called with the arguments.
-        args: By position.
-        kwargs: By name.
-        train: Whether gradients are taken.
-        dynamic: For ``torch.compile``.
-    """
+    """A function with its arguments, and ``dynamic`` of ``torch.compile``."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    train: bool
     dynamic: bool | None
-
-
-def _of_any_size(name: str) -> Replayed:
-    model, inputs = metadata_models.MODELS[name]()
-    return Replayed(model.train(), (), dict(inputs(2, 8)), True, True)
-
-
-def _case(make: Callable[[], models.Case]) -> Replayed:
-    case = make()
-    return Replayed(case.model.train(), (), dict(case.inputs), True, None)
 
 
 class Recurrent(nn.Module):
@@ -99,8 +77,7 @@ def transforms(x: torch.Tensor) -> tuple[Any, ...]:
     def cube(x: torch.Tensor) -> torch.Tensor:
         return (x**3).sum()
 
-    tangents = torch.func.jvp(torch.sin, (x,), (x,))
-    return torch.func.grad(cube)(x), torch.func.hessian(cube)(x), torch.vmap(cube)(x.view(2, -1)), *tangents
+    return torch.func.grad(cube)(x), torch.vmap(cube)(x.view(2, -1)), torch.randn_like(x)
 
 
 def own_function(x: torch.Tensor) -> torch.Tensor:
@@ -205,8 +182,8 @@ def integers(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table[x.long()] + nn.functional.one_hot(x.long() % 4, 4)
 
 
-def _special(function: Callable[..., Any], *args: Any, train: bool = False, dynamic: bool | None = None) -> Replayed:
-    return Replayed(function, args, {}, train, dynamic)
+def _special(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Replayed:
+    return Replayed(function, args, dynamic)
 
 
 def _wide() -> torch.Tensor:
@@ -220,16 +197,14 @@ def _shared() -> Replayed:
 
 SPECIAL: dict[str, Callable[[], Replayed]] = {
     "lstm": lambda: _special(Recurrent(), torch.randn(2, 5, 4)),
-    "cond": lambda: _special(Conditional(), torch.ones(2, 4), train=True),
+    "cond": lambda: _special(Conditional(), torch.ones(2, 4)),
     "while_loop": lambda: _special(loop, torch.randn(3, 3)),
     "associative_scan": lambda: _special(scan, torch.randn(6, 3)),
     "flex_attention": lambda: _special(flex, *(torch.randn(1, 2, 16, 8) for _ in range(3))),
     "nested_compile_region": lambda: _special(nested, torch.randn(4, 4)),
     "transforms": lambda: _special(transforms, torch.randn(4)),
-    "own_function": lambda: _special(own_function, torch.randn(4, requires_grad=True), train=True),
-    "checkpointed": lambda: _special(
-        checkpointed, torch.randn(2, 4), torch.randn(4, 4, requires_grad=True), train=True
-    ),
+    "own_function": lambda: _special(own_function, torch.randn(4, requires_grad=True)),
+    "checkpointed": lambda: _special(checkpointed, torch.randn(2, 4), torch.randn(4, 4, requires_grad=True)),
     "map": lambda: _special(mapped, torch.randn(2, 3)),
     "scan": lambda: _special(scanned, torch.randn(2, 3)),
     "modes": lambda: _special(modes, torch.randn(3)),
@@ -246,29 +221,9 @@ SPECIAL: dict[str, Callable[[], Replayed]] = {
     "random": lambda: _special(random, torch.randn(4, 4)),
     "data_dependent": lambda: _special(ragged, torch.randn(7)),
     "scalars": lambda: _special(scalars, torch.randn(7), 0.5, 3, dynamic=True),
-    "autocast": lambda: _special(autocast, torch.randn(3, 4), torch.randn(4, 4, requires_grad=True), train=True),
+    "autocast": lambda: _special(autocast, torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)),
     "empty": lambda: _special(empty, torch.randn(0, 3), torch.randn(2, 3), dynamic=True),
     "integers": lambda: _special(
         integers, torch.randint(5, (6,), dtype=torch.uint8), torch.arange(20, dtype=torch.int32).view(5, 4)
     ),
-}
-LANGUAGE = ["bert", "gpt2", "t5", "llama", "gpt_neox", "bloom"]
-PICTURES = [
-    "vit",
-    "convnext",
-    "segformer",
-    "hf_resnet",
-    "resnet",
-    "resnet_channels_last",
-    "densenet",
-    "unet",
-    "instance_norm",
-    "recurrent",
-]
-CASES = (*more_models.WRITTEN_HERE, *more_models.HUGGING_FACE[2:])
-
-PROGRAMS: dict[str, Callable[[], Replayed]] = {
-    **SPECIAL,
-    **{make.__name__: partial(_case, make) for make in CASES if make.__name__ not in ("unet", "convnext")},
-    **{name: partial(_of_any_size, name) for name in (*PICTURES, *LANGUAGE)},
 }

@@ -31,6 +31,7 @@ from checked_backend._torch.operators import (
 from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, record_values
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
 from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
+from checked_backend.numerics.bits import same_bits
 from checked_backend.scripts.values import Untranslatable, write_value
 
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -488,9 +489,9 @@ class GraphWriter:
         try:
             expected = self._run(node.target, node.args, node.kwargs)
             actual = self._run(spelling.function, *spelling.arguments)
-        except Exception:  # it takes other arguments
+            return _equal(expected[0] if spelling.first else expected, actual)
+        except Exception:  # it takes other arguments, or has no memory whose bits could be compared
             return False
-        return _equal(expected[0] if spelling.first else expected, actual)
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         real: Any = fx.map_arg((tuple(args), dict(kwargs)), lambda item: self._copy(item))
@@ -532,21 +533,9 @@ class GraphWriter:
 
 def _equal(expected: Any, actual: Any) -> bool:
     """Whether two results are equal bit for bit, also in dtype, shape and strides."""
-    if isinstance(expected, torch.Tensor):
-        if not isinstance(actual, torch.Tensor) or (expected.dtype, expected.shape, expected.stride()) != (
-            actual.dtype,
-            actual.shape,
-            actual.stride(),
-        ):
-            return False
-        with contextlib.suppress(RuntimeError, NotImplementedError):
-            one, other = (compact(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (expected, actual))
-            return bool(torch.equal(one, other))
-        return False
-    if isinstance(expected, (tuple, list)):
-        return (
-            isinstance(actual, (tuple, list))
-            and len(expected) == len(actual)
-            and all(_equal(one, other) for one, other in zip(expected, actual, strict=True))
-        )
+    if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
+        one, other = ((tensor.dtype, tensor.shape, tensor.stride()) for tensor in (expected, actual))
+        return one == other and same_bits(expected, actual)
+    if isinstance(expected, (tuple, list)) and isinstance(actual, (tuple, list)):
+        return len(expected) == len(actual) and all(map(_equal, expected, actual))
     return type(expected) is type(actual) and bool(expected == actual)
