@@ -36,7 +36,6 @@ from checked_backend.regions.torch_state import RngState
 from checked_backend.report.causes import short_region
 from checked_backend.report.environment import environment
 from checked_backend.report.file_names import process_rank
-from checked_backend.report.session import Session
 from checked_backend.tensors.streams import is_capturing
 
 _SAMPLE = 64
@@ -69,10 +68,6 @@ class RecordWatch(CompileWatch):
         self._recorder = Recorder(options.record, options.every)
         self._lock = threading.Lock()
         self._names: Counter[str] = Counter()
-
-    def current(self) -> Session | None:
-        """None: nothing is checked."""
-        return None
 
     def region(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], mode: str | None

@@ -64,7 +64,7 @@ class ProgramWatch(CompileWatch):
         HEALTH.add(self._note)
 
     def current(self) -> Session | None:
-        """The session of the program if it is not active in this thread, else None."""
+        """The session of a fork, which began with that of the first process."""
         self._here()
         return None if self._session in active_sessions() else self._session
 

@@ -15,7 +15,7 @@ from checked_backend.program.compile_calls import CompileWatch, Settings
 from checked_backend.pytest_plugin.summary import COUNTS, SENTENCE, VERDICT
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
-from checked_backend.report.session import Session, active_sessions, collect
+from checked_backend.report.session import Session, collect
 
 _REFUSED = ("on_divergence",)
 
@@ -144,10 +144,6 @@ class Watch(CompileWatch):
         if len(args) > 1 or not all(isinstance(arg, bool) for arg in args) or (args and "enabled" in options):
             raise OptionError(f"marker numcheck: got {args!r}; it takes enabled=True or False, then options by name.")
         return self.derived(self._now(), {**dict(zip(("enabled",), args, strict=False)), **options})
-
-    def current(self) -> Session | None:
-        """The session of the test that runs, for a thread that is inside of none."""
-        return self._checks[-1].session if self._checks and not active_sessions() else None
 
     def asked(self) -> None:
         """Note for the running test that it calls ``torch.compile``."""

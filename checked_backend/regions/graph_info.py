@@ -26,6 +26,7 @@ _SPLITTING = "DDPOptimizer"
 
 _ROOT = re.compile(r"^(?:L|G)\['(?P<root>[^']*)'\]")
 _MODULE = "__import_"  # the beginning of Dynamo's names for the globals of a module
+_KEY = re.compile(r"list\(dict\.keys\([^()]*\)\)\[(\d+)\]")  # that of a dictionary at a place, for a key without a text
 _OF_CLASS = re.compile(r"^(?:dict\()?type\(.*\)\.__dict__\)?\['(?P<name>\w+)'\]$")
 _STEP = re.compile(
     r"\.(?:_modules|_parameters|_buffers)\['(?P<member>[^']+)'\]|\.(?P<attribute>\w+)|\[(?P<item>[^\]]+)\]"
@@ -132,7 +133,10 @@ def _placeholder_names(gm: fx.GraphModule) -> list[str]:
 def _source_text(node: fx.Node) -> str:
     source = getattr(node.meta.get("grapharg"), "source", None) or getattr(node, "_dynamo_source", None)
     name = getattr(source, "name", "")
-    return str(name() if callable(name) else name)
+    text, nested = str(name() if callable(name) else name), 1
+    while nested:
+        text, nested = _KEY.subn(r"\1", text)
+    return text
 
 
 def _user_name(text: str, *, drop: bool) -> str:

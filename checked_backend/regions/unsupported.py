@@ -126,7 +126,9 @@ def unsupported_here(
     found = _limit_of(error, needed)
     if found is not None or not control or FakeError.inside(error) is not None:
         return found
-    return nothing_compiles() if inductor or any(map(_is_about_compiling, causes(error))) else None
+    inside = list(causes(error))
+    lowering = any(type(cause).__name__ == "LoweringException" for cause in inside)  # nothing was compiled before
+    return nothing_compiles() if any(map(_is_about_compiling, inside)) or (inductor and not lowering) else None
 
 
 @dataclass(slots=True)

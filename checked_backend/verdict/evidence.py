@@ -12,7 +12,13 @@ from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
-from checked_backend.verdict.elements import all_finite, difference, local_root_mean_square, root_mean_square
+from checked_backend.verdict.elements import (
+    all_finite,
+    difference,
+    least_number,
+    local_root_mean_square,
+    root_mean_square,
+)
 from checked_backend.verdict.envelope import Envelope, NoiseBaseline
 from checked_backend.verdict.outliers import Outliers, half_of_digits, outside_noise
 from checked_backend.verdict.runner import Runs, Values
@@ -190,8 +196,8 @@ class Evidence:
         least = float(torch.finfo(dtype).eps) if is_floating(self.pair.reference) else 0.0
         if self.metrics.nonfinite_mismatched and least:
             least = half_of_digits(dtype, low_precision=self.low_precision)
-        noise = self.envelope.rms if self.envelope else 0.0
-        return max(least, thresholds.ENVELOPE_FACTOR * noise / self._size())
+        noise = thresholds.ENVELOPE_FACTOR * self.envelope.rms if self.envelope else 0.0
+        return max(least, noise / self._size(), least_number(dtype) / self._size())
 
     def mostly_hidden(self) -> bool:
         """Whether most of the tensor (of its squares) is in elements that are no larger than what noise allows them."""

@@ -48,3 +48,10 @@ def test_a_later_recheck_runs_controls_for_what_differs_by_more_than_before(
 @pytest.mark.parametrize("begins", [2, 3, 4])
 def test_a_fault_that_begins_at_a_later_call_is_found(begins: int) -> None:
     assert found(four_calls(lambda number: 1.001 if number >= begins else 1, [])) == {("logic", "output[0]")}
+
+
+def test_what_hides_in_numbers_that_processors_flush_is_told() -> None:
+    compiled = checked(lambda x: x * 1e-40, faults.spoiled_output(torch.zeros_like, how="aot"))
+    report = gathered(lambda: compiled(torch.randn(64)))
+    assert report.verdict is cb.Verdict.PASS
+    assert report.coverage.detection_limit["output[0]"] > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -226,6 +227,33 @@ def test_users_may_write_to_results(write: str, every: int) -> None:
     assert not report.findings
     if every == 1:
         assert agreed(report)
+
+
+@pytest.mark.parametrize("write", ["in place", "view"])
+def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str) -> None:
+    held: list[torch.Tensor] = []
+
+    def meanwhile(result: torch.Tensor) -> torch.Tensor:
+        if held:
+            thread = threading.Thread(target=WRITES[write], args=(held[0],))
+            thread.start()
+            thread.join()
+            held.append(result)
+        return result
+
+    stays, done = threading.Event(), threading.Event()
+    consumer = threading.Thread(target=lambda: (stays.set(), done.wait()))
+    consumer.start()
+    stays.wait()
+    try:
+        compiled = checked(wave, faults.spoiled_output(meanwhile, how="python"))
+        report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
+    finally:
+        done.set()
+        consumer.join()
+    assert not report.findings
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "another thread of the program's may have written to it" in " ".join(report.to_text().split())
 
 
 def test_a_region_may_write_to_results_that_it_is_given() -> None:

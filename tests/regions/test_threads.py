@@ -131,7 +131,22 @@ def watching_the_default_dtype() -> None:
     assert seen == {torch.float32}
 
 
+def wrong_in_a_worker() -> None:
+    """A worker's calls are a part of what runs inside of the block that waits for it."""
+    right, wrong = checked(nn.Linear(4, 2), "aot_eager"), checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
+
+    def work() -> None:
+        right(torch.ones(3, 4))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(wrong, torch.ones(3, 4)).result()
+
+    report = gathered(work)
+    assert found(report) == {("logic", "output[0]")}
+    assert calls(report) == 2
+
+
 PROGRAMS = (
+    wrong_in_a_worker,
     each_with_its_own_model,
     sharing_a_model_in_eager,
     sharing_a_model_through_aot,

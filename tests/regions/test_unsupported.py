@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler, LoweringException
 
 import checked_backend as cb
 from checked_backend._torch.caches import fresh_compile_caches
@@ -117,6 +117,16 @@ def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest
     assert found is not None
     assert found.detail == "unsupported.compiler"
     assert "compiles nothing here" in found.message
+
+
+def test_a_lowering_that_raises_is_not_laid_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried() -> None:
+        raise AssertionError("nothing was compiled before")
+
+    monkeypatch.setattr(unsupported, "nothing_compiles", tried)
+    assert unsupported_here(LoweringException(NotImplementedError(), "aten.relu", [], {}), inductor=True) is None
+    with pytest.raises(AssertionError):
+        unsupported_here(RuntimeError(), inductor=True)
 
 
 def request(size: int) -> RuntimeError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from checked_backend.findings import RegionInfo, Skip
-from checked_backend.report.session import active_sessions, collect
+from checked_backend.report.session import Session, active_sessions, collect
 
 
 class Remembered:
@@ -57,3 +59,52 @@ def test_its_report_is_named_after_what_was_checked(regions: tuple[str, ...], ti
         for name in regions:
             session.ledger.region(RegionInfo(name))
     assert session.report.title == title
+
+
+def active_in_a_thread() -> tuple[Session, ...]:
+    """The sessions that are active in a thread that is inside of none."""
+    seen: list[tuple[Session, ...]] = []
+    thread = threading.Thread(target=lambda: seen.append(active_sessions()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_a_session_sees_the_threads_that_are_inside_of_none() -> None:
+    with collect() as outer:
+        with collect() as inner:
+            assert active_in_a_thread() == (outer, inner)
+        with collect(alone=True), collect(threads=False):
+            assert active_in_a_thread() == (outer,)
+    assert active_in_a_thread() == ()
+
+
+def test_a_thread_inside_of_a_session_is_seen_by_that_alone() -> None:
+    def work() -> None:
+        with collect() as own:
+            seen.append(active_sessions() == (own,))
+
+    seen: list[bool] = []
+    with collect():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+def test_tasks_of_one_thread_are_apart() -> None:
+    async def collecting(began: asyncio.Event, seen: asyncio.Event) -> None:
+        with collect():
+            began.set()
+            await seen.wait()
+
+    async def both() -> tuple[Session, ...]:
+        began, seen = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(collecting(began, seen))
+        await began.wait()
+        active = active_sessions()
+        seen.set()
+        await task
+        return active
+
+    assert asyncio.run(both()) == ()
