@@ -31,6 +31,10 @@ class ReplayError(CheckedBackendError):
     """Raised if the tape has no outcome for a random operator, or not one that fits."""
 
 
+class OtherDrawsError(ReplayError):
+    """Raised if the program draws by another operator than the recorded one did."""
+
+
 _ATTENTION = "_scaled_dot_product_"
 """Kernels of this name take queries, keys and values of (batch, heads, length, width)."""
 
@@ -299,7 +303,7 @@ class ReplayRandom(OperatorMode):
         shape = (_shape_of(args), _shape_of(list(kwargs.values())))
         where = f"outcome {self.position} on the tape"
         if outcome.op != operator.name:
-            raise ReplayError(f"{operator.name} draws, but {where} is of {outcome.op}: not the program recorded.")
+            raise OtherDrawsError(f"{operator.name} draws, but {where} is of {outcome.op}: not the program recorded.")
         if outcome.hidden and outcome.dropout is None:
             raise ReplayError(
                 f"{operator.name} with dropout draws inside its kernel, so it cannot be replayed. "

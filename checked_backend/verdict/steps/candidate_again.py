@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from checked_backend.findings import EvidenceKey, Kind
+from checked_backend.modes.random_tape import OtherDrawsError
 from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
@@ -105,6 +106,11 @@ def _explain_by_draws(context: Context, case: Evidence, others_drew: Callable[[]
     replayed = context.runs.run(ON_EAGERS_DRAWS)
     by_values = context.runs.runner.facts.draws_by_values
     flips = bool(by_values) and not case.same_bits
+    error, _, why = context.runs.missing.get(Control.CANDIDATE_REPLAYED, "").partition(": ")
+    if error == OtherDrawsError.__name__ and not by_values and not case.same_bits:
+        message = f"the compiled program draws otherwise than eager, so that its values cannot be compared: {why}"
+        close_as(context, case, Classification(Kind.RNG, "rng.stream", message))
+        return
     if not agrees(case, replayed) and not (flips and replayed is None):
         return
     if _is_not_reproduced(context, case):
