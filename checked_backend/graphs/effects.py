@@ -8,6 +8,7 @@ import operator
 from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
+from checked_backend.graphs.nodes import graph_fetched
 from checked_backend.graphs.operators import UPDATING, describe_operator
 from checked_backend.graphs.schema import is_built_in
 
@@ -58,16 +59,18 @@ def may_write_undeclared(gm: fx.GraphModule) -> bool:
     """
     bodies = [body for body in gm.modules() if isinstance(body, fx.GraphModule)]
     return any(
-        not _declares_writes(node) or (body is not gm and writes(node)) for body in bodies for node in body.graph.nodes
+        not _declares_writes(body, node) or (body is not gm and writes(node))
+        for body in bodies
+        for node in body.graph.nodes
     )
 
 
-def _declares_writes(node: fx.Node) -> bool:
+def _declares_writes(gm: fx.GraphModule, node: fx.Node) -> bool:
     target = node.target
     if node.op not in _CALLS or target is operator.getitem:
         return True
     if isinstance(target, HigherOrderOperator):  # what it does is in its bodies, if it has any
-        return any(source.op == "get_attr" for source in node.all_input_nodes)
+        return any(graph_fetched(gm, source) is not None for source in node.all_input_nodes)
     own = isinstance(target, OpOverload) and is_built_in(target)
     return own and describe_operator(target).base not in UPDATING
 

@@ -66,3 +66,10 @@ def test_calls_of_torchs_own_operators_say_what_they_write_to(
 
 def test_calls_of_python_do_not() -> None:
     assert may_write_undeclared(fx.symbolic_trace(lambda x: torch.sin(x)))
+
+
+def test_a_higher_order_operator_without_a_body_may_write_to_anything() -> None:
+    graph = fx.Graph()
+    graph.call_function(torch.ops.higher_order.auto_functionalized, (graph.get_attr("constant"),))
+    graph.output(())
+    assert may_write_undeclared(fx.GraphModule({"constant": torch.ones(1)}, graph))
