@@ -75,6 +75,14 @@ class MetadataError(CheckedBackendError):
         self.finding = finding
 
 
+class ReplayError(CheckedBackendError):
+    """The tape of a recorded run has no outcome for a random operator, or not one that fits."""
+
+
+class OtherDrawsError(ReplayError):
+    """The program draws by another operator than the recorded one did."""
+
+
 class DumpError(CheckedBackendError):
     """A dump that cannot be written or read."""
 

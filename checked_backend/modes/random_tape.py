@@ -11,7 +11,7 @@ import torch
 
 from checked_backend._torch.modes import DisableTorchDispatch
 from checked_backend._torch.operators import OpOverload
-from checked_backend.errors import CheckedBackendError
+from checked_backend.errors import OtherDrawsError, ReplayError
 from checked_backend.graphs.operators import Operator, argument
 from checked_backend.modes.base import OperatorMode, written_tensors
 
@@ -25,14 +25,6 @@ _BY_VALUES_OVERLOADS = frozenset(
      "aten.normal.float_Tensor", "aten.normal.Tensor_Tensor"}
 )  # fmt: skip
 _Shape = tuple[object, ...]
-
-
-class ReplayError(CheckedBackendError):
-    """Raised if the tape has no outcome for a random operator, or not one that fits."""
-
-
-class OtherDrawsError(ReplayError):
-    """Raised if the program draws by another operator than the recorded one did."""
 
 
 _ATTENTION = "_scaled_dot_product_"

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from checked_backend.errors import CheckedBackendError
+from checked_backend.errors import CheckedBackendError, ReplayError
 from checked_backend.modes.monte_carlo import MonteCarloMode
-from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayError, ReplayRandom
+from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from tests.support.mode_programs import CASES, relative, same
 
 

@@ -10,8 +10,8 @@ from functools import cache
 
 import torch
 
+from checked_backend.errors import OtherDrawsError
 from checked_backend.findings import EvidenceKey, Kind
-from checked_backend.modes.random_tape import OtherDrawsError
 from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
