@@ -102,7 +102,8 @@ def slabs(sizes: Iterable[int]) -> Iterator[list[int]]:
 def same_bits(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same bit patterns, as they are read."""
     reference, candidate = resolved(reference), resolved(candidate)
-    if is_on_cpu(reference) and reference.is_contiguous() and candidate.is_contiguous():
+    sides = reference, candidate
+    if all(is_on_cpu(side) and side.is_contiguous() and side.data_ptr() for side in sides):  # a wrapper has no memory
         return not _memcmp(reference.data_ptr(), candidate.data_ptr(), reference.nbytes)
     if reference.is_complex():
         reference, candidate = torch.view_as_real(reference), torch.view_as_real(candidate)
