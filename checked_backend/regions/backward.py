@@ -158,7 +158,7 @@ class BackwardObserver:
         """
 
     def passed(self, passed: BackwardPass) -> Gradients | None:
-        """A pass has left the region. What it returns is used instead, if `BackwardWatch.can_replace`."""
+        """A pass has left the region. What it returns is used instead, if one node sends all gradients."""
         return self._on_passed(passed)
 
     def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
@@ -200,9 +200,6 @@ class BackwardWatch:
         eager: Runs the call in eager once more; gives its outputs.
 
     Attributes:
-        can_replace: Whether all gradients leave the region through one autograd node (AOT autograd's, or that of
-            `gradient_gate`), so that they can be replaced before they go on.
-            Otherwise a pass is told when the whole backward pass ends.
         context: That of the call, in which the observer is told.
         outside_edges: Number of edges that leave the region towards something that is not an input of it.
     """
@@ -226,10 +223,13 @@ class BackwardWatch:
         self._freed = False
         sites, nodes, self.outside_edges = find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
+        reached = {position for site in self._sites for _, position in site.to_inputs}
+        # a pass does not tell whether the gradient of an input that no result leads to is needed; eager's graph does
+        self._cut_off = frozenset(edges.values()) - reached if not self.outside_edges else frozenset()
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
-        # every node that an only exit depends on has run before it
+        # every node that an only exit (AOT autograd's node, or a `gradient_gate`) depends on has run before it, so that
+        # gradients can be replaced before they go on; else a pass is told when the whole backward pass ends
         self._exit = exits[0] if len(exits) == 1 else None
-        self.can_replace = self._exit is not None
         for node in nodes if exchanges else ():
             node.register_prehook(partial(_hook, self, BackwardWatch._entered))
             node.register_hook(partial(_hook, self, BackwardWatch._left))
@@ -268,7 +268,7 @@ class BackwardWatch:
         task = current_graph_task_id()
         if (known := self._passes.get(task)) is not None:
             return known
-        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
+        needed = self._cut_off.union(position for (node, _), position in self._edges.items() if _is_needed(node))
         running = ExitStack()
         passed = BackwardPass(needed, graph_task_keeps_graph(), running, self._observer.begins(running))
         if self._exchanges:
@@ -277,7 +277,7 @@ class BackwardWatch:
         if self._freed or in_compiled_backward():
             running.close()
         self._passes[task] = passed
-        if not self.can_replace:
+        if self._exit is None:
             call_after_backward(partial(_untraced, self, BackwardWatch._finish, task))
         return passed
 
@@ -306,16 +306,15 @@ class BackwardWatch:
         began, task = self._observer.clock(), current_graph_task_id()
         passed, site = self._passes[task], self._sites[number]
         passed.ended = ProcessState.capture()
+        leaving = list(grad_outputs if site.is_gate else grad_inputs)
         with self._unless_short(passed):
-            passed.leaves(site, grad_inputs, grad_outputs)
+            passed.leaves(site, leaving, grad_outputs)
         passed.seconds += self._observer.clock() - began
-        replacements = self._finish(task) if number == self._exit else None
-        if not replacements:
-            return None
-        changed = list(grad_inputs)
+        replacements = (self._finish(task) if number == self._exit else None) or {}
         for index, position in site.to_inputs:
-            changed[index] = replacements.get(position, changed[index])
-        return tuple(changed)
+            if site.is_gate or leaving[index] is not None:  # torch lets no hook replace a gradient that is None
+                leaving[index] = replacements.get(position, leaving[index])
+        return tuple(leaving) if replacements or site.is_gate else None
 
     def _raised(self, number: int, error: Exception, _grad_outputs: Sequence[Any]) -> Gradients | None:
         task = current_graph_task_id()

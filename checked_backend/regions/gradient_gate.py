@@ -28,11 +28,13 @@ def input_edges(args: Sequence[Any], positions: frozenset[int]) -> dict[Edge, in
 
 
 class _Gate(torch.autograd.Function):
-    """The identity on any number of tensors, as one autograd node."""
+    """The identity on any number of tensors, as one autograd node.
+
+    For a gradient that is None it sends zeros, which a hook can replace, as it cannot replace None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
+    def forward(_ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
@@ -68,6 +70,7 @@ class Site:
         to_results: Gradients that go to other results: (number among the node's gradients, that result).
         to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
         known: The node's outputs that are results, or that other nodes of the region read.
+        is_gate: Whether it is a `gradient_gate`.
     """
 
     results: list[tuple[int, Result]] = field(default_factory=list)
@@ -75,6 +78,7 @@ class Site:
     to_results: list[tuple[int, Result]] = field(default_factory=list)
     to_gate: list[tuple[int, int]] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
+    is_gate: bool = False
 
 
 def find_sites(
@@ -124,6 +128,7 @@ def find_sites(
             if target in sites:
                 sites[target].known.add(output)
     for node, site in sites.items():
+        site.is_gate = node.name() == GATE
         site.known.update(output for output, _ in site.results)
         for number, (target, target_number) in enumerate(node.next_functions):
             if target in sites and target.name() == GATE:

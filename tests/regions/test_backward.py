@@ -88,3 +88,20 @@ def test_a_backward_pass_in_a_thread_of_the_engine(results: int) -> None:
         assert backwards(report) == 1
     for how in BOTH:
         assert found(audit(program, faults.scaled_gradient("y", how))) == {("logic", "grad[y]")}
+
+
+@pytest.mark.parametrize("on_divergence", ["record", "fallback"])
+def test_an_input_that_is_cut_off(on_divergence: str) -> None:
+    """A backward pass does not come to it, which does not say that nobody needs its gradient."""
+    x, y, z = (torch.randn(2, 3, requires_grad=True) for _ in "xyz")
+
+    def program(compile_: Compile) -> None:
+        compile_(lambda x, y, z: x.sin() * y * z.detach())(x, y, z).sum().backward()
+
+    def cut_off(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        return lambda x, y, z: gm(x, y.detach(), z)
+
+    assert found(audit(program, cut_off, on_divergence=on_divergence)) == {("structure.type", "grad[y]")}
+    assert (y.grad is None) == (on_divergence == "record")
+    assert z.grad is None
+    assert agreed(audit(program, "eager", on_divergence=on_divergence))
