@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from checked_backend.numerics.bits import unit_roundoff
 from checked_backend.verdict import thresholds
 
 
@@ -67,6 +68,11 @@ def least_number(dtype: torch.dtype) -> float:
         return 0.0
     limits = torch.finfo(dtype)
     return limits.tiny if limits.tiny <= torch.finfo(torch.float32).tiny else limits.tiny * limits.eps
+
+
+def rounding(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """How far apart two roundings of the same numbers to a dtype may lie; 0 for integers."""
+    return 2 * unit_roundoff(dtype) * magnitude + least_number(dtype)
 
 
 _BLOCK = 1 << 16

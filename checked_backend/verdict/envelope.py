@@ -11,8 +11,18 @@ from dataclasses import dataclass, field
 
 import torch
 
+from checked_backend.numerics.bits import is_floating
 from checked_backend.numerics.quick_diff import QuickDiff
-from checked_backend.verdict.elements import LocalScale, all_finite, blocks, difference, magnitudes, root_mean_square
+from checked_backend.verdict import thresholds
+from checked_backend.verdict.elements import (
+    LocalScale,
+    all_finite,
+    blocks,
+    difference,
+    magnitudes,
+    root_mean_square,
+    rounding,
+)
 
 
 def times(difference: float, noise: float) -> float:
@@ -30,11 +40,15 @@ class Envelope:
         values: The distances, in units of the tensor. A run counts only where its element and the reference's are
             both finite, or the same.
         unstable: Where a control run was NaN or infinite and the reference was not, or the reverse; None: nowhere.
+        jumps: How many elements of later runs are as far from the earlier runs as no noise of their own explains.
+        furthest: The greatest distance of these.
     """
 
     values: torch.Tensor
     runs: int = 1
     unstable: torch.Tensor | None = None
+    jumps: int = 0
+    furthest: float = 0.0
     _sizes: tuple[float, float] | None = field(default=None, repr=False)
 
     @classmethod
@@ -46,11 +60,25 @@ class Envelope:
     def add(self, reference: torch.Tensor, sample: torch.Tensor) -> None:
         """Take one more control run in."""
         values, unstable = _finite_part(difference(reference, sample))
+        if self.runs >= thresholds.MORE_RUNS and is_floating(reference):
+            self._count_jumps(reference, values)
         torch.maximum(self.values, values, out=self.values)
         if unstable is not None:
             self.unstable = unstable if self.unstable is None else self.unstable | unstable
         self.runs += 1
         self._sizes = None
+
+    def _count_jumps(self, reference: torch.Tensor, distances: torch.Tensor) -> None:
+        """Ask of a control run what the candidate is asked: which elements do the other runs not explain?
+
+        Where two numbers nearly cancel before they are divided by their own size, a few elements of each run jump.
+        """
+        for right, known, distance in blocks(reference, self.values, distances):
+            allowed = thresholds.ENVELOPE_FACTOR * known + rounding(magnitudes(right), reference.dtype)
+            further = distance[distance > allowed]
+            if further.numel():
+                self.jumps += further.numel()
+                self.furthest = max(self.furthest, float(further.max().item()))
 
     @property
     def rms(self) -> float:

@@ -26,10 +26,10 @@ from checked_backend.verdict.elements import (
     blocks,
     difference,
     exponents,
-    least_number,
     magnitudes,
     picked,
     root_mean_square,
+    rounding,
     unconfirmed,
     widened,
 )
@@ -115,7 +115,7 @@ def outside_noise(
     plain = high_precision is None and strong is None
     allowances = allowances or _by_noise(reference, envelope)
     masks: list[torch.Tensor] = []
-    doubtful, worst, jumping, furthest = 0, 0.0, 0, 0.0
+    doubtful, worst, jumping, furthest = 0, 0.0, envelope.jumps, envelope.furthest
     for part in map(Elements._make, blocks(*whole)):  # most elements are settled here
         distance = difference(part.reference, part.candidate)
         allowed, own, jumps = allowances(part)
@@ -212,7 +212,7 @@ Allowances: TypeAlias = Callable[[Elements], Allowed]
 def _as_rare_as_jumps(distances: torch.Tensor, jumps: int, greatest: float) -> bool:
     """Whether the unexplained elements are a few that flip in the candidate and by chance in no control run.
 
-    In strong control runs ``jumps`` elements flip, the furthest by ``greatest``.
+    In control runs ``jumps`` elements flip, the furthest by ``greatest``.
     """
     if not jumps or distances.numel() > thresholds.MISSED_JUMPS * jumps:
         return False
@@ -251,9 +251,9 @@ def _by_noise(reference: torch.Tensor, envelope: Envelope) -> Allowances:
     def allowed_of(part: Elements) -> Allowed:
         magnitude, noise = magnitudes(part.reference), part.noise
         typical = noise if scale is None else scale.at(magnitude).to(noise.dtype)
-        rounding = 2 * unit_roundoff(reference.dtype) * magnitude + least_number(reference.dtype)
-        allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounding
-        own = thresholds.ENVELOPE_FACTOR * noise + rounding
+        rounded = rounding(magnitude, reference.dtype)
+        allowed = thresholds.ENVELOPE_FACTOR * torch.maximum(noise, typical) + rounded
+        own = thresholds.ENVELOPE_FACTOR * noise + rounded
         if part.strong is None:
             return Allowed(allowed, own)
         jumps = part.strong > thresholds.STRONG_MAGNITUDE * noise  # twice as much as the magnitudes explain

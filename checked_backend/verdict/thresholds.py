@@ -79,7 +79,7 @@ DRAW_FACTOR = 4.0
 out of proportion, of what other random numbers make."""
 
 MISSED_JUMPS = 0.1
-"""The candidate alone may flip further elements: up to this share of those that flip in strong control runs."""
+"""The candidate alone may flip further elements: up to this share of those that flip in single control runs."""
 
 # -- Elements that have lost their digits ------------------------------------------------------------------------------
 

@@ -43,3 +43,31 @@ def test_an_infinity_that_float64_has_too_is_right():
         candidate[3] = value
         found = outside_noise(reference=reference, candidate=candidate, envelope=quiet, high_precision=high_precision)
         assert (found.count, found.unconfirmed) == (count, count)
+
+
+def test_a_few_elements_may_jump_as_in_each_control_run():
+    """Two numbers nearly cancel before they are divided by their own size: in each run a few elements are far off."""
+    reference, scale = torch.ones(400), torch.logspace(-4, 0, 400)
+
+    def run(jumping: torch.Tensor) -> torch.Tensor:
+        moved = reference + 1e-6 * torch.randn(400)
+        moved[jumping] += scale[jumping]
+        return moved
+
+    def noise(jumps: int, runs: int) -> Envelope:
+        envelope = Envelope.of(reference, run(torch.randperm(300)[:jumps]))
+        for _ in range(runs):
+            envelope.add(reference, run(torch.randperm(300)[:jumps]))
+        return envelope
+
+    def outside(jumping: list[int], envelope: Envelope, times: float = 1.0) -> int:
+        candidate = reference + (run(torch.tensor(jumping)) - reference) * times
+        return outside_noise(reference=reference, candidate=candidate, envelope=envelope).count
+
+    envelope = noise(3, runs=20)
+    assert 20 < envelope.jumps < 40
+    assert outside([320], envelope) == 0
+    assert outside([*range(320, 330)], envelope) == 10  # more than in any run
+    assert outside([320], envelope, times=20) == 1  # further than in any run
+    assert outside([320], noise(3, runs=5)) == 1  # too few runs to tell
+    assert noise(0, runs=20).jumps == 0
