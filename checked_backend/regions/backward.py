@@ -223,9 +223,6 @@ class BackwardWatch:
         self._freed = False
         sites, nodes, self.outside_edges = find_sites(outputs, mutated, edges, since)
         self._sites = tuple(sites.values())
-        reached = {position for site in self._sites for _, position in site.to_inputs}
-        # a pass does not tell whether the gradient of an input that no result leads to is needed; eager's graph does
-        self._cut_off = frozenset(edges.values()) - reached if not self.outside_edges else frozenset()
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
         # every node that an only exit (AOT autograd's node, or a `gradient_gate`) depends on has run before it, so that
         # gradients can be replaced before they go on; else a pass is told when the whole backward pass ends
@@ -268,7 +265,7 @@ class BackwardWatch:
         task = current_graph_task_id()
         if (known := self._passes.get(task)) is not None:
             return known
-        needed = self._cut_off.union(position for (node, _), position in self._edges.items() if _is_needed(node))
+        needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
         running = ExitStack()
         passed = BackwardPass(needed, graph_task_keeps_graph(), running, self._observer.begins(running))
         if self._exchanges:
@@ -336,7 +333,18 @@ class BackwardWatch:
         if passed is None or passed.failed or passed.short:
             return None
         self._freed = self._freed or not passed.keeps_graph
+        passed.needed |= self._cut_off(passed)
         return self._observer.passed(passed.close())
+
+    def _cut_off(self, passed: BackwardPass) -> frozenset[int]:
+        """Inputs to which no result leads whose gradient arrived.
+
+        A pass does not tell whether their gradients are needed; eager's graph does.
+        """
+        if self.outside_edges:
+            return frozenset()
+        arrived = (site for site in self._sites if any(result in passed.copies for _, result in site.results))
+        return frozenset(self._edges.values()).difference(*(site.reaches for site in arrived))
 
     def _ended(self, task: int) -> BackwardPass | None:
         passed = self._passes.pop(task, None)

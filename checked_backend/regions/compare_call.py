@@ -83,7 +83,9 @@ class CallComparison:
             for result, expected in reference.results(mutated).items()
         ]
         free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
-        structure = [found for found in compare_parts(parts) if found.subject not in free or not _is_layout(found)]
+        structure = [
+            found for found in compare_parts(parts, args) if found.subject not in free or not _is_layout(found)
+        ]
         if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)

@@ -33,26 +33,47 @@ class Part:
         return Finding(Kind.STRUCTURE, self.subject, message, detail, expected=expected, actual=actual, source=source)
 
 
-def compare_parts(parts: Sequence[Part]) -> Iterator[Finding]:
+def compare_parts(parts: Sequence[Part], given: Sequence[Any] = ()) -> Iterator[Finding]:
     """Structure: None or not, type, dtype, shape, significant strides, device, layout, ``requires_grad``.
 
     Sparse tensors must store the same elements. Values that are not tensors must be equal.
+
+    Args:
+        given: The candidate's arguments, through which gradients flow back if they are returned.
     """
+    inputs = {id(value) for value in given}
     for part in parts:
         if isinstance(part.reference, torch.Tensor) or isinstance(part.candidate, torch.Tensor):
             yield from _stored_elements(part)
             yield from _history(part)
+            if id(part.candidate) not in inputs:
+                yield from _no_history(part)
             for difference in compare_structure(reference=part.reference, candidate=part.candidate):
                 message = f"{difference.aspect} differs from eager's"
                 found = part.differs(difference.aspect, message, difference.expected, difference.actual)
                 if difference.aspect == "requires_grad" and _has_history(part.reference):
-                    message = "no gradient flows back through it, and through eager's one does"
-                    evidence: dict[str, Any] = {EvidenceKey.GRADIENTS_LOST: True}
-                    found = replace(found, message=message, evidence=evidence, more_than_layout=_LOST)
+                    found = gradients_lost(found)
                 yield found
         elif not _same_value(part.reference, part.candidate):
             message = "a value that is no tensor differs from eager's"
             yield part.differs("value", message, repr(part.reference), repr(part.candidate))
+
+
+def gradients_lost(found: Finding) -> Finding:
+    """A finding about ``requires_grad``, where gradients only flow back through eager's result."""
+    message = "no gradient flows back through it, and through eager's one does"
+    evidence: dict[str, Any] = {EvidenceKey.GRADIENTS_LOST: True}
+    return replace(found, message=message, evidence=evidence, more_than_layout=_LOST)
+
+
+def _no_history(part: Part) -> Iterator[Finding]:
+    """A leaf that the candidate made requires grad, but leads to no input."""
+    both = part.reference, part.candidate
+    if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both) or not part.candidate.is_leaf:
+        return
+    if (made_by := grad_fn(part.reference)) is not None and gradient_edge(part.reference) is not None:
+        expected, actual = f"grad_fn {made_by.name()}", "a leaf, which leads to no input"
+        yield gradients_lost(part.differs("requires_grad", "", expected, actual))
 
 
 def _has_history(tensor: torch.Tensor) -> bool:

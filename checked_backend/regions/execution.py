@@ -92,6 +92,7 @@ class Execution:
         leaves: The tensors whose gradients are taken, by position of the input.
         gradients: Gradients, by position, if a backward pass was run.
         counted: The positions of the arguments to which autograd counted writes.
+        led: The positions of those whose gradients now lead through what it wrote to them.
         sent: What it would have sent to other ranks, by subject.
         final_rng: The random state that it left; set by `Call.run`.
     """
@@ -101,6 +102,7 @@ class Execution:
     leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
     gradients: Mapping[int, torch.Tensor | None] = field(default_factory=dict)
     counted: frozenset[int] = frozenset()
+    led: frozenset[int] = frozenset()
     sent: Mapping[str, Any] = field(default_factory=dict)
     final_rng: RngState = field(init=False, repr=False, compare=False)
 
@@ -116,13 +118,13 @@ class Execution:
     def without_graph(self) -> Execution:
         """This execution without its autograd graph, so that the activations that the graph holds are freed.
 
-        A tensor with a history becomes a leaf that requires grad. A tensor that only requires grad for its base stays.
+        A tensor with a history gets one that holds nothing. A tensor that only requires grad for its base stays.
         """
         bare: dict[int, Any] = {}
         for value in (*self.outputs, *self.arguments):
             bare.setdefault(id(value), _without_history(value))
         outputs, arguments = ([bare[id(value)] for value in side] for side in (self.outputs, self.arguments))
-        return Execution(outputs, arguments, self.leaves, counted=self.counted)
+        return Execution(outputs, arguments, self.leaves, counted=self.counted, led=self.led)
 
     def values(self, subjects: Subjects, mutated: Iterable[int]) -> dict[str, torch.Tensor]:
         """Outputs and mutated inputs under their subjects' names."""
@@ -250,7 +252,11 @@ class Call:
 def _without_history(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.requires_grad or grad_fn(value) is None:
         return value
-    return value if gradient_edge(value) is None else value.detach().requires_grad_(True)
+    if gradient_edge(value) is None:
+        return value
+    with torch.enable_grad():
+        leaf = value.detach().requires_grad_(True)
+        return leaf.view_as(leaf) if leaf.layout is torch.strided and not leaf.is_nested else leaf
 
 
 def _root(value: Any) -> tuple[GradientEdge, torch.dtype] | None:
@@ -330,7 +336,16 @@ def compressed_indices(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 def execute(region: Callable[..., Any], arguments: Sequence[Any], leaves: Mapping[int, torch.Tensor]) -> Execution:
     """Run a region once."""
-    before = WriteCounts.of(arguments)
+    before, histories = WriteCounts.of(arguments), _histories(arguments)
     returned = region(*arguments)
     outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return Execution(outputs, arguments, leaves, counted=before.advanced(arguments))
+    led = frozenset(place for place, made_by in _histories(arguments).items() if made_by != histories.get(place))
+    return Execution(outputs, arguments, leaves, counted=before.advanced(arguments), led=led)
+
+
+def _histories(arguments: Sequence[Any]) -> dict[int, Node]:
+    return {
+        place: made_by
+        for place, value in enumerate(arguments)
+        if isinstance(value, torch.Tensor) and value.requires_grad and (made_by := grad_fn(value)) is not None
+    }

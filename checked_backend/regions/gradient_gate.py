@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -71,6 +71,7 @@ class Site:
         to_gate: Gradients that go to inputs through a `gradient_gate`: (number among the node's gradients, position).
         known: The node's outputs that are results, or that other nodes of the region read.
         is_gate: Whether it is a `gradient_gate`.
+        reaches: Positions of the inputs that its gradients lead to, through other nodes too.
     """
 
     results: list[tuple[int, Result]] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Site:
     to_gate: list[tuple[int, int]] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
     is_gate: bool = False
+    reaches: frozenset[int] = frozenset()
 
 
 def find_sites(
@@ -127,14 +129,33 @@ def find_sites(
         for target, output in node.next_functions:
             if target in sites:
                 sites[target].known.add(output)
+    reached = _reached(seen, edges)
     for node, site in sites.items():
         site.is_gate = node.name() == GATE
+        site.reaches = frozenset(position for position in edges.values() if reached[node] >> position & 1)
         site.known.update(output for output, _ in site.results)
         for number, (target, target_number) in enumerate(node.next_functions):
             if target in sites and target.name() == GATE:
                 behind = dict(sites[target].to_inputs)
                 site.to_gate += [(number, behind[target_number])] if target_number in behind else []
     return sites, list(seen), outside_edges
+
+
+def _reached(nodes: Set[Node], edges: Mapping[Edge, int]) -> dict[Node, int]:
+    """The inputs that the gradients of each node of the region lead to: a bit for each position."""
+    reached: dict[Node, int] = {}
+    queue = list(nodes)
+    while queue:
+        ahead = [(target, number) for target, number in queue[-1].next_functions if target is not None]
+        unknown = [target for target, _ in ahead if target in nodes and target not in reached]
+        if unknown:
+            queue += unknown
+            continue
+        node = queue.pop()
+        reached[node] = 0
+        for edge in ahead:
+            reached[node] |= 1 << edges[edge] if edge in edges else reached.get(edge[0], 0)
+    return reached
 
 
 def _behind(edges: Mapping[Edge, int]) -> set[Node]:

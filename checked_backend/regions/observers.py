@@ -25,7 +25,8 @@ from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.call_findings import memory_written, rng_state_differs
-from checked_backend.regions.execution import Call, Execution, Subjects
+from checked_backend.regions.compare_parts import Part, gradients_lost
+from checked_backend.regions.execution import Call, Execution, Subjects, gradient_edge
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import qualified_names
 from checked_backend.regions.inputs import (
@@ -306,6 +307,7 @@ def _inputs(record: CallRecord) -> Observation:
         yield Suspicion(memory_written(subjects.mutated(place), message))
     if isinstance(record.reference, Execution):
         yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
+        yield from map(Suspicion, _unled_gradients(record, record.reference))
 
 
 def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCounts) -> Iterator[Finding]:
@@ -331,6 +333,20 @@ def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCou
                 expected="a version that the call has raised",
                 actual="the version before the call",
             )
+
+
+def _unled_gradients(record: CallRecord, reference: Execution) -> Iterator[Finding]:
+    """Findings about inputs whose gradients lead through what eager wrote, but not through what the candidate wrote."""
+    call = record.call
+    if record.checks.info.graph is not None:  # of AOT autograd's graphs none leads gradients
+        return
+    led = reference.led - call.inputs.entangled
+    for edge, place in record.edges.items():
+        after = gradient_edge(record.args[place]) if place in led else None
+        if after is not None and edge == (after.node, after.output_nr):
+            part = Part(call.subjects.mutated(place), reference.arguments[place], record.args[place])
+            expected, actual = "gradients that lead through what was written to it", "gradients as before the call"
+            yield gradients_lost(part.differs("requires_grad", "", expected, actual))
 
 
 def _earlier_results(record: CallRecord) -> Observation:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,3 +106,74 @@ def test_an_input_that_is_cut_off(on_divergence: str) -> None:
     assert (y.grad is None) == (on_divergence == "record")
     assert z.grad is None
     assert agreed(audit(program, "eager", on_divergence=on_divergence))
+
+
+Wrong = Callable[[fx.GraphModule, torch.Tensor, torch.Tensor], Any]
+
+
+def wrong_in(run: Wrong) -> faults.Compiler:
+    """A compiler whose programs are a function of the graph and its two inputs."""
+    return lambda gm, _inputs: lambda x, y: run(gm, x, y)
+
+
+def two_results(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.tanh() * y, (x * y).sum(-1)
+
+
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+@pytest.mark.parametrize("used", [[0], [1], [0, 1]])
+def test_a_result_that_is_a_new_leaf(used: list[int], reference: str) -> None:
+    """It requires grad as eager's does, but no backward pass that begins at it comes to the region."""
+
+    def program(compile_: Compile) -> None:
+        results = compile_(two_results)(*(torch.randn(2, 3, requires_grad=True) for _ in "xy"))
+        sum(results[number].sum() for number in used).backward()
+
+    def leaf(gm: fx.GraphModule, x: torch.Tensor, y: torch.Tensor) -> Any:
+        first, second = gm(x, y)
+        return first, second.detach().requires_grad_()
+
+    options = {"on_divergence": "record", "reference": reference}
+    assert found(audit(program, wrong_in(leaf), **options)) == {("structure.requires_grad", "output[1]")}
+    assert agreed(audit(program, "eager", **options))
+
+
+def test_an_input_that_is_cut_off_from_one_result() -> None:
+    """A pass that begins at that result alone does not come to the input; one for the other input need not."""
+
+    def program(compile_: Compile, only: bool = False) -> None:
+        x, y = (torch.randn(2, 3, requires_grad=True) for _ in "xy")
+        _, result = compile_(two_results)(x, y)
+        torch.autograd.grad(result.sum(), [x] if only else [x, y], allow_unused=True)
+
+    cut = wrong_in(lambda gm, x, y: (gm(x, y)[0], gm(x, y.detach())[1]))
+    assert found(audit(program, cut, on_divergence="record")) == {("structure.type", "grad[y]")}
+    for clean in ("eager", "aot_eager"):
+        assert agreed(audit(partial(program, only=True), clean))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+def test_gradients_that_lead_past_a_write(reference: str) -> None:
+    """The input is written to with grad mode off: its gradient goes where it went before, and no pass shows that."""
+
+    def written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return y.sin()
+
+    def program(compile_: Compile) -> None:
+        x, y = (torch.randn(2, 3, requires_grad=True) for _ in "xy")
+        given = x * 1
+        (compile_(written)(given, y) + given).sum().backward()
+
+    @wrong_in
+    def without_grad(gm: fx.GraphModule, x: torch.Tensor, y: torch.Tensor) -> Any:
+        results = gm(x.clone(), y)
+        with torch.no_grad():
+            x.add_(y)
+        return results
+
+    options = {"on_divergence": "record", "reference": reference}
+    assert found(audit(program, without_grad, **options)) == {("structure.requires_grad", "mutated[x]")}
+    for clean in ("eager", "aot_eager"):
+        assert agreed(audit(program, clean, **options))
