@@ -13,7 +13,7 @@ from checked_backend._torch.autograd import transforms_unharmed
 from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend._torch.modes import TorchDispatchMode
-from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.operators import OpOverload, run_composite
 from checked_backend._torch.tensors import (
     inner_tensors,
     is_zero_tensor,
@@ -22,8 +22,8 @@ from checked_backend._torch.tensors import (
     storage_identity,
     version_of,
 )
-from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, argument, describe_operator
-from checked_backend.modes.base import PLAIN
+from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, OperatorKind, argument, describe_operator
+from checked_backend.modes.base import PLAIN, tensors_in, written_tensors
 from checked_backend.numerics.fingerprint import fingerprints
 
 WIDEST = 4
@@ -78,22 +78,19 @@ class _EffectLog(TorchDispatchMode):
         if not isinstance(func, OpOverload):
             self.opaque = str(func)
             return func(*args, **kwargs)
+        if func.namespace == "prim":  # a fake tensor is asked for its device
+            return func(*args, **kwargs)
+        operator = describe_operator(func)
+        if operator.kind is OperatorKind.COMPOSITE:  # under inference mode
+            with self:
+                return run_composite(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random = True
-        for position, declared in enumerate(func._schema.arguments):
-            if declared.alias_info is not None and declared.alias_info.is_write:
-                self._note(args[position] if position < len(args) else kwargs.get(declared.name))
-        if func._schema.name.removeprefix("aten::") in UPDATING:
-            operator = describe_operator(func)
-            if argument(operator, args, kwargs, "training") is not False:
-                for name in UNMARKED_STATISTICS:
-                    self._note(argument(operator, args, kwargs, name))
+        written = written_tensors(operator, args, kwargs)
+        if operator.base in UPDATING and argument(operator, args, kwargs, "training") is not False:
+            written += tensors_in([argument(operator, args, kwargs, name) for name in UNMARKED_STATISTICS])
+        self.written.update(*map(_storages, written))
         return func(*args, **kwargs)
-
-    def _note(self, value: Any) -> None:
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                self.written |= _storages(tensor)
 
 
 def find_effects(graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
@@ -199,7 +196,7 @@ class Inputs:
         )
 
     def fingerprints(self, args: Sequence[Any]) -> dict[int, int | None]:
-        """Checksums of those among the user's inputs that must stay as they are."""
+        """Checksums of those among inputs that must stay as they are. They are the call's, or aliases of them."""
         kept = {
             position: arg
             for position, arg in enumerate(args)

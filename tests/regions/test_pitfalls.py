@@ -371,6 +371,12 @@ for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             compile_(lambda x: x.mul_(2))(torch.randn(3))
 
+    @pitfall(mutated("1.running_mean"), name=f"running statistics in {mode.__name__}", mutated_inputs=3)
+    def statistics_without_gradients(compile_: Compile, mode: Any = mode) -> None:
+        model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+        with mode():
+            compile_(model)(torch.randn(6, 8))
+
 
 @pitfall()
 def a_parameter_without_gradients_where_effects_are_unknown(compile_: Compile) -> None:
