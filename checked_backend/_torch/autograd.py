@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ __all__ = [
     "StopRecomputationError",
     "autograd_sequence_number",
     "call_after_backward",
+    "carry_tangents",
     "current_graph_task_id",
     "get_dynamic_layer_stack_depth",
     "graph_task_keeps_graph",
@@ -128,3 +129,11 @@ def is_accumulate_grad(target: object) -> bool:
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function when the running backward pass has finished. Its exceptions reach the user's call."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def carry_tangents(values: Iterable[Any]) -> bool:
+    """Whether forward-mode AD goes through some of the values."""
+    within = forward_ad._current_level >= 0
+    return within and any(
+        isinstance(one, torch.Tensor) and forward_ad.unpack_dual(one).tangent is not None for one in values
+    )

@@ -9,7 +9,7 @@ import torch
 
 from checked_backend._torch.collectives import is_async_result
 
-StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride", "requires_grad"]
+StructureAspect = Literal["type", "dtype", "shape", "device", "layout", "stride", "requires_grad", "inference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,10 @@ def compare_structure(*, reference: Any, candidate: Any) -> tuple[StructureDiffe
     """Compare everything about two values except the numbers.
 
     The order is type, dtype, shape, device, layout, significant strides (for strided tensors of one shape),
-    ``requires_grad``. If the types differ, nothing else is compared. Three things do not count as differences: a
-    pending conjugation or negation, ``torch.nn.Parameter`` in place of a plain tensor, and a collective's result that
-    eager waits for at its first use in place of one that has arrived.
+    ``requires_grad``, and whether only the candidate is a tensor of inference mode. If the types differ, nothing else
+    is compared. Three things do not count as differences: a pending conjugation or negation, ``torch.nn.Parameter`` in
+    place of a plain tensor, and a collective's result that eager waits for at its first use in place of one that has
+    arrived.
 
     Returns:
         The differences; empty if the structure is the same. For two values that are not tensors, only the types are
@@ -68,6 +69,8 @@ def _aspects(reference: torch.Tensor, candidate: torch.Tensor) -> list[tuple[Str
     if same_place and not reference.is_nested and significant_strides(reference) != significant_strides(candidate):
         aspects.append(("stride", str(tuple(reference.stride())), str(tuple(candidate.stride()))))
     aspects.append(("requires_grad", str(reference.requires_grad), str(candidate.requires_grad)))
+    if candidate.is_inference() and not reference.is_inference():  # autograd refuses it
+        aspects.append(("inference", "a normal tensor", "a tensor of inference mode"))
     return aspects
 
 

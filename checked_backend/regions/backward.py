@@ -64,6 +64,7 @@ class BackwardPass:
         keeps_graph: Whether the pass may be repeated (``retain_graph=True``).
         running: What is entered until the region's part of the pass is over, or other code raises.
         begun: What `BackwardObserver.begins` gave.
+        at_exit: Whether it is closed before anything runs that comes after the region.
         cotangents: Copies of the gradients that arrived.
         gradients: Gradients that the candidate sent to the inputs whose gradient is needed, by position; None for an
             input to which it sent none.
@@ -87,6 +88,7 @@ class BackwardPass:
     keeps_graph: bool
     running: ExitStack
     begun: Any
+    at_exit: bool = False
     cotangents: Cotangents = field(default_factory=lambda: Cotangents({}))
     gradients: Gradients = field(default_factory=dict)
     differentiable: bool = False
@@ -267,7 +269,8 @@ class BackwardWatch:
             return known
         needed = frozenset(position for (node, _), position in self._edges.items() if _is_needed(node))
         running = ExitStack()
-        passed = BackwardPass(needed, graph_task_keeps_graph(), running, self._observer.begins(running))
+        begun, at_exit = self._observer.begins(running), self._exit is not None
+        passed = BackwardPass(needed, graph_task_keeps_graph(), running, begun, at_exit)
         if self._exchanges:
             passed.recorder = RecordCollectives(passed.exchanged)
         # eager may raise too; and compiled autograd, whose graph is a region of its own, tells no end of a pass

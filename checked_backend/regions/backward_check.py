@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions import schedule
 from checked_backend.regions.backward import BackwardObserver, BackwardPass, BackwardWatch, Gradients
-from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, same_exception
+from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, memory_written, same_exception
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
@@ -137,15 +137,17 @@ class BackwardCheck(BackwardObserver):
         """Compile it anew where the compiler's cache may be what failed."""
         return self._checks.candidate.backward_again(error)
 
-    def begins(self, running: ExitStack) -> Snapshot:
-        """Look at what the program holds of earlier calls. Note that it has not ended."""
+    def begins(self, running: ExitStack) -> tuple[Snapshot, Mapping[int, int | None]]:
+        """Look at what the program holds of earlier calls, and at the inputs. Note that it has not ended."""
         self._reporter.hear()
         self._reporter.call = self._call.number
         skip = Skip(f"the gradients of call {self._call.number}", _DID_NOT_END, matters=True)
         running.callback(self._reporter.skip_until(skip))
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
-        return self._checks.earlier.look()
+        inputs = self._call.inputs
+        rechecked = schedule.is_recheck(self._call.check.number)
+        return self._checks.earlier.look(), inputs.fingerprints(inputs.args) if rechecked else {}
 
     def left_out(self) -> None:
         """Note that compiled autograd captures it."""
@@ -171,8 +173,13 @@ class BackwardCheck(BackwardObserver):
         if self._reporter.stopped or not passed.cotangents or self._exchange_failed(passed):
             return None
         left = self._settings_left(passed)
+        if changed := [*self._inputs_changed(passed)]:
+            reason = "not compared: the compiled backward pass wrote to inputs that eager's reads"
+            self._reporter.skip(Skip("gradients", reason, matters=True))
+            self._reporter.respond([*left, *changed], call=call, cotangents=passed.cotangents)
+            return None
         call.ratios = None  # not those of the results
-        held: Snapshot = passed.begun
+        held: Snapshot = passed.begun[0]
         left += held.overwritten(earlier.calls, earlier.region, counted=False)
         try:
             comparing = self._checks.variants.waiting.at("comparing the gradients")
@@ -192,6 +199,15 @@ class BackwardCheck(BackwardObserver):
             self._checks.health.checked(call.number, call.ratios, findings, call.check.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
+
+    def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
+        before, inputs, subjects = passed.begun[1], self._call.inputs, self._call.subjects
+        # in a pass that ends later, optimizers may have written to weights
+        now = inputs.fingerprints(inputs.args) if before and passed.at_exit else before
+        for place in before:
+            if now[place] != before[place]:
+                message = "the compiled backward pass changed an input that eager's leaves alone"
+                yield memory_written(subjects.mutated(place), message)
 
     def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
         """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""

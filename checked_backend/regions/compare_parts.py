@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from checked_backend.findings import EvidenceKey, Finding, Kind
+from checked_backend.modes.base import PLAIN
 from checked_backend.numerics.structure import compare_structure
 from checked_backend.regions.execution import COMPRESSED, compressed_indices, flat_tensors, grad_fn, gradient_edge
 from checked_backend.regions.inputs import storage_key
@@ -69,7 +71,7 @@ def gradients_lost(found: Finding) -> Finding:
 def _no_history(part: Part) -> Iterator[Finding]:
     """A leaf that the candidate made requires grad, but leads to no input."""
     both = part.reference, part.candidate
-    if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both) or not part.candidate.is_leaf:
+    if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both) or grad_fn(part.candidate):
         return
     if (made_by := grad_fn(part.reference)) is not None and gradient_edge(part.reference) is not None:
         expected, actual = f"grad_fn {made_by.name()}", "a leaf, which leads to no input"
@@ -192,11 +194,11 @@ def compare_aliasing(
 def _relations(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[tuple[str, str], str]:
     memory: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and (key := storage_key(value)) is not None:
+        if isinstance(value, torch.Tensor) and (key := _memory_key(value)) is not None:
             memory.setdefault(key, []).append((name, value))
     relations: dict[tuple[str, str], str] = {}
     for subject, output in outputs.items():
-        if not isinstance(output, torch.Tensor) or (key := storage_key(output)) is None:
+        if not isinstance(output, torch.Tensor) or (key := _memory_key(output)) is None:
             continue
         known = memory.setdefault(key, [])
         for name, other in known:
@@ -206,3 +208,12 @@ def _relations(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping
                 relations[subject, name] = "shared memory"
         known.append((subject, output))
     return relations
+
+
+def _memory_key(tensor: torch.Tensor) -> int | None:
+    """Where the memory of a tensor begins, whose storage may be another one by way of NumPy; None if it has none."""
+    key = storage_key(tensor)
+    if key is not None and type(tensor) in PLAIN:
+        with suppress(RuntimeError):  # a graph's pool took it back
+            return tensor.untyped_storage().data_ptr() or key
+    return key

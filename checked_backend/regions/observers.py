@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch.autograd import autograd_sequence_number
+from checked_backend._torch.autograd import autograd_sequence_number, carry_tangents
 from checked_backend._torch.collectives import wait_for_result
 from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.modes.base import PLAIN
 from checked_backend.numerics.fingerprint import fingerprint, fingerprints
+from checked_backend.numerics.structure import compare_structure
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.ranks.tape import CollectiveReplayError
@@ -144,6 +145,8 @@ class CallRecorder:
     def begin(self, args: Sequence[Any], random: RngState, check: TimedCheck) -> CallRecord:
         """Copy what the check of one call needs. Nothing ran yet."""
         info, (effects, subjects) = self._info, self._first_look(args)
+        if carry_tangents(args):
+            self._reporter.skip(Skip("tangents of forward-mode AD", "not compared", matters=True))
         call = Call(
             Inputs.capture(args, effects.mutated, gradients=torch.is_grad_enabled() or info.enables_grad),
             TorchState.capture(),
@@ -299,6 +302,7 @@ def _inputs(record: CallRecord) -> Observation:
     """
     inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
     before, writes = inputs.fingerprints(args), WriteCounts.of(args if record.checks.info.graph is None else ())
+    structures = {place: _structure(args[place]) for place in before}
     yield None
     now = fingerprints([args[place] for place in before])
     changed = [place for (place, value), new in zip(before.items(), now, strict=True) if new != value]
@@ -306,8 +310,23 @@ def _inputs(record: CallRecord) -> Observation:
         message = "the compiled program changed an input that eager leaves alone"
         yield Suspicion(memory_written(subjects.mutated(place), message))
     if isinstance(record.reference, Execution):
+        moved = {place for place, known in structures.items() if _structure(args[place]) != known}
+        yield from map(Suspicion, _other_structure(record, record.reference, moved))
         yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
         yield from map(Suspicion, _unled_gradients(record, record.reference))
+
+
+def _structure(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride() if tensor.layout is torch.strided else (), tensor.requires_grad
+
+
+def _other_structure(record: CallRecord, reference: Execution, moved: Iterable[int]) -> Iterator[Finding]:
+    """Findings about inputs whose shape, strides or ``requires_grad`` the candidate has changed, and eager has not."""
+    for place in moved:
+        for found in compare_structure(reference=reference.arguments[place], candidate=record.args[place]):
+            message = f"the compiled program changed the {found.aspect} of an input that eager leaves alone"
+            written = memory_written(record.call.subjects.mutated(place), message)
+            yield replace(written, expected=found.expected, actual=found.actual)
 
 
 def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCounts) -> Iterator[Finding]:

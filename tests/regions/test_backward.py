@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.autograd import forward_ad
 
+import checked_backend as cb
 from tests.support import faults
 from tests.support.classifier import Classifier, Compile, data
 from tests.support.region_tools import agreed, as_the_engine, audit, backwards, clean_reports, found
@@ -177,3 +179,30 @@ def test_gradients_that_lead_past_a_write(reference: str) -> None:
     assert found(audit(program, without_grad, **options)) == {("structure.requires_grad", "mutated[x]")}
     for clean in ("eager", "aot_eager"):
         assert agreed(audit(program, clean, **options))
+
+
+def test_a_backward_pass_that_writes_to_an_input() -> None:
+    def program(compile_: Compile) -> None:
+        x, y = (torch.randn(2, 3, requires_grad=True) for _ in "xy")
+        compile_(torch.mul)(x, y).sum().backward()
+
+    def writes(results: list[Any], saved: Sequence[torch.Tensor]) -> Any:
+        results = [one.clone() for one in results]
+        saved[0].data.mul_(1.5)
+        return results
+
+    report = audit(program, faults.compiled_by_aot(backward=lambda _gm: writes), on_divergence="record")
+    assert found(report) == {("mutation.unexpected", "mutated[args[0]]")}
+    assert "backward pass" in report.findings[0].message
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's rules of forward-mode AD
+def test_tangents_of_forward_mode_ad_are_in_the_coverage() -> None:
+    def program(compile_: Compile) -> None:
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(torch.randn(3), torch.randn(3))
+            assert forward_ad.unpack_dual(compile_(torch.sin)(x)).tangent is not None
+
+    report = audit(program, "eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert [skip.subject for skip in report.coverage.skipped] == ["tangents of forward-mode AD"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import checked_backend as cb
 from tests import ledger
@@ -158,8 +158,13 @@ def test_alias_where_eager_has_none() -> None:
     def compiler(_gm: Any, _inputs: Any) -> Callable[..., Any]:
         return lambda x: (x.view(x.shape),)
 
-    report = gathered(lambda: checked(double, compiler)(torch.randn(4, 3)))
-    assert found(report) == {("alias.memory", "output[0]")}
+    def through_numpy(_gm: Any, _inputs: Any) -> Callable[..., Any]:
+        return lambda x: (torch.from_numpy(x.numpy()),)
+
+    for wrong in (compiler, through_numpy):
+        torch._dynamo.reset()
+        report = gathered(lambda wrong=wrong: checked(double, wrong)(torch.randn(4, 3)))
+        assert found(report) == {("alias.memory", "output[0]")}
 
 
 @pytest.mark.parametrize("when", ["compiling", "running"])
@@ -184,6 +189,28 @@ def test_input_negated_or_doubled_as_a_whole(factor: float) -> None:
 
     report = gathered(lambda: checked(torch.sin, compiler)(torch.randn(8, 8)))
     assert found(report) == {("mutation.unexpected", "mutated[args[0]]")}
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.t_, torch.Tensor.requires_grad_, lambda x: x.unsqueeze_(0)])
+def test_an_input_of_another_structure(change: Callable[[torch.Tensor], Any]) -> None:
+    def compiler(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        return lambda x: (gm(x), change(x))[0]
+
+    report = gathered(lambda: checked(torch.sin, compiler)(torch.randn(8, 8)))
+    assert found(report) == {("mutation.unexpected", "mutated[args[0]]")}
+
+
+def test_a_result_of_inference_mode() -> None:
+    """Autograd refuses it."""
+
+    def compiler(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        return torch.inference_mode()(gm.forward)
+
+    x = torch.randn(8, 8)
+    assert found(gathered(lambda: checked(torch.sin, compiler)(x))) == {("structure.inference", "output[0]")}
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        assert agreed(gathered(lambda: checked(torch.sin, compiler)(x)))
 
 
 def test_input_changed_at_a_later_call() -> None:
