@@ -320,7 +320,7 @@ def forked(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> 
             gc.freeze()  # what is left of the parent stays: a finalizer may wait for threads that are not here
             os.setsid()  # in the parent's process group, Ctrl-C would reach the child twice
             _drop_signal_handlers()
-            sys.stdin = open(os.devnull, encoding="ascii")  # noqa: SIM115  nobody closes it
+            sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), closefd=False)  # nobody closes it
             if logged:
                 log = os.open(folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(log, 1)

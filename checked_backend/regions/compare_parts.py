@@ -47,9 +47,7 @@ def compare_parts(parts: Sequence[Part], given: Sequence[Any] = ()) -> Iterator[
     for part in parts:
         if isinstance(part.reference, torch.Tensor) or isinstance(part.candidate, torch.Tensor):
             yield from _stored_elements(part)
-            yield from _history(part)
-            if id(part.candidate) not in inputs:
-                yield from _no_history(part)
+            yield from _history(part, is_input=id(part.candidate) in inputs)
             for difference in compare_structure(reference=part.reference, candidate=part.candidate):
                 message = f"{difference.aspect} differs from eager's"
                 found = part.differs(difference.aspect, message, difference.expected, difference.actual)
@@ -68,32 +66,27 @@ def gradients_lost(found: Finding) -> Finding:
     return replace(found, message=message, evidence=evidence, more_than_layout=_LOST)
 
 
-def _no_history(part: Part) -> Iterator[Finding]:
-    """A leaf that the candidate made requires grad, but leads to no input."""
-    both = part.reference, part.candidate
-    if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both) or grad_fn(part.candidate):
-        return
-    if (made_by := grad_fn(part.reference)) is not None and gradient_edge(part.reference) is not None:
-        expected, actual = f"grad_fn {made_by.name()}", "a leaf, which leads to no input"
-        yield gradients_lost(part.differs("requires_grad", "", expected, actual))
-
-
 def _has_history(tensor: torch.Tensor) -> bool:
     """Whether gradients flow back through a tensor. A view made without grad may only require grad for its base."""
     return tensor.requires_grad and gradient_edge(tensor) is not None
 
 
-def _history(part: Part) -> Iterator[Finding]:
-    """A view made under ``no_grad`` requires grad as its base does, but nothing flows back through it."""
+def _history(part: Part, *, is_input: bool) -> Iterator[Finding]:
+    """Compare whether gradients flow back, where both sides require grad: as a new leaf does, and some views.
+
+    A view made under ``no_grad`` requires grad as its base does, but nothing flows back through it.
+    """
     both = part.reference, part.candidate
     if not all(isinstance(side, torch.Tensor) and side.requires_grad for side in both):
         return
-    made_by = grad_fn(part.candidate)
-    if grad_fn(part.reference) is not None or made_by is None or gradient_edge(part.reference):
-        return
-    message = "gradients flow back through it, and not through eager's: that is a view made with grad mode off"
-    expected, actual = "requires_grad=True, without a grad_fn", f"requires_grad=True, grad_fn {made_by.name()}"
-    yield part.differs("requires_grad", message, expected, actual)
+    eager, compiled = map(grad_fn, both)
+    if eager is None and compiled is not None and not gradient_edge(part.reference):
+        message = "gradients flow back through it, and not through eager's: that is a view made with grad mode off"
+        expected, actual = "requires_grad=True, without a grad_fn", f"requires_grad=True, grad_fn {compiled.name()}"
+        yield part.differs("requires_grad", message, expected, actual)
+    elif eager is not None and compiled is None and gradient_edge(part.reference) and not is_input:
+        expected, actual = f"grad_fn {eager.name()}", "a leaf, which leads to no input"
+        yield gradients_lost(part.differs("requires_grad", "", expected, actual))
 
 
 def _stored_elements(part: Part) -> Iterator[Finding]:

@@ -69,6 +69,7 @@ ADVICE: Mapping[str, str] = {
         "mutation: replace the in-place operation by its out-of-place form, or move it out of the compiled "
         "function, and check again."
     ),
+    "mutation.unexpected": "unexpected: hand the compiled function a clone of this tensor, and report it.",
     "mutation.uncounted": (
         "uncounted: a kernel that writes to a tensor through raw memory must count that for autograd: call "
         "torch.autograd.graph.increment_version on the input after the write. Until then, write out of place "

@@ -49,6 +49,10 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "is changed differently than in eager",
         "Something that the program changes in place has other values afterwards than in eager.",
     ),
+    "mutation.unexpected": (
+        "is changed, and eager leaves it alone",
+        "The compiled program writes to a tensor that your model only reads.",
+    ),
     "mutation.uncounted": (
         "is changed behind autograd's back",
         "The values are right, but autograd is not told that they changed, and may use them in place of old ones.",
