@@ -51,6 +51,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """The elements in memory order, as integers of at most 32 bits; None if they cannot be read."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
+    if tensor.numel() and not tensor.untyped_storage().nbytes():  # as FSDP frees parameters
+        return None
     plain = resolved(tensor)
     if plain.dtype.is_complex:
         plain = torch.view_as_real(plain)

@@ -101,6 +101,12 @@ def test_many_on_a_device_have_the_sums_of_each(monkeypatch):
     assert fingerprints([]) == []
 
 
+def test_memory_that_was_freed_is_not_read() -> None:
+    freed = torch.ones(300, 300).t()[::2]
+    freed.untyped_storage().resize_(0)
+    assert fingerprint(freed) is None
+
+
 def test_a_storage_can_still_be_resized():
     values = torch.randn(10)
     fingerprint(values)
