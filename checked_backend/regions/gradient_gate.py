@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
-from checked_backend._torch.dynamo import dynamo_disable
 from checked_backend.regions.execution import Result, grad_fn, gradient_edge, results_of
 
 Edge = tuple[Node, int]
@@ -38,7 +37,6 @@ class _Gate(torch.autograd.Function):
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
-    @dynamo_disable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return gradients
 

@@ -73,11 +73,13 @@ def captured(model: nn.Module, compiled: Callable[..., torch.Tensor], backend: A
     return gathered(lambda: gradients(model, step))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "numcheck"])
-def test_a_backward_pass_that_must_be_one_graph_is_not_watched_and_that_is_told(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "answer"), [("aot_eager", "record"), ("aot_eager", "fallback"), ("numcheck", "record")]
+)
+def test_a_backward_pass_that_must_be_one_graph_is_not_watched_and_that_is_told(backend: str, answer: str) -> None:
     bare, model = net(), net()
     options = {"compiler": "aot_eager"} if backend == "numcheck" else None
-    plain, compiled = torch.compile(bare, backend="aot_eager"), checked(model, "aot_eager")
+    plain, compiled = torch.compile(bare, backend="aot_eager"), checked(model, "aot_eager", on_divergence=answer)
     for _ in range(2):  # in the second one nothing is captured anew
         report = captured(model, compiled, backend, fullgraph=True, options=options)
         assert not found(report), str(report)
