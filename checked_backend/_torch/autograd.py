@@ -31,6 +31,7 @@ __all__ = [
     "current_graph_task_id",
     "get_dynamic_layer_stack_depth",
     "graph_task_keeps_graph",
+    "has_saved_tensor_hooks",
     "is_accumulate_grad",
     "saved_tensor_hooks_lifted",
     "transforms_unharmed",
@@ -61,6 +62,11 @@ class CallersContext:
         if threading.get_ident() == self._thread:
             return function(*args)
         return self._context.copy().run(function, *args)  # a copy, because no context can be entered twice
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether saved-tensor hooks are in force in this thread."""
+    return _top_saved_tensors_default_hooks(False) is not None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Any
 
 from checked_backend._torch.traces import profiled
@@ -36,6 +37,7 @@ from checked_backend.regions.returned_tensors import (
 from checked_backend.regions.runner import Variants
 from checked_backend.regions.schedule import Schedule
 from checked_backend.regions.unsupported import MachineLimits
+from checked_backend.verdict.classify import NOT_REPRODUCED
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
 if TYPE_CHECKING:
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
 
 _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
+)
+
+_HOOKED = (
+    "it differs from eager in this call only, whose saved tensors passed through hooks of the program "
+    "(torch.autograd.graph.saved_tensors_hooks): if these lose digits, eager and the compiled program lose others"
 )
 
 _CAPTURED = (
@@ -188,7 +195,7 @@ class BackwardCheck(BackwardObserver):
         except Exception as error:
             self._memory.not_compared("comparing the gradients", error, backward=True)
             return None
-        findings += left
+        findings = [*filterfalse(self._of_saved_tensor_hooks, findings), *left]
         if gradients is not None:
             self._memory.compared()
             sent, reference = (
@@ -199,6 +206,13 @@ class BackwardCheck(BackwardObserver):
             self._checks.health.checked(call.number, call.ratios, findings, call.check.spent, backward=True)
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
+
+    def _of_saved_tensor_hooks(self, finding: Finding) -> bool:
+        """Whether hooks may have changed what the candidate saved in this call; further runs are made without them."""
+        if finding.detail != NOT_REPRODUCED.detail or not self._call.ambient.saved_tensor_hooks:
+            return False
+        self._reporter.skip(Skip(finding.subject, _HOOKED, matters=True))
+        return True
 
     def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
         before, inputs, subjects = passed.begun[1], self._call.inputs, self._call.subjects

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checked_backend._torch.autograd import saved_tensor_hooks_lifted, transforms_unharmed
+from checked_backend._torch.autograd import has_saved_tensor_hooks, saved_tensor_hooks_lifted, transforms_unharmed
 from checked_backend.random_state import HostRandom
 from checked_backend.regions.process_state import MODES, ProcessState
 
@@ -77,14 +77,18 @@ class TorchState:
 
     A backward pass usually runs outside of the ``autocast`` block of its forward pass; a control run there must
     enter it again.
+
+    Attributes:
+        saved_tensor_hooks: Whether the user's were in force. `entered` leaves them out.
     """
 
     modes: ProcessState
+    saved_tensor_hooks: bool
 
     @classmethod
     def capture(cls) -> TorchState:
         """Read the modes of this thread."""
-        return cls(ProcessState.capture(MODES))
+        return cls(ProcessState.capture(MODES), has_saved_tensor_hooks())
 
     @property
     def autocast(self) -> dict[str, torch.dtype]:

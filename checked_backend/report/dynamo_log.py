@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,8 +97,8 @@ def _listed(texts: Counter[str]) -> str:
 
 
 def _in_short(text: str) -> str:
-    """The name of a graph break, its explanation and the first hint, without the developers' context."""
-    lines = [line.strip() for line in text.splitlines()]
+    """The name of a graph break, its explanation (of a list, the first point) and the first hint."""
+    lines = [line.strip() for line in re.sub(r":\n\s*- ", ": ", text).splitlines()]
     said = [lines[0].rstrip(".")]
     for label in ("Explanation:", "Hint:"):
         said += [line.removeprefix(label).strip() for line in lines if line.startswith(label)][:1]

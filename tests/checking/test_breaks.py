@@ -37,6 +37,13 @@ def test_why_no_region_was_compiled(function: Callable[..., Any], reason: str) -
     assert "Developer debug context" not in skips(report)
 
 
+def test_why_a_compiled_function_was_not_compiled_under_vmap() -> None:
+    """Dynamo lists reasons there; the first is the user's."""
+    with cb.collect() as session:
+        torch.vmap(torch.compile(torch.sin, backend="numcheck", options={"compiler": "eager"}))(batch())
+    assert "torch.func.vmap(compiled_fn) function from eager mode is not supported" in skips(session.report)
+
+
 def test_the_compiler_is_named_where_dynamo_goes_on_without_it() -> None:
     """AOT autograd must know a number that a tensor holds; Dynamo then runs the code in eager."""
     start = torch.tensor(1)

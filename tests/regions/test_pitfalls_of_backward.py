@@ -177,6 +177,18 @@ def test_users_saved_tensor_hooks_see_only_the_candidate(compiler: str) -> None:
     assert counts[1] == counts[0]
 
 
+def test_saved_tensor_hooks_that_lose_digits_leave_gradients_undecided() -> None:
+    """Eager and the compiled program save other tensors, so such hooks change other gradients."""
+    model, hooks = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), torch.autograd.graph.saved_tensors_hooks
+    for compiler in ("aot_eager", faults.scaled_gradient("2.weight", "aot")):
+        compiled = checked(model, compiler)
+        with cb.collect() as session, hooks(lambda tensor: tensor.bfloat16(), lambda tensor: tensor.float()):
+            compiled(torch.randn(6, 8)).square().sum().backward()
+        found = {finding.subject for finding in session.report.findings}
+        assert found == (set() if compiler == "aot_eager" else {"grad[2.weight]"})
+        assert any("passed through hooks" in skip.reason for skip in session.report.coverage.skipped)
+
+
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_backward_twice_without_retain_graph_raises_as_in_eager(compiler: str) -> None:
     def run() -> None:
