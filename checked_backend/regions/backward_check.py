@@ -153,7 +153,7 @@ class BackwardCheck(BackwardObserver):
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
         inputs = self._call.inputs
-        rechecked = schedule.is_recheck(self._call.check.number)
+        rechecked = self._comparison.will_recheck(self._call)
         return self._checks.earlier.look(), inputs.fingerprints(inputs.args) if rechecked else {}
 
     def left_out(self) -> None:

@@ -170,6 +170,10 @@ class CallComparison:
         self._reporter.end_backward({"gradients": len(parts)})
         return [*found, *self._absorb(decisions)], gradients
 
+    def will_recheck(self, call: Call) -> bool:
+        """Whether the gradients that are compared next are rechecked."""
+        return is_recheck(call.check.number or self._comparisons[True] + 1)
+
     def eager_gradients(self, call: Call, passed: BackwardPass) -> Gradients | Exception:
         """The gradients that eager sends; its exception if it raises."""
         try:

@@ -317,7 +317,9 @@ def _inputs(record: CallRecord) -> Observation:
 
 
 def _structure(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride() if tensor.layout is torch.strided else (), tensor.requires_grad
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return (tensor.requires_grad,)
+    return tensor.shape, tensor.stride(), tensor.requires_grad
 
 
 def _other_structure(record: CallRecord, reference: Execution, moved: Iterable[int]) -> Iterator[Finding]:
