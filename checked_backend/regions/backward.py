@@ -310,10 +310,12 @@ class BackwardWatch:
         with self._unless_short(passed):
             passed.leaves(site, leaving, grad_outputs)
         passed.seconds += self._observer.clock() - began
-        replacements = (self._finish(task) if number == self._exit else None) or {}
+        replacements = dict((self._finish(task) if number == self._exit else None) or {})
         for index, position in site.to_inputs:
             if site.is_gate or leaving[index] is not None:  # torch lets no hook replace a gradient that is None
                 leaving[index] = replacements.get(position, leaving[index])
+                if position in replacements:
+                    replacements[position] = None  # all of it is sent: an input that is given twice has two places
         return tuple(leaving) if replacements or site.is_gate else None
 
     def _raised(self, number: int, error: Exception, _grad_outputs: Sequence[Any]) -> Gradients | None:

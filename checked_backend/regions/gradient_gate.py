@@ -49,13 +49,11 @@ def gradient_gate(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
     """Lead the gradients of some arguments through one autograd node.
 
     Returns:
-        The arguments, with aliases at those positions.
+        The arguments, with aliases at those positions, and wherever else the same tensors are given.
     """
-    gated = list(args)
-    aliases = _Gate.apply(*(args[position] for position in positions))  # type: ignore[no-untyped-call]
-    for position, alias in zip(positions, aliases, strict=True):
-        gated[position] = alias
-    return gated
+    given = [args[position] for position in positions]
+    aliases = dict(zip(map(id, given), _Gate.apply(*given), strict=True))  # type: ignore[no-untyped-call]
+    return [aliases.get(id(arg), arg) for arg in args]
 
 
 @dataclass(slots=True)

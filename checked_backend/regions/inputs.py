@@ -138,7 +138,8 @@ class Inputs:
             none of its hooks.
         mutated: Positions whose storage the region writes to.
         pristine: The values before the call, for these positions.
-        requires_grad: Positions whose gradient is wanted.
+        requires_grad: Positions whose gradient is wanted. Of a tensor that is given twice it is the last.
+        given_again: The other positions of such a tensor, and that one.
         entangled: Positions that are mutated, require grad, and share memory with another input: gradients with
             respect to each of them are not defined apart.
         marked: Positions that require grad although no gradient is wanted, because views of them require grad too.
@@ -150,6 +151,7 @@ class Inputs:
     mutated: frozenset[int]
     pristine: Mapping[int, torch.Tensor]
     requires_grad: frozenset[int]
+    given_again: Mapping[int, int]
     entangled: frozenset[int]
     marked: frozenset[int]
     history: Mapping[int, torch.Tensor]
@@ -171,14 +173,15 @@ class Inputs:
         uses = Counter(key for position, key in keys.items() if position in chosen and key is not None)
         shared = {key for key, count in uses.items() if count > 1}
         kept = tuple(tensors[position].detach() if position in tensors else arg for position, arg in enumerate(args))
-        requires_grad = frozenset(
-            position for position, tensor in tensors.items() if gradients and tensor.requires_grad
-        )
+        wanted = [position for position, tensor in tensors.items() if gradients and tensor.requires_grad]
+        last = {id(tensors[position]): position for position in wanted}
+        requires_grad = frozenset(last.values())
         return cls(
             args=kept,
             mutated=frozenset(chosen),
             pristine=_clone_together({position: kept[position] for position in sorted(chosen)}),
             requires_grad=requires_grad,
+            given_again={place: last[id(tensors[place])] for place in wanted if place not in requires_grad},
             entangled=frozenset(
                 position for position in chosen & requires_grad if mutated is not None and keys[position] in shared
             ),
@@ -235,6 +238,8 @@ class Inputs:
             # leaf even if this is called in a backward pass, in which grad mode is off.
             with torch.enable_grad():
                 bare[position] = _recorded_copy(leaf) if position in self.mutated else leaf
+        for position, last in self.given_again.items():
+            bare[position] = bare[last]
         return bare, leaves
 
     def undo(self, args: Sequence[Any]) -> None:

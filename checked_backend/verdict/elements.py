@@ -165,7 +165,7 @@ class LocalScale:
 
     def __init__(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]], greatest: float) -> None:
         self._greatest = greatest
-        squares = elements = present = torch.zeros(EXPONENTS, dtype=torch.float64)
+        squares = elements = present = torch.zeros(EXPONENTS, dtype=torch.float64, device="cpu")
         for values, magnitude in parts if greatest else ():
             places = exponents(magnitude)
             scaled = values.reshape(-1).to(torch.float64).div(greatest).square_()

@@ -129,7 +129,7 @@ def outside_noise(
             size = magnitudes(part.reference)
             apart = (distance > own) & inside & (distance > least_digits(reference.dtype) * size)
             doubtful += int((apart & (size >= torch.finfo(reference.dtype).tiny)).sum().item())
-    left = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool)
+    left = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool, device=reference.device)
     if not bool(left.any()):
         return Outliers(0, 0, worst, 0.0, doubtful=doubtful)
     part = Elements._make(picked(left, *whole))

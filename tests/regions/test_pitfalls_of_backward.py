@@ -177,6 +177,35 @@ def test_users_saved_tensor_hooks_see_only_the_candidate(compiler: str) -> None:
     assert counts[1] == counts[0]
 
 
+class TwoWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.a + x.exp() * self.b).sum()
+
+
+@pytest.mark.parametrize("on_divergence", ["record", "fallback"])
+@pytest.mark.parametrize("name", ["", "a", "b"])
+def test_a_model_that_ties_weights_runs_what_was_compiled_for_one_that_does_not(name: str, on_divergence: str) -> None:
+    """Dynamo does not guard that parameters differ: the region is given one tensor twice, whose gradient is a sum."""
+    free, tied, x = TwoWeights(), TwoWeights(), torch.arange(4.0)
+    tied.b = tied.a
+    late = faults.on_data(lambda args: len({*map(id, args)}) < len(args), faults.scaled_gradient(name, "aot"))
+    compiler = late if name else faults.clean("aot")
+
+    def run() -> None:
+        for model in (free, tied):
+            checked(model, compiler, on_divergence=on_divergence)(x).backward()
+
+    report = gathered(run)
+    assert {subject for _, subject in found(report)} == ({"grad[b]"} if name else set())
+    assert report.verdict is (cb.Verdict.FAIL if name else cb.Verdict.PASS)
+    if on_divergence == "fallback" or not name:
+        torch.testing.assert_close(tied.a.grad, x + x.exp())
+
+
 def test_saved_tensor_hooks_that_lose_digits_leave_gradients_undecided() -> None:
     """Eager and the compiled program save other tensors, so such hooks change other gradients."""
     model, hooks = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), torch.autograd.graph.saved_tensors_hooks
