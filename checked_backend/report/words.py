@@ -50,7 +50,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "Something that the program changes in place has other values afterwards than in eager.",
     ),
     "mutation.unexpected": (
-        "is changed, and eager leaves it alone",
+        "is changed, where eager only reads",
         "The compiled program writes to a tensor that your model only reads.",
     ),
     "mutation.uncounted": (
