@@ -11,7 +11,7 @@ FINER: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
     {
         Kind.STRUCTURE: (
             *("type", "dtype", "shape", "device", "layout", "stride", "requires_grad", "indices", "value", "outputs"),
-            *("container", "collective", "offset", "bits", "assert", "other_run"),
+            *("container", "collective", "inference", "offset", "bits", "assert", "other_run"),
         ),
         Kind.ALIAS: ("identity", "memory", "overwritten"),
         Kind.MUTATION: (

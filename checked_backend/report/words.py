@@ -37,6 +37,10 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "differs from eager in requires_grad",
         "The numbers are right, but the result takes part in autograd on one side only.",
     ),
+    "structure.inference": (
+        "is a tensor of inference mode, which eager's is not",
+        "The numbers are right, but a tensor of inference mode can neither be saved for backward nor written outside.",
+    ),
     "alias": (
         "shares memory differently than in eager",
         "Writing to this tensor in place changes another one in eager and not when compiled, or the reverse.",
