@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch._C import _is_alias_of as is_alias_of  # type: ignore[attr-defined]
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_get_bdim
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    maybe_get_bdim,
+)
 from torch._prims_common import clone_preserve_strides
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import (
@@ -23,6 +29,7 @@ __all__ = [
     "inner_tensors",
     "is_alias_of",
     "is_functorch_wrapped_tensor",
+    "is_legacy_batchedtensor",
     "is_traceable_wrapper_subclass",
     "is_wrapper_type",
     "is_zero_tensor",

@@ -39,7 +39,8 @@ from checked_backend._torch.dynamo import (
     must_stay_one_graph,
     outside_of_graphs,
 )
-from checked_backend._torch.tensors import is_functorch_wrapped_tensor
+from checked_backend._torch.tensors import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from checked_backend.errors import CheckedBackendError
 from checked_backend.numerics.bits import same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
 from checked_backend.regions.execution import Cotangents, Result
@@ -47,6 +48,11 @@ from checked_backend.regions.gradient_gate import Edge, Site, find_sites
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
+
+
+class BatchedError(CheckedBackendError):
+    """Raised where a pass takes many gradients at once. Their lanes cannot be copied one by one."""
+
 
 Gradients = Mapping[int, "torch.Tensor | None"]
 """Gradients of inputs, by position."""
@@ -372,7 +378,13 @@ def _without(fed: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(grad: torch.Tensor) -> torch.Tensor:
-    """A copy of a gradient; the gradient itself if no kernel can write to it in place, as to those of ``sum``."""
+    """A copy of a gradient; the gradient itself if no kernel can write to it in place, as to those of ``sum``.
+
+    Raises:
+        BatchedError: It is many gradients.
+    """
+    if is_legacy_batchedtensor(grad):
+        raise BatchedError("many gradients were sent in at once (is_grads_batched=True, jacobian(vectorize=True))")
     plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_quantized
     if not plain or is_functorch_wrapped_tensor(grad):
         return grad

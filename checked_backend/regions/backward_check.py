@@ -16,7 +16,13 @@ from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions import schedule
-from checked_backend.regions.backward import BackwardObserver, BackwardPass, BackwardWatch, Gradients
+from checked_backend.regions.backward import (
+    BackwardObserver,
+    BackwardPass,
+    BackwardWatch,
+    BatchedError,
+    Gradients,
+)
 from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, memory_written, same_exception
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
@@ -163,6 +169,10 @@ class BackwardCheck(BackwardObserver):
 
     def not_copied(self, error: Exception) -> None:
         """Note that it is not compared."""
+        if isinstance(error, BatchedError):
+            skip = Skip("gradients", f"unsupported: {error}; one at a time they are checked", matters=True)
+            self._reporter.skip_until_compared(skip, backward=True)
+            return
         self._memory.not_compared("copying the gradients that arrive", error, backward=True)
 
     def passed(self, passed: BackwardPass) -> Gradients | None:

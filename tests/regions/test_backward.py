@@ -207,3 +207,16 @@ def test_tangents_of_forward_mode_ad_are_in_the_coverage() -> None:
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     [skip] = report.coverage.skipped
     assert skip.subject in ("tangents of forward-mode AD", "the compiled code")  # torch 2.15 compiles nothing there
+
+
+def test_many_gradients_at_once_are_in_the_coverage() -> None:
+    def program(compile_: Compile) -> None:
+        x = torch.randn(3, requires_grad=True)
+        rows = torch.autograd.grad(compile_(torch.sin)(x), x, torch.eye(3), is_grads_batched=True)
+        torch.testing.assert_close(rows[0], x.detach().cos().diag())
+
+    report = audit(program, "eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    [skip] = report.coverage.skipped
+    assert skip.subject == "gradients"
+    assert skip.reason.startswith("unsupported: many gradients were sent in at once")
