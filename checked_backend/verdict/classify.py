@@ -48,7 +48,8 @@ NOT_REPRODUCED = Classification(
     "logic.this_call",
     "not reproduced: possibly hardware. It is wrong in this call only: run again from the same inputs and random "
     "numbers, the compiled program does not give this again. If it keeps no state of its own from call to call (a "
-    "counter, a cache, a buffer), test this machine's memory and processor",
+    "counter, a cache, a buffer), and nothing else writes to its tensors meanwhile (another thread, or `.data` between "
+    "forward and backward), test this machine's memory and processor",
 )
 UNSUPPORTED = _plain(Kind.UNSUPPORTED, "differs from eager, and no control could run to tell noise from error")
 
