@@ -414,8 +414,10 @@ def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object
 
     Returns:
         Whether it was done. Nothing is changed if a leaf is no plain tensor, or is not what it was when it was given:
-        a call has changed its shape, or has given it an autograd history.
+        a call has changed its shape or its place, or has given it an autograd history.
     """
+    if [name for name, _ in held] != [name for name, _ in fresh]:
+        return False
     pairs: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
     for (_, old), (_, new) in zip(held, fresh, strict=True):
         if type(old) is not torch.Tensor or type(new) is not torch.Tensor or _layout(old) != _layout(new):

@@ -19,7 +19,15 @@ from checked_backend.checking.backward import Incoming, Objective, roots_of, run
 from checked_backend.checking.code_search import put_in_place
 from checked_backend.checking.copies import Copier, refill
 from checked_backend.checking.state import State
-from checked_backend.checking.tree import argument_leaves, containers, output_leaves, settled, signature_of
+from checked_backend.checking.tree import (
+    Container,
+    argument_leaves,
+    containers,
+    named_arguments,
+    output_leaves,
+    settled,
+    signature_of,
+)
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.execution import flat_tensors
@@ -84,7 +92,7 @@ class Outcome:
         subjects: Everything to compare, by subject: the objects themselves.
         values: The plain tensors among them (numbers too), as they were at the end of the call, by name.
         outputs: Leaves of the result, by subject.
-        containers: The names of the types of the result's containers, by path.
+        containers: The containers of the result and of the arguments afterwards, by path.
         gradients: Gradients of inputs and parameters, by subject; None for a leaf that got none.
         unreached: Leaves that eager's backward pass reaches and whose gradients are not in `gradients`.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
@@ -94,7 +102,7 @@ class Outcome:
     subjects: dict[str, Any] = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
-    containers: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     unreached: list[torch.Tensor] = field(default_factory=list)
     evaluations: int = 0
@@ -468,6 +476,8 @@ class ProgramCopy:
         else:
             state = self._state(call).subjects()
             outcome.subjects = {**outcome.outputs, **state, **outcome.subjects, **outcome.gradients}
+            for name, value in named_arguments(self._program.function, *self._copies(call)).items():
+                outcome.containers |= {f"mutated[{path}]": held for path, held in containers(value, name)}
         outcome.note_values(copies=len(self._program.calls) > 1)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from checked_backend.checking.tree import leaves
 
-_COMPARED = (torch.Tensor, np.ndarray)
+_COMPARED = (torch.Tensor, np.ndarray, int, float, complex, str, bytes, type(None))
 _OWN = ("_parameters", "_buffers", "_modules")
 
 
@@ -90,7 +90,7 @@ class State:
                 yield tensor
 
     def subjects(self) -> dict[str, Any]:
-        """The tensors that a call may have changed, by subject."""
+        """The tensors, numbers and strings that a call may have changed, by subject."""
         inputs = {f"mutated[{name}]": leaf for name, leaf in self.inputs.items() if isinstance(leaf, _COMPARED)}
         groups = {"attribute": self.attributes, "param": self.parameters, "buffer": self.buffers}
         return inputs | {f"{kind}[{name}]": leaf for kind, group in groups.items() for name, leaf in group.items()}

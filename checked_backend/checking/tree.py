@@ -41,13 +41,27 @@ def leaves(value: Any, path: str, objects: int = 2) -> Iterator[tuple[str, Any]]
             yield place, found
 
 
-def containers(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The containers that `leaves` enters, outermost first: the path of each, and the name of its type."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Container:
+    """A container as it is compared.
+
+    Attributes:
+        kind: The name of its type.
+        keys: The keys of a mapping, in order.
+    """
+
+    kind: str
+    keys: tuple[str, ...] = ()
+
+
+def containers(value: Any, path: str) -> Iterator[tuple[str, Container]]:
+    """The containers that `leaves` enters, outermost first, each with its path."""
     for place, found, is_leaf in _walk(value, path, (), 2):
         if not is_leaf:
             kind = type(found)
             module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-            yield place, f"{module}{kind.__qualname__}"
+            keys = tuple(step for step, _ in _items(found) or ()) if isinstance(found, Mapping) else ()
+            yield place, Container(f"{module}{kind.__qualname__}", keys)
 
 
 def _walk(value: Any, path: str, inside: tuple[int, ...], objects: int) -> Iterator[tuple[str, Any, bool]]:
@@ -148,10 +162,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def argument_leaves(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[tuple[str, Any]]:
-    """The leaves of a call's arguments under the names that the function's signature gives them."""
+def named_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments under the names that the function's signature gives them."""
     signature = signature_of(function)
     bound = {**{f"args[{index}]": value for index, value in enumerate(args)}, **kwargs}
     if signature is not None:
@@ -160,4 +172,11 @@ def argument_leaves(
             for name, parameter in signature.parameters.items():
                 if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                     bound |= bound.pop(name, {})
-    return [leaf for name, value in bound.items() for leaf in leaves(value, name)]
+    return bound
+
+
+def argument_leaves(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """The leaves of a call's arguments under the names that the function's signature gives them."""
+    return [leaf for name, value in named_arguments(function, args, kwargs).items() for leaf in leaves(value, name)]

@@ -37,6 +37,14 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "differs from eager in requires_grad",
         "The numbers are right, but the result takes part in autograd on one side only.",
     ),
+    "structure.value": (
+        "has another value than in eager",
+        "A value that is no tensor is another one in eager.",
+    ),
+    "structure.container": (
+        "is another kind of container, or in another order, than in eager",
+        "What is in it may be right, but code that asks for its type, or goes through it in order, finds another one.",
+    ),
     "structure.inference": (
         "is a tensor of inference mode, which eager's is not",
         "The numbers are right, but a tensor of inference mode can neither be saved for backward nor written outside.",

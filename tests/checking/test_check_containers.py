@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -64,6 +65,7 @@ def _spoiled_outside(function: Callable[..., Any]) -> Callable[..., Any]:
         (lambda x: {"a": (x,)}, lambda x: {"a": [x]}, "output[a]"),
         (lambda x: ((), x), lambda x: ({}, x), "output[0]"),
         (lambda x: {"a": x}, lambda x: OrderedDict(a=x), "output"),
+        (lambda x: {"a": x, "b": x + 1}, lambda x: {"b": x + 1, "a": x}, "output"),
     ],
 )
 def test_types_of_containers_are_compared(eager: Any, compiled: Any, subject: str) -> None:
@@ -95,6 +97,49 @@ def test_arguments_that_are_changed_inside_of_containers() -> None:
 
     report = cb.check(forgets, ({"b": batch(2)},), compiler="eager")
     assert ("structure.outputs", "mutated[data[new]]") in found(report)
+
+
+def count(calls: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    calls["n"] += 1
+    calls["of"] = "count"
+    return x + 1
+
+
+def append(log: list[int], x: torch.Tensor) -> torch.Tensor:
+    log.append(5)
+    return x + 1
+
+
+def touch(cache: dict[str, int], x: torch.Tensor) -> torch.Tensor:
+    cache["a"] = cache.pop("a")
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "changed", "expected"),
+    [
+        (count, {"n": 3, "of": ""}, {("mutation", "mutated[calls[n]]"), ("structure.value", "mutated[calls[of]]")}),
+        (append, [], {("structure.outputs", "mutated[log[0]]")}),
+        (touch, {"a": 1, "b": 2}, {("structure.container", "mutated[cache]")}),  # pytorch/pytorch#198189
+    ],
+)
+def test_numbers_and_strings_in_arguments(function: Any, changed: Any, expected: set[tuple[str, str]]) -> None:
+    agreed(cb.check(function, (changed, batch(3)), compiler="aot_eager"))
+    agreed(cb.check(function, (changed, batch(3)), candidate=function))
+
+    def forgets(given: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    assert set(found(cb.check(function, (changed, batch(3)), candidate=forgets))) == expected
+
+
+def test_a_value_that_eager_does_not_repeat_accuses_nobody() -> None:
+    def named(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return x + 1, str(uuid4())
+
+    report = cb.check(named, (batch(3),), candidate=lambda x: named(x))
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "output[1]" in {skip.subject for skip in report.coverage.skipped if skip.matters}
 
 
 def test_numbers_are_checked_as_rounding_and_not_by_equality() -> None:
