@@ -215,13 +215,13 @@ class BackwardCheck(BackwardObserver):
         return True
 
     def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
-        before, inputs, subjects = passed.begun[1], self._call.inputs, self._call.subjects
+        before, inputs = passed.begun[1], self._call.inputs
         # in a pass that ends later, optimizers may have written to weights
-        now = inputs.fingerprints(inputs.args) if before and passed.at_exit else before
-        for place in before:
-            if None not in (before[place], now[place]) and now[place] != before[place]:
+        now = inputs.fingerprints(inputs.args) if before and passed.at_exit else {}
+        for place, checksum in now.items():
+            if None not in (before[place], checksum) and checksum != before[place]:
                 message = "the compiled backward pass changed an input that eager's leaves alone"
-                yield memory_written(subjects.mutated(place), message)
+                yield memory_written(self._call.subjects.mutated(place), message)
 
     def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
         """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""
