@@ -153,8 +153,9 @@ class BackwardCheck(BackwardObserver):
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
         inputs = self._call.inputs
-        rechecked = self._comparison.will_recheck(self._call)
-        return self._checks.earlier.look(), inputs.fingerprints(inputs.args) if rechecked else {}
+        # checkpointing runs the forward pass again, when the saved tensors are unpacked: that may write to inputs
+        looked_at = self._comparison.will_recheck(self._call) and not self._call.ambient.saved_tensor_hooks
+        return self._checks.earlier.look(), inputs.fingerprints(inputs.args) if looked_at else {}
 
     def left_out(self) -> None:
         """Note that compiled autograd captures it."""
