@@ -49,7 +49,7 @@ _DID_NOT_END = (
 
 _HOOKED = (
     "it differs from eager in this call only, whose saved tensors passed through hooks of the program "
-    "(torch.autograd.graph.saved_tensors_hooks): if these lose digits, eager and the compiled program lose others"
+    "(torch.autograd.graph.saved_tensors_hooks, checkpointing): if these lose digits, eager's gradients lose others"
 )
 
 _CAPTURED = (
