@@ -139,7 +139,5 @@ def call_after_backward(callback: Callable[[], None]) -> None:
 
 def carry_tangents(values: Iterable[Any]) -> bool:
     """Whether forward-mode AD goes through some of the values."""
-    within = forward_ad._current_level >= 0
-    return within and any(
-        isinstance(one, torch.Tensor) and forward_ad.unpack_dual(one).tangent is not None for one in values
-    )
+    tensors = [one for one in values if isinstance(one, torch.Tensor)] if forward_ad._current_level >= 0 else []
+    return any(forward_ad.unpack_dual(one).tangent is not None for one in tensors)

@@ -337,7 +337,8 @@ class BackwardWatch:
             self._ended(task)
             return None
         passed.failed = True
-        return {index: gradients.get(position) for index, position in (*site.to_inputs, *site.to_gate)}
+        once = dict(gradients)  # as in `_fired`
+        return {index: once.pop(position, None) for index, position in (*site.to_inputs, *site.to_gate)}
 
     def _finish(self, task: int) -> Gradients | None:
         passed = self._ended(task)

@@ -55,7 +55,7 @@ _DID_NOT_END = (
 
 _HOOKED = (
     "it differs from eager in this call only, whose saved tensors passed through hooks of the program "
-    "(torch.autograd.graph.saved_tensors_hooks): if these lose digits, eager and the compiled program lose others"
+    "(torch.autograd.graph.saved_tensors_hooks, checkpointing): if these lose digits, eager's gradients lose others"
 )
 
 _CAPTURED = (
@@ -159,8 +159,9 @@ class BackwardCheck(BackwardObserver):
         self._checks.variants.waiting.begin()
         running.enter_context(self._checks.variants.waiting.at("running the compiled backward pass"))
         inputs = self._call.inputs
-        rechecked = self._comparison.will_recheck(self._call)
-        return self._checks.earlier.look(), inputs.fingerprints(inputs.args) if rechecked else {}
+        # checkpointing runs the forward pass again, when the saved tensors are unpacked: that may write to inputs
+        looked_at = self._comparison.will_recheck(self._call) and not self._call.ambient.saved_tensor_hooks
+        return self._checks.earlier.look(), inputs.fingerprints(inputs.args) if looked_at else {}
 
     def left_out(self) -> None:
         """Note that compiled autograd captures it."""
@@ -225,13 +226,13 @@ class BackwardCheck(BackwardObserver):
         return True
 
     def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
-        before, inputs, subjects = passed.begun[1], self._call.inputs, self._call.subjects
+        before, inputs = passed.begun[1], self._call.inputs
         # in a pass that ends later, optimizers may have written to weights
-        now = inputs.fingerprints(inputs.args) if before and passed.at_exit else before
-        for place in before:
-            if None not in (before[place], now[place]) and now[place] != before[place]:
+        now = inputs.fingerprints(inputs.args) if before and passed.at_exit else {}
+        for place, checksum in now.items():
+            if None not in (before[place], checksum) and checksum != before[place]:
                 message = "the compiled backward pass changed an input that eager's leaves alone"
-                yield memory_written(subjects.mutated(place), message)
+                yield memory_written(self._call.subjects.mutated(place), message)
 
     def raised(self, error: Exception, passed: BackwardPass) -> Gradients | None:
         """Handle an exception of the compiled backward pass. Return eager's gradients, or None to have it raised."""

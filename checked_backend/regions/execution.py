@@ -250,9 +250,7 @@ class Call:
 
 
 def _without_history(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.requires_grad or grad_fn(value) is None:
-        return value
-    if gradient_edge(value) is None:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or None in (grad_fn(value), gradient_edge(value)):
         return value
     with torch.enable_grad():
         leaf = value.detach().requires_grad_(True)

@@ -138,8 +138,8 @@ class Inputs:
             none of its hooks.
         mutated: Positions whose storage the region writes to.
         pristine: The values before the call, for these positions.
-        requires_grad: Positions whose gradient is wanted. Of a tensor that is given twice it is the last.
-        given_again: The other positions of such a tensor, and that one.
+        requires_grad: Positions whose gradient is wanted; of a tensor that is given more than once, the last alone.
+        given_again: For each other position of such a tensor, the last.
         entangled: Positions that are mutated, require grad, and share memory with another input: gradients with
             respect to each of them are not defined apart.
         marked: Positions that require grad although no gradient is wanted, because views of them require grad too.
@@ -199,7 +199,7 @@ class Inputs:
         )
 
     def fingerprints(self, args: Sequence[Any]) -> dict[int, int | None]:
-        """Checksums of those among inputs that must stay as they are. They are the call's, or aliases of them."""
+        """Checksums of the inputs that must stay as they are, by position. ``args`` may be aliases of the call's."""
         kept = {
             position: arg
             for position, arg in enumerate(args)

@@ -27,7 +27,7 @@ from checked_backend.ranks.tape import CollectiveReplayError
 from checked_backend.regions.backward_check import Checks
 from checked_backend.regions.call_findings import memory_written, rng_state_differs
 from checked_backend.regions.compare_parts import Part, gradients_lost
-from checked_backend.regions.execution import Call, Execution, Subjects, gradient_edge
+from checked_backend.regions.execution import Call, Execution, Subjects
 from checked_backend.regions.gradient_gate import input_edges
 from checked_backend.regions.graph_info import qualified_names
 from checked_backend.regions.inputs import (
@@ -296,12 +296,9 @@ def _settings(record: CallRecord) -> Observation:
 
 
 def _inputs(record: CallRecord) -> Observation:
-    """Inputs that eager leaves alone, and the counts of writes to the others.
-
-    Of AOT autograd's graphs nothing is counted, since their caller counts.
-    """
+    """Inputs that eager leaves alone; of the others the counts of writes, and whether gradients lead through these."""
     inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
-    before, writes = inputs.fingerprints(args), WriteCounts.of(args if record.checks.info.graph is None else ())
+    before, writes = inputs.fingerprints(args), WriteCounts.of(args)
     structures = {place: _structure(args[place]) for place in before}
     yield None
     now = fingerprints([args[place] for place in before])
@@ -312,8 +309,9 @@ def _inputs(record: CallRecord) -> Observation:
     if isinstance(record.reference, Execution):
         moved = {place for place, known in structures.items() if _structure(args[place]) != known}
         yield from map(Suspicion, _other_structure(record, record.reference, moved))
-        yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
-        yield from map(Suspicion, _unled_gradients(record, record.reference))
+        if record.checks.info.graph is None:  # else the caller of AOT autograd's graph counts, and leads gradients
+            yield from map(Suspicion, _uncounted_writes(record, record.reference, writes))
+            yield from map(Suspicion, _unled_gradients(record, record.reference))
 
 
 def _structure(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -359,12 +357,9 @@ def _uncounted_writes(record: CallRecord, reference: Execution, before: WriteCou
 def _unled_gradients(record: CallRecord, reference: Execution) -> Iterator[Finding]:
     """Findings about inputs whose gradients lead through what eager wrote, but not through what the candidate wrote."""
     call = record.call
-    if record.checks.info.graph is not None:  # of AOT autograd's graphs none leads gradients
-        return
     led = reference.led - call.inputs.entangled
-    for edge, place in record.edges.items():
-        after = gradient_edge(record.args[place]) if place in led else None
-        if after is not None and edge == (after.node, after.output_nr):
+    for edge, place in input_edges(record.args, led).items():
+        if record.edges.get(edge) == place:
             part = Part(call.subjects.mutated(place), reference.arguments[place], record.args[place])
             expected, actual = "gradients that lead through what was written to it", "gradients as before the call"
             yield gradients_lost(part.differs("requires_grad", "", expected, actual))

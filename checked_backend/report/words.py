@@ -47,7 +47,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "structure.inference": (
         "is a tensor of inference mode, which eager's is not",
-        "The numbers are right, but a tensor of inference mode can neither be saved for backward nor written outside.",
+        "The numbers are right, but in normal mode autograd can neither save this tensor nor have it written to.",
     ),
     "alias": (
         "shares memory differently than in eager",

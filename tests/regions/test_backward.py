@@ -110,10 +110,7 @@ def test_an_input_that_is_cut_off(on_divergence: str) -> None:
     assert agreed(audit(program, "eager", on_divergence=on_divergence))
 
 
-Wrong = Callable[[fx.GraphModule, torch.Tensor, torch.Tensor], Any]
-
-
-def wrong_in(run: Wrong) -> faults.Compiler:
+def wrong_in(run: Callable[[fx.GraphModule, torch.Tensor, torch.Tensor], Any]) -> faults.Compiler:
     """A compiler whose programs are a function of the graph and its two inputs."""
     return lambda gm, _inputs: lambda x, y: run(gm, x, y)
 

@@ -89,11 +89,7 @@ def test_what_eager_raises_reaches_the_program() -> None:
 @pytest.mark.parametrize("spoil", [faults.last_bit, lambda out: out * 1.01])
 def test_the_check_makes_its_own_tensors_where_the_values_are(spoil: faults.Spoil) -> None:
     """Not on the device that the program has set for its own new tensors."""
-    compiled = checked(lambda x: x.softmax(-1) / 3, faults.spoiled_output(spoil))
-
-    def run() -> None:
-        x = torch.randn(8, 8)
-        with torch.device("meta"):
-            compiled(x)
-
-    assert gathered(run).verdict is (cb.Verdict.PASS if spoil is faults.last_bit else cb.Verdict.FAIL)
+    compiled, x = checked(lambda x: x.softmax(-1) / 3, faults.spoiled_output(spoil)), torch.randn(8, 8)
+    with cb.collect() as session, torch.device("meta"):
+        compiled(x)
+    assert session.report.verdict is (cb.Verdict.PASS if spoil is faults.last_bit else cb.Verdict.FAIL)

@@ -187,12 +187,17 @@ class TwoWeights(nn.Module):
 
 
 @pytest.mark.parametrize("on_divergence", ["record", "fallback"])
-@pytest.mark.parametrize("name", ["", "a", "b"])
-def test_a_model_that_ties_weights_runs_what_was_compiled_for_one_that_does_not(name: str, on_divergence: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("", set()), ("a", {"grad[b]"}), ("b", {"grad[b]"}), ("crash", {"candidate"})]
+)
+def test_a_model_that_ties_weights_runs_what_was_compiled_for_one_that_does_not(
+    name: str, wrong: set[str], on_divergence: str
+) -> None:
     """Dynamo does not guard that parameters differ: the region is given one tensor twice, whose gradient is a sum."""
     free, tied, x = TwoWeights(), TwoWeights(), torch.arange(4.0)
     tied.b = tied.a
-    late = faults.on_data(lambda args: len({*map(id, args)}) < len(args), faults.scaled_gradient(name, "aot"))
+    faulty = faults.crash_in_backward() if name == "crash" else faults.scaled_gradient(name, "aot")
+    late = faults.on_data(lambda args: len({*map(id, args)}) < len(args), faulty)
     compiler = late if name else faults.clean("aot")
 
     def run() -> None:
@@ -200,9 +205,9 @@ def test_a_model_that_ties_weights_runs_what_was_compiled_for_one_that_does_not(
             checked(model, compiler, on_divergence=on_divergence)(x).backward()
 
     report = gathered(run)
-    assert {subject for _, subject in found(report)} == ({"grad[b]"} if name else set())
+    assert {subject for _, subject in found(report)} == wrong
     assert report.verdict is (cb.Verdict.FAIL if name else cb.Verdict.PASS)
-    if on_divergence == "fallback" or not name:
+    if on_divergence == "fallback" or name in ("", "crash"):
         torch.testing.assert_close(tied.a.grad, x + x.exp())
 
 
