@@ -11,7 +11,7 @@ import torch
 
 from checked_backend.checking.tree import leaves
 
-_COMPARED = (torch.Tensor, np.ndarray, int, float, complex, str, bytes, type(None))
+_COMPARED = (torch.Tensor, np.ndarray, np.generic, int, float, complex, str, bytes, type(None))
 _OWN = ("_parameters", "_buffers", "_modules")
 
 

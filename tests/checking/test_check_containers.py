@@ -105,8 +105,8 @@ def count(calls: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def append(log: list[int], x: torch.Tensor) -> torch.Tensor:
-    log.append(5)
+def append(log: list[Any], x: torch.Tensor) -> torch.Tensor:
+    log += [5, np.float32(2)]  # compiled, the second is an array of no dimensions
     return x + 1
 
 
@@ -119,7 +119,7 @@ def touch(cache: dict[str, int], x: torch.Tensor) -> torch.Tensor:
     ("function", "changed", "expected"),
     [
         (count, {"n": 3, "of": ""}, {("mutation", "mutated[calls[n]]"), ("structure.value", "mutated[calls[of]]")}),
-        (append, [], {("structure.outputs", "mutated[log[0]]")}),
+        (append, [], {("structure.outputs", f"mutated[log[{place}]]") for place in (0, 1)}),
         (touch, {"a": 1, "b": 2}, {("structure.container", "mutated[cache]")}),  # pytorch/pytorch#198189
     ],
 )
