@@ -50,8 +50,8 @@ from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
 
 
-class BatchedError(CheckedBackendError):
-    """Raised where a pass takes many gradients at once. Their lanes cannot be copied one by one."""
+class UnseenError(CheckedBackendError):
+    """Raised where it cannot be seen which gradients come to a region. The message says why."""
 
 
 Gradients = Mapping[int, "torch.Tensor | None"]
@@ -228,8 +228,9 @@ class BackwardWatch:
         self._exchanges = exchanges
         self._edges = edges
         self._passes: dict[int, BackwardPass] = {}
-        self._freed = False
+        self._freed = self._differentiated = False
         sites, nodes, self.outside_edges = find_sites(outputs, mutated, edges, since)
+        self._is_one_node = len(nodes) == 1
         self._sites = tuple(sites.values())
         exits = [number for number, site in enumerate(self._sites) if site.to_inputs]
         # every node that an only exit (AOT autograd's node, or a `gradient_gate`) depends on has run before it, so that
@@ -263,6 +264,8 @@ class BackwardWatch:
             gradient is not None and output not in site.known for output, gradient in enumerate(grad_outputs)
         )
         with self._unless_short(passed):
+            if self._differentiated and not self._is_one_node:
+                raise UnseenError("gradients of gradients come to tensors inside of the region (create_graph=True)")
             for output, result in site.results:
                 if grad_outputs[output] is not None:
                     passed.copies[result] = _kept(grad_outputs[output])
@@ -346,7 +349,8 @@ class BackwardWatch:
             return None
         self._freed = self._freed or not passed.keeps_graph
         passed.needed |= self._cut_off(passed)
-        return self._observer.passed(passed.close())
+        self._differentiated |= passed.close().differentiable
+        return self._observer.passed(passed)
 
     def _cut_off(self, passed: BackwardPass) -> frozenset[int]:
         """Inputs to which no result leads whose gradient arrived.
@@ -382,10 +386,10 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
     """A copy of a gradient; the gradient itself if no kernel can write to it in place, as to those of ``sum``.
 
     Raises:
-        BatchedError: It is many gradients.
+        UnseenError: It is many gradients.
     """
     if is_legacy_batchedtensor(grad):
-        raise BatchedError("many gradients were sent in at once (is_grads_batched=True, jacobian(vectorize=True))")
+        raise UnseenError("many gradients come at once (is_grads_batched=True, jacobian(vectorize=True))")
     plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_quantized
     if not plain or is_functorch_wrapped_tensor(grad):
         return grad

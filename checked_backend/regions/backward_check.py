@@ -20,8 +20,8 @@ from checked_backend.regions.backward import (
     BackwardObserver,
     BackwardPass,
     BackwardWatch,
-    BatchedError,
     Gradients,
+    UnseenError,
 )
 from checked_backend.regions.call_findings import candidate_crashed, compare_exceptions, memory_written, same_exception
 from checked_backend.regions.compare_call import CallComparison
@@ -170,8 +170,8 @@ class BackwardCheck(BackwardObserver):
 
     def not_copied(self, error: Exception) -> None:
         """Note that it is not compared."""
-        if isinstance(error, BatchedError):
-            skip = Skip("gradients", f"unsupported: {error}; one at a time they are checked", matters=True)
+        if isinstance(error, UnseenError):
+            skip = Skip("gradients", f"unsupported: {error}; those of other passes are checked", matters=True)
             self._reporter.skip_until_compared(skip, backward=True)
             return
         self._memory.not_compared("copying the gradients that arrive", error, backward=True)

@@ -216,4 +216,19 @@ def test_many_gradients_at_once_are_in_the_coverage() -> None:
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     [skip] = report.coverage.skipped
     assert skip.subject == "gradients"
-    assert skip.reason.startswith("unsupported: many gradients were sent in at once")
+    assert skip.reason.startswith("unsupported: many gradients come at once")
+
+
+def test_gradients_of_gradients_accuse_nobody() -> None:
+    """They come to what the first pass has saved inside of the region, as a gradient penalty's do."""
+
+    def program(compile_: Compile) -> None:
+        x = torch.randn(3, requires_grad=True)
+        loss = compile_(lambda x: x.tanh().sin())(x).sum()
+        [slope] = torch.autograd.grad(loss, x, create_graph=True)
+        (slope.square().sum() + loss).backward()
+
+    report = audit(program, "eager")
+    assert report.verdict is cb.Verdict.PASS
+    assert any("gradients of gradients come to tensors inside" in skip.reason for skip in report.coverage.skipped)
+    assert found(audit(program, faults.scaled_gradient("x", "python"))) == {("logic", "grad[x]")}
