@@ -207,10 +207,10 @@ def _unchanged_values(reference: Mapping[str, Any], candidate: Mapping[str, Any]
     return {
         name
         for name, value in reference.items()
-        if Subject(name).kind is SubjectKind.MUTATED
+        if name in candidate
+        and Subject(name).kind is SubjectKind.MUTATED
         and not isinstance(value, (torch.Tensor, np.ndarray))
-        and type(candidate.get(name)) is type(value)
-        and candidate[name] == value
+        and (type(value), value) == (type(candidate[name]), candidate[name])
     }
 
 

@@ -101,7 +101,7 @@ def test_arguments_that_are_changed_inside_of_containers() -> None:
 
 def count(calls: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
     calls["n"] += 1
-    calls["of"] = "count"
+    calls |= {"of": "count", "last": None}
     return x + 1
 
 
@@ -118,7 +118,15 @@ def touch(cache: dict[str, int], x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "changed", "expected"),
     [
-        (count, {"n": 3, "of": ""}, {("mutation", "mutated[calls[n]]"), ("structure.value", "mutated[calls[of]]")}),
+        (
+            count,
+            {"n": 3, "of": ""},
+            {
+                ("mutation", "mutated[calls[n]]"),
+                ("structure.value", "mutated[calls[of]]"),
+                ("structure.outputs", "mutated[calls[last]]"),
+            },
+        ),
         (append, [], {("structure.outputs", f"mutated[log[{place}]]") for place in (0, 1)}),
         (touch, {"a": 1, "b": 2}, {("structure.container", "mutated[cache]")}),  # pytorch/pytorch#198189
     ],
