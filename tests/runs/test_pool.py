@@ -205,7 +205,7 @@ def test_two_real_nodes_of_which_one_is_killed(tmp_path: Path, monkeypatch: pyte
     def held(job: SweepJob, _resources: JobResources, _started: object) -> CaseResult:
         here = ray.get_runtime_context().get_node_id()
         with (tmp_path / "ran").open("a") as stream:
-            stream.write(f"{job.case.model} {here}\n")
+            stream.write(f"{job.case.model} {here} {os.getpid()}\n")
         while not (tmp_path / "go").exists():
             time.sleep(0.05)
         return outcome(host=here)
@@ -236,6 +236,9 @@ def kill_when_busy(cluster: Any, node: Any, folder: Path) -> None:
         ran = (folder / "ran").read_text().splitlines() if (folder / "ran").exists() else []
         if len(ran) == 2:  # one on each node
             cluster.remove_node(node, allow_graceful=False)
+            [lost] = (int(line.split()[2]) for line in ran if node.node_id in line)
+            while Path(f"/proc/{lost}").exists() and time.monotonic() < end:  # else it may still answer
+                time.sleep(0.1)
             break
         time.sleep(0.1)
     (folder / "go").touch()
