@@ -220,8 +220,9 @@ def _compare_containers(reference: Mapping[str, Container], candidate: Mapping[s
         if mine.kind != theirs.kind:
             yield part.differs("container", "a container of another type than eager's", mine.kind, theirs.kind)
         elif mine.keys != theirs.keys and sorted(mine.keys) == sorted(theirs.keys):
-            orders = ("".join(side.keys) for side in (mine, theirs))
-            yield part.differs("container", "its keys are in another order than eager's", *orders)
+            first = next(place for place, key in enumerate(mine.keys) if key != theirs.keys[place])
+            message = f"its keys are in another order than eager's, from place {first} on"
+            yield part.differs("container", message, mine.keys[first], theirs.keys[first])
     kinds = [side["output"].kind if "output" in side else "none" for side in (reference, candidate)]
     if kinds.count("none") == 1:
         message = "one of eager and the compiled program returns a container, and the other one what would be in it"

@@ -138,7 +138,11 @@ def test_numbers_and_strings_in_arguments(function: Any, changed: Any, expected:
     def forgets(given: Any, x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
-    assert set(found(cb.check(function, (changed, batch(3)), candidate=forgets))) == expected
+    report = cb.check(function, (changed, batch(3)), candidate=forgets)
+    assert set(found(report)) == expected
+    if function is touch:
+        assert report.findings[0].message == "its keys are in another order than eager's, from place 0 on"
+        assert (report.findings[0].expected, report.findings[0].actual) == ("[b]", "[a]")
 
 
 def test_a_value_that_eager_does_not_repeat_accuses_nobody() -> None:
