@@ -21,9 +21,9 @@ from checked_backend.checking.copies import Copier, refill
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import (
     Container,
+    argument_containers,
     argument_leaves,
     containers,
-    named_arguments,
     output_leaves,
     settled,
     signature_of,
@@ -476,8 +476,7 @@ class ProgramCopy:
         else:
             state = self._state(call).subjects()
             outcome.subjects = {**outcome.outputs, **state, **outcome.subjects, **outcome.gradients}
-            for name, value in named_arguments(self._program.function, *self._copies(call)).items():
-                outcome.containers |= {f"mutated[{path}]": held for path, held in containers(value, name)}
+            outcome.containers |= argument_containers(self._program.function, *self._copies(call))
         outcome.note_values(copies=len(self._program.calls) > 1)
 
 

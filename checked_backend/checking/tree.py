@@ -180,3 +180,11 @@ def argument_leaves(
 ) -> list[tuple[str, Any]]:
     """The leaves of a call's arguments under the names that the function's signature gives them."""
     return [leaf for name, value in named_arguments(function, args, kwargs).items() for leaf in leaves(value, name)]
+
+
+def argument_containers(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Container]:
+    """The containers among a call's arguments, as subjects that the call may have changed."""
+    named = named_arguments(function, args, kwargs).items()
+    return {f"mutated[{path}]": held for name, value in named for path, held in containers(value, name)}

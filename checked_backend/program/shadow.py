@@ -34,7 +34,7 @@ from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.merge import VALUES, with_levels
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, eager_function, function_name
 from checked_backend.checking.state import State
-from checked_backend.checking.tree import argument_leaves, containers, output_leaves
+from checked_backend.checking.tree import argument_containers, argument_leaves, containers, output_leaves
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
 from checked_backend.findings import Coverage, EvidenceKey, Finding, RegionInfo, Severity, Skip
 from checked_backend.options import CheckOptions
@@ -131,7 +131,7 @@ class OwnCall:
         """The outcome of the call, whose result the program is about to get. It holds the program's own tensors."""
         outcome = self.ended()
         outcome.outputs = dict(output_leaves(result))
-        outcome.containers = dict(containers(result, "output"))
+        outcome.containers = dict(containers(result, "output")) | argument_containers(self._function, *self._arguments)
         outcome.subjects = {**outcome.outputs, **self._state().subjects()}
         outcome.evaluations = 1
         outcome.note_values(copies=False)

@@ -127,6 +127,24 @@ def test_gradients_are_compared(tmp_path: Path) -> None:
     assert [one.subject for one in program.report.findings] == ["grad[x]"]
 
 
+def test_the_order_of_keys_in_an_argument_is_compared(tmp_path: Path) -> None:
+    def touch(cache: dict[str, torch.Tensor]) -> None:
+        cache["old"] = cache.pop("old")
+
+    @torch.compiler.substitute_in_graph(touch)
+    def _keeps_the_order(cache: dict[str, torch.Tensor]) -> None:
+        cache["old"] = cache["old"]
+
+    def program(x: torch.Tensor, cache: dict[str, torch.Tensor]) -> torch.Tensor:
+        touch(cache)
+        return x + 1
+
+    shadowed = Shadowed(tmp_path)
+    shadowed.compile(program)(torch.ones(3), {"old": torch.ones(1), "new": torch.ones(1)})
+    (finding,) = [one for one in shadowed.report.findings if one.fails]
+    assert (finding.subject, finding.detail) == ("mutated[cache]", "structure.container")
+
+
 class Switched(nn.Module):
     """Things that Dynamo takes for constant until a guard says otherwise."""
 
