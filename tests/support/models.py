@@ -33,6 +33,13 @@ class Case:
     loss: Callable[[Any], torch.Tensor]
 
 
+def of_transformers(name: str, **settings: Any) -> nn.Module:
+    """A model of transformers, from the configuration that goes with it."""
+    cls = getattr(transformers, name)
+    model: nn.Module = cls(cls.config_class(**settings))
+    return model
+
+
 def _hugging_face(cls: Any, config: Any, attention: Attention, inputs: Mapping[str, Any]) -> Case:
     config._attn_implementation = attention
     return Case(cls(config), inputs, lambda returned: returned.loss)
@@ -42,7 +49,7 @@ def _words(batch: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def _padding(batch: int, length: int) -> torch.Tensor:
+def padding(batch: int, length: int) -> torch.Tensor:
     mask = torch.ones(batch, length, dtype=torch.long)
     mask[-1, length // 2 :] = 0
     return mask
@@ -64,13 +71,13 @@ def _bert_config(dropout: float, layers: int) -> transformers.BertConfig:
 def bert_masked_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
     """Hugging Face BERT that fills in masked words, with padding."""
     words = _words(2, 16)
-    inputs = {"input_ids": words, "attention_mask": _padding(2, 16), "labels": words}
+    inputs = {"input_ids": words, "attention_mask": padding(2, 16), "labels": words}
     return _hugging_face(transformers.BertForMaskedLM, _bert_config(dropout, layers), attention, inputs)
 
 
 def bert_classifier(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
     """Hugging Face BERT that classifies sequences, with padding."""
-    inputs = {"input_ids": _words(2, 16), "attention_mask": _padding(2, 16), "labels": torch.tensor([0, 1])}
+    inputs = {"input_ids": _words(2, 16), "attention_mask": padding(2, 16), "labels": torch.tensor([0, 1])}
     return _hugging_face(transformers.BertForSequenceClassification, _bert_config(dropout, layers), attention, inputs)
 
 
