@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 import checked_backend as cb
 from tests.support.check_tools import agreed, batch, skips
+from tests.support.raising import raising
 
 
 def number_of_elements(x: torch.Tensor) -> int:
@@ -158,11 +159,10 @@ def test_an_error_that_dynamo_hides_is_no_pass(monkeypatch: pytest.MonkeyPatch) 
         torch._dynamo.graph_break()
         return x
 
-    def broken(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("inside of Dynamo")
-
     with torch._dynamo.config.patch(suppress_errors=True), monkeypatch.context() as patch:
-        patch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", broken)
+        patch.setattr(
+            "torch._dynamo.symbolic_convert.InstructionTranslator.run", raising(RuntimeError("inside of Dynamo"))
+        )
         report = cb.check(program, (batch(),), compiler="eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "suppress_errors" in skips(report)

@@ -11,6 +11,7 @@ from torch import nn
 
 import checked_backend as cb
 from tests.support.check_tools import Net, agreed, batch, found, only, skips
+from tests.support.raising import raising
 
 # exceptions
 
@@ -104,9 +105,6 @@ def test_where_no_output_requires_grad_both_must_refuse() -> None:
 
 
 def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("the checker is broken")
-
     for place in (
         "backward.draw",
         "compare_runs.compare_parts",
@@ -114,6 +112,6 @@ def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyP
         "program.output_leaves",
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(f"checked_backend.checking.{place}", broken)
+            patch.setattr(f"checked_backend.checking.{place}", raising(RuntimeError("the checker is broken")))
             with pytest.raises((RuntimeError, cb.CheckedBackendError), match="the checker is broken"):
                 cb.check(Net(), (batch(),), compiler="eager")

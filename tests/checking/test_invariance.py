@@ -17,6 +17,7 @@ from tests.checking.test_kernel_choices import right, tuned
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
 from tests.support.faults import last_bit
+from tests.support.raising import raising
 
 
 def told(report: cb.Report) -> str:
@@ -254,10 +255,7 @@ def test_a_fault_in_accuracy_is_told_apart() -> None:
 
 
 def test_what_goes_wrong_while_the_operator_is_looked_for_leaves_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: object) -> None:
-        raise RuntimeError("no kernels here")
-
-    monkeypatch.setattr("checked_backend.checking.invariance._Question._seen", broken)
+    monkeypatch.setattr("checked_backend.checking.invariance._Question._seen", raising(RuntimeError("no kernels here")))
     finding = only(cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant="batch"))
     assert finding.op is None
     assert finding.evidence["localized"] == "not localized: no kernels here"

@@ -30,6 +30,7 @@ from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults
 from tests.support.planted import Fault, in_half_precision, planted
+from tests.support.raising import raising
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
@@ -123,10 +124,7 @@ def test_a_script_that_does_not_show_it_is_not_announced_as_one_that_does(tmp_pa
 
 
 def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unwanted(*_args: Any) -> Sequence[Finding]:
-        raise AssertionError("investigated")
-
-    monkeypatch.setattr("checked_backend.backends.investigate", unwanted)
+    monkeypatch.setattr("checked_backend.backends.investigate", raising(AssertionError("investigated")))
     report = report_of(tmp_path, inference, compiler=faults.one_element(0), localize=False)
     [finding] = report.findings
     assert finding.node is None
@@ -153,10 +151,7 @@ def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
 
 
 def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_failure: Failure, _findings: Sequence[Finding]) -> Sequence[Finding]:
-        raise RuntimeError("no way")
-
-    monkeypatch.setattr("checked_backend.backends.investigate", failing)
+    monkeypatch.setattr("checked_backend.backends.investigate", raising(RuntimeError("no way")))
     report = report_of(tmp_path, inference, compiler=faults.one_element(0))
     assert report.verdict is cb.Verdict.FAIL
     assert any("could not be localized: RuntimeError: no way" in note for note in report.coverage.notes)
@@ -166,10 +161,7 @@ def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch:
 def test_what_fails_after_the_operator_was_named_does_not_lose_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("no way to reduce it")
-
-    monkeypatch.setattr(module, "reduce", failing)
+    monkeypatch.setattr(module, "reduce", raising(RuntimeError("no way to reduce it")))
     finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert finding.evidence["stopped"] == "RuntimeError: no way to reduce it"
@@ -221,10 +213,7 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
 def test_where_no_small_program_is_written_the_kernel_is_the_repro(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise Untranslatable("no script has such a thing")
-
-    monkeypatch.setattr(module, "write_repro", refuse)
+    monkeypatch.setattr(module, "write_repro", raising(Untranslatable("no script has such a thing")))
     [finding] = report_of(tmp_path, inference, compiler_options=RELU_BUG).findings
     assert finding.repro is not None
     assert Path(finding.repro).stem.endswith("_kernel")
@@ -311,10 +300,7 @@ def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkey
 
 @pytest.mark.process
 def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_args: Any, **_kwargs: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "write_repro", stopped)
+    monkeypatch.setattr(module, "write_repro", raising(KeyboardInterrupt))
     finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert str(finding.evidence["reduced"]).startswith("to 1 call on")

@@ -21,6 +21,7 @@ from checked_backend.dump import RegionDump
 from checked_backend.dump.region import claim_slot
 from checked_backend.errors import DumpError
 from tests.support.dump_tools import dumps, python, run, same_leaf
+from tests.support.raising import raising
 
 
 class Net(nn.Module):
@@ -129,10 +130,7 @@ def test_files_that_really_cannot_grow_are_a_warning(tmp_path: Path, kib: int, g
 
 
 def test_a_disk_that_is_full_from_the_start_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_args: Any, **_kwargs: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "folder")
-
-    monkeypatch.setattr(Path, "mkdir", full)
+    monkeypatch.setattr(Path, "mkdir", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "folder")))
     with pytest.warns(cb.DumpWarning, match="No space left on device"):
         step("nop", dump=str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()

@@ -20,6 +20,7 @@ from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.report import Report
 from checked_backend.runs.case import Status
 from tests.support import faults
+from tests.support.raising import raising
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -192,10 +193,7 @@ def test_subjects_name_the_program_of_a_shared_compile(text: str, places: set[in
 
 
 def test_a_check_that_raises_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: object, **_kwargs: object) -> None:
-        raise RuntimeError("the check broke")
-
-    monkeypatch.setattr("checked_backend.fuzz.examine.check", broken)
+    monkeypatch.setattr("checked_backend.fuzz.examine.check", raising(RuntimeError("the check broke")))
     found = check_program(ADD, "eager")
     assert found.status is Status.INCONCLUSIVE
     assert "the check itself failed: RuntimeError: the check broke" in found.message

@@ -15,6 +15,7 @@ import checked_backend as cb
 from checked_backend.regions import backward, schedule
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.schedule import Budget, is_recheck
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, calls, checked, gathered
 
 
@@ -117,10 +118,7 @@ def test_a_region_that_is_never_checked_is_told_though_others_are(clock: Clock) 
 
 
 def test_a_compiler_that_fails_is_told_at_the_first_call(clock: Clock) -> None:
-    def broken(_gm: Any, _inputs: Any) -> Callable[..., Any]:
-        raise RuntimeError("no such kernel")
-
-    report = gathered(training(checked(Net(), broken, budget=0.001), clock, 3))
+    report = gathered(training(checked(Net(), raising(RuntimeError("no such kernel")), budget=0.001), clock, 3))
     assert [finding.kind for finding in report.findings] == [cb.Kind.CRASH]
 
 

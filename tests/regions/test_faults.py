@@ -18,6 +18,7 @@ from tests.ledger.answer import differences, read
 from tests.ledger.sources import planted
 from tests.support import faults
 from tests.support.faults import Compiler, How
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 pytestmark = pytest.mark.smoke  # a fault of each class is found, and a clean program is not accused
@@ -231,16 +232,6 @@ def bad(x: torch.Tensor) -> torch.Tensor:
     return torch.embedding(torch.ones(3, 2), x)
 
 
-def raising(error: Exception) -> Compiler:
-    def compiler(_gm: Any, _inputs: Any) -> Callable[..., Any]:
-        def run(*_args: Any) -> Any:
-            raise error
-
-        return run
-
-    return compiler
-
-
 def test_eager_raises_and_the_candidate_does_not() -> None:
     report = gathered(lambda: checked(bad, lambda *_given: lambda *_args: (torch.ones(1, 2),))(torch.tensor([7])))
     assert found(report) == {("exception.missing", "candidate")}
@@ -249,7 +240,7 @@ def test_eager_raises_and_the_candidate_does_not() -> None:
 
 @pytest.mark.parametrize("on_divergence", ["raise", "record"])
 def test_another_exception_is_a_finding_and_the_user_gets_eagers(on_divergence: str) -> None:
-    compiled = checked(bad, raising(RuntimeError("kernel: out of bounds")), on_divergence=on_divergence)
+    compiled = checked(bad, lambda *_given: raising(RuntimeError("kernel: out of bounds")), on_divergence=on_divergence)
 
     def program() -> None:
         with pytest.raises(IndexError, match="out of range"):
@@ -273,7 +264,8 @@ def test_the_same_exception_is_no_finding() -> None:
 
 
 def test_the_same_type_with_other_words_is_told() -> None:
-    compiled = checked(torch.linalg.cholesky, raising(torch.linalg.LinAlgError("something else went wrong")))
+    wrong = raising(torch.linalg.LinAlgError("something else went wrong"))
+    compiled = checked(torch.linalg.cholesky, lambda *_given: wrong)
 
     def program() -> None:
         with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):

@@ -17,6 +17,7 @@ from torch import Tensor
 import checked_backend as cb
 from checked_backend.regions import backward, observers
 from checked_backend.regions.memory_pressure import GrowingDistance
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
 
 Plan = Callable[[int], bool]
@@ -333,10 +334,7 @@ def test_inputs_that_were_changed_before_memory_ran_out_are_changed_once() -> No
 
 
 def test_copies_that_find_no_memory_leave_the_call_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_args: Any, **_kwargs: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(observers.Inputs, "capture", fails)
+    monkeypatch.setattr(observers.Inputs, "capture", raising(MemoryError))
     x = torch.zeros(3)
     report = gathered(lambda: checked(lambda t: t.add_(1) * 2, "eager")(x))
     assert torch.equal(x, torch.ones(3))
@@ -367,10 +365,7 @@ def test_what_a_check_holds_is_freed_without_a_collector(forward: Plan, monkeypa
 
 
 def test_arriving_gradients_that_cannot_be_copied_leave_the_pass_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_grad: Tensor) -> Any:
-        raise ERRORS["cpu"]()
-
-    monkeypatch.setattr(backward, "_kept", fails)
+    monkeypatch.setattr(backward, "_kept", raising(ERRORS["cpu"]()))
     report = trained("aot_eager")
     assert not report.findings
     assert report.verdict is cb.Verdict.INCONCLUSIVE

@@ -15,13 +15,10 @@ from checked_backend.errors import DivergenceWarning
 from checked_backend.regions import backward, observers
 from checked_backend.regions.compare_call import CallComparison
 from tests.support import faults
+from tests.support.raising import raising
 from tests.support.region_tools import checked, gathered
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
-
-
-def mistaken(*_args: object, **_kwargs: object) -> Any:
-    raise ValueError("a slip in the check")
 
 
 def trained(compiled: Any) -> None:
@@ -52,7 +49,7 @@ def test_the_program_goes_on_and_the_verdict_is_no_pass(
     compiled = checked(lambda x: x.tanh() * 2, "aot_eager", on_divergence="raise")
     random = torch.get_rng_state()
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, mistaken)
+        patch.setattr(owner, name, raising(ValueError("a slip in the check")))
         report = gathered(lambda: trained(compiled))
     assert torch.equal(torch.get_rng_state(), random)
     assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,14 +122,12 @@ def test_a_clean_program_leaves_no_report_in_the_trace_and_torch_logs_has_our_lo
 
 
 @pytest.mark.process
-def test_set_logs_knows_the_name() -> None:
+def test_set_logs_knows_the_name(tmp_path: Path) -> None:
     # a process of its own: torch's log settings are the process's
     code = "import logging, torch, checked_backend.backends; torch._logging.set_logs(modules={'checked_backend': 10})"
     told = "print(logging.getLogger('checked_backend').level, len(logging.getLogger('checked_backend').handlers))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; {told}"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "10 1\n"), done.stderr
+    status, out, err = finished((sys.executable, "-c", f"{code}; {told}"), tmp_path)
+    assert (status, out) == (0, "10 1\n"), err
 
 
 def _rounds_otherwise(gm: fx.GraphModule, _inputs: Any) -> Any:

@@ -19,6 +19,7 @@ import checked_backend as cb
 from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend.regions import unsupported
 from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
+from tests.support.raising import raising
 from tests.support.region_tools import same_bits
 
 Raising = Callable[[], Exception]
@@ -95,10 +96,8 @@ def test_where_everything_else_works_it_is_the_candidates_own(error: Exception) 
 def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
     line: str, name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> None:
-        raise failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
-
-    monkeypatch.setattr(unsupported, "compile_trifle", fails)
+    error = failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
+    monkeypatch.setattr(unsupported, "compile_trifle", raising(error))
     found = unsupported_here(failed("anything"))
     assert found is not None
     assert found.detail == "unsupported.headers"
@@ -109,10 +108,7 @@ def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
 
 
 def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise failed("garbage")
-
-    monkeypatch.setattr(unsupported, "compile_trifle", fails)
+    monkeypatch.setattr(unsupported, "compile_trifle", raising(failed("garbage")))
     found = unsupported_here(failed("anything"))
     assert found is not None
     assert found.detail == "unsupported.compiler"
@@ -120,10 +116,7 @@ def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest
 
 
 def test_a_lowering_that_raises_is_not_laid_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried() -> None:
-        raise AssertionError("nothing was compiled before")
-
-    monkeypatch.setattr(unsupported, "nothing_compiles", tried)
+    monkeypatch.setattr(unsupported, "nothing_compiles", raising(AssertionError("nothing was compiled before")))
     assert unsupported_here(LoweringException(NotImplementedError(), "aten.relu", [], {}), inductor=True) is None
     with pytest.raises(AssertionError):
         unsupported_here(RuntimeError(), inductor=True)

@@ -24,6 +24,7 @@ from checked_backend.process.worker import cannot_differentiate_in_worker, canno
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
+from tests.support.raising import raising
 
 WRONG = faults.wrong_operator("aten.relu.default", how="aot")
 
@@ -225,10 +226,7 @@ def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the
 def test_what_cannot_be_tried_is_not_announced(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cannot(*_args: Any) -> Any:
-        raise RuntimeError("the line cannot be taken out")
-
-    monkeypatch.setattr(search, "without_line", lambda *_: cannot)
+    monkeypatch.setattr(search, "without_line", lambda *_: raising(RuntimeError("the line cannot be taken out")))
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     evidence: dict[str, str] = {}
