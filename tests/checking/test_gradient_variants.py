@@ -85,10 +85,6 @@ def test_every_step_has_a_gradient() -> None:
     assert finding.evidence["step"] == f"{step + 1} of 28"
 
 
-def strided_otherwise(gradient: torch.Tensor) -> bool:
-    return not gradient.is_contiguous()
-
-
 LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
     "expanded": (lambda g: g.numel() > 1 and not any(g.stride()), "expanded"),
     "transposed": (lambda g: g.stride(-1) > g.stride(-2) > 0 and g.stride(1) > 1, "transposed with gaps at an offset"),
@@ -137,7 +133,7 @@ def test_a_backward_pass_that_is_wrong_where_an_output_gets_no_gradient_is_found
 
 @pytest.mark.more
 def test_it_is_found_beside_training_and_beside_other_variants() -> None:
-    wrong = faults.spoiled_tangents(lambda gradient: gradient * 1.01 if strided_otherwise(gradient) else gradient)
+    wrong = faults.spoiled_tangents(lambda gradient: gradient if gradient.is_contiguous() else gradient * 1.01)
     for how in ({"optimizer": torch.optim.SGD, "iterations": 2}, {"vary_layout": True}):
         report = cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong, **how)  # type: ignore[arg-type]
         assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}, how

@@ -15,7 +15,7 @@ import checked_backend as cb
 from checked_backend.checking.invariance import Invariance
 from tests.checking.test_kernel_choices import right, tuned
 from tests.support import faults
-from tests.support.check_tools import agreed, batch, only, skips
+from tests.support.check_tools import Counting, agreed, batch, only, skips
 from tests.support.faults import last_bit
 from tests.support.raising import raising
 
@@ -83,17 +83,13 @@ def test_a_gradient_that_has_other_bits_alone_is_found() -> None:
     agreed(cb.check(Net(), (batch(grad=True),), compiler=faults.clean(), invariant="batch"))
 
 
-class Cache(nn.Module):
-    """Writes a row's values into a cache of the caller."""
-
-    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
+    def cached(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         cache[:, 0] = x.exp()
         return x + 1
 
-
-def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
     args = (torch.randn(4), torch.zeros(4, 3))
-    report = agreed(cb.check(Cache(), args, compiler="eager", invariant="batch"))
+    report = agreed(cb.check(cached, args, compiler="eager", invariant="batch"))
     assert report.coverage.checked["tensors compared bit by bit"] == 2
 
 
@@ -101,19 +97,10 @@ def test_a_program_that_writes_to_its_argument_has_it_anew_in_each_run() -> None
     agreed(cb.check(lambda x: x.add_(1), (batch(),), compiler="eager", invariant=("batch", "runs")))
 
 
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x)
-
-
 @pytest.mark.parametrize(
     ("function", "args", "why"),
     [
-        (Norm(), (batch(),), "output[0] depends on all rows, in eager and in float64 too"),
+        (nn.BatchNorm1d(8), (batch(),), "output[0] depends on all rows, in eager and in float64 too"),
         (lambda x: x.cumsum(0), (batch(),), "name its dimension, as in batch=1"),
         (lambda x: nn.functional.dropout(x), (batch(),), "random numbers"),
         (lambda x: x.square().mean(), (batch(),), "no result has rows along dimension 0 of x"),
@@ -298,20 +285,8 @@ def test_a_function_with_captured_state_has_each_question_answered(what: Callabl
     assert "the same in each run: yes" in told(report)
 
 
-class Warmup(nn.Module):
-    """Counts its calls in Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.step += 1
-        return x * min(1.0, self.step / 10)
-
-
 def test_what_a_program_counts_in_python_is_no_difference() -> None:
-    agreed(cb.check(Warmup(), (batch(),), compiler="eager", invariant="batch"))
+    agreed(cb.check(Counting(), (batch(),), compiler="eager", invariant="batch"))
 
 
 @pytest.mark.parametrize("candidate", [lambda x: (x * 2).detach(), lambda _x: None], ids=["detached", "None"])

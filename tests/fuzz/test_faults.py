@@ -37,7 +37,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "through_aot": "",
         "through_aot_pair": "",
         "compiled_by_aot": "",
-        "raising": "",
+        "every_output": "",
         "forgets_to_count": "selftest plants it",
     }
 )

@@ -20,7 +20,7 @@ from checked_backend.regions import returned_tensors
 from checked_backend.regions.returned_tensors import Results, Returned, Snapshot
 from tests.support import faults
 from tests.support.faults import compiled_by_aot
-from tests.support.region_tools import agreed, checked, found, gathered
+from tests.support.region_tools import agreed, checked, found, gathered, meanwhile
 
 OVERWRITTEN = {("alias.overwritten", "output[0]")}
 
@@ -233,7 +233,7 @@ def test_users_may_write_to_results(write: str, every: int) -> None:
 def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str) -> None:
     held: list[torch.Tensor] = []
 
-    def meanwhile(result: torch.Tensor) -> torch.Tensor:
+    def meanwhile_written(result: torch.Tensor) -> torch.Tensor:
         if held:
             thread = threading.Thread(target=WRITES[write], args=(held[0],))
             thread.start()
@@ -241,16 +241,9 @@ def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str
             held.append(result)
         return result
 
-    stays, done = threading.Event(), threading.Event()
-    consumer = threading.Thread(target=lambda: (stays.set(), done.wait()))
-    consumer.start()
-    stays.wait()
-    try:
-        compiled = checked(wave, faults.spoiled_output(meanwhile, how="python"))
+    with meanwhile():  # the consumer stays
+        compiled = checked(wave, faults.spoiled_output(meanwhile_written, how="python"))
         report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
-    finally:
-        done.set()
-        consumer.join()
     assert not report.findings
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "another thread of the program's may have written to it" in " ".join(report.to_text().split())

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
+from tests.support import faults
 from tests.support.started_programs import finished
 
 PROGRAM = """
@@ -130,14 +130,10 @@ def test_set_logs_knows_the_name(tmp_path: Path) -> None:
     assert (status, out) == (0, "10 1\n"), err
 
 
-def _rounds_otherwise(gm: fx.GraphModule, _inputs: Any) -> Any:
-    return lambda *args: tuple(output * (1 + 2**-23) for output in gm.forward(*args))
-
-
 def test_the_profiler_shows_what_a_check_runs() -> None:
     torch._dynamo.reset()
     with torch.profiler.profile(acc_events=True) as profile, cb.collect(closing=False):
-        options = {"compiler": _rounds_otherwise, "localize": False}
+        options = {"compiler": faults.every_output(lambda output: output * (1 + 2**-23)), "localize": False}
         x = torch.randn(16, requires_grad=True)
         torch.compile(lambda x: (x.softmax(0) * 3).sum(), backend="numcheck", options=options)(x).backward()
     ranges = {event.key for event in profile.key_averages() if event.key.startswith("checked_backend::")}

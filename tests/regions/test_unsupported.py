@@ -20,7 +20,7 @@ from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend.regions import unsupported
 from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
 from tests.support.raising import raising
-from tests.support.region_tools import same_bits
+from tests.support.region_tools import checked, same_bits
 
 Raising = Callable[[], Exception]
 
@@ -212,9 +212,8 @@ class Failing:
 
 def ran(compiler: Any, folder: Path, calls: int = 1, dynamic: bool | None = None) -> cb.Report:
     torch._dynamo.reset()
-    options = {"compiler": compiler, "on_divergence": "record", "localize": False, "report_dir": folder}
     with cb.collect() as session:
-        compiled = torch.compile(net, backend="numcheck", options=options, dynamic=dynamic)
+        compiled = checked(net, compiler, dynamic=dynamic, report_dir=folder)
         for size in range(3, 3 + calls):
             x = torch.randn(size, requires_grad=True)
             out = compiled(x)
@@ -280,25 +279,6 @@ def test_nothing_raises_for_it_and_every_session_is_told(tmp_path: Path) -> None
             assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
         verdicts.append((session.report.verdict, [finding.detail for finding in session.report.findings]))
     assert verdicts == [(cb.Verdict.INCONCLUSIVE, ["unsupported.compiler"])] * 2
-
-
-def test_eager_that_gets_no_memory_is_no_finding(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    @torch.library.custom_op("checked_backend_tests::hungry", mutates_args=())
-    def hungry(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) <= 2:
-            raise MemoryError
-        return x.clone()
-
-    hungry.register_fake(torch.empty_like)
-    options = {"compiler": "aot_eager", "on_divergence": "record", "report_dir": tmp_path}
-    with cb.collect() as session, torch.no_grad():
-        torch.compile(hungry, backend="numcheck", options=options)(torch.ones(2))
-    assert not session.report.findings
-    assert session.report.verdict is cb.Verdict.INCONCLUSIVE
-    assert any("unsupported: memory: eager's" in skip.reason for skip in session.report.coverage.skipped)
 
 
 @pytest.mark.parametrize("make", [InvalidCxxCompiler, LIMITS[0][0]])

@@ -601,6 +601,11 @@ def spoiled_output(spoil: Spoil, at: int = 0, how: How = "python") -> Compiler:
     return run_in_python(lambda _gm: replaced(at, spoil))
 
 
+def every_output(spoil: Spoil) -> Compiler:
+    """Replace every output with what ``spoil`` makes of it."""
+    return run_in_python(lambda _gm: lambda results, _args: tuple(map(spoil, results)))
+
+
 def wrong_value(at: int = 0, how: How = "python") -> Compiler:
     """Every element of an output is wrong."""
     return spoiled_output(changed, at, how)

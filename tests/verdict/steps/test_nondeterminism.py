@@ -10,6 +10,7 @@ import torch
 import checked_backend as cb
 from checked_backend import Verdict
 from tests.support import faults
+from tests.support.region_tools import checked, gathered
 
 
 @pytest.fixture
@@ -44,13 +45,8 @@ def unsteady():
 
 
 def numcheck(program, x, compiler="nop"):
-    compiled = torch.compile(
-        program, backend="numcheck", options={"compiler": compiler, "on_divergence": "record", "localize": False}
-    )
-    with cb.collect() as session:
-        for _ in range(3):
-            compiled(x)
-    return session.report
+    compiled = checked(program, compiler)
+    return gathered(lambda: [compiled(x) for _ in range(3)])
 
 
 def check(program, x, compiler="nop"):

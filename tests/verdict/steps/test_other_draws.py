@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from torch import fx
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
 from tests.support import faults
-from tests.support.region_tools import checked, found, gathered
+from tests.support.region_tools import checked, found, gathered, meanwhile
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,36 +38,14 @@ def x() -> torch.Tensor:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """A thread is alive, and does nothing."""
-    done = threading.Event()
-    idle = threading.Thread(target=done.wait)
-    idle.start()
-    try:
-        yield
-    finally:
-        done.set()
-        idle.join()
-
-
-@contextmanager
 def drawing() -> Iterator[None]:
-    """A thread draws random numbers all the time."""
-    done = threading.Event()
-
-    def draw() -> None:
-        while not done.is_set():
-            torch.rand(3)
-
-    drawer = threading.Thread(target=draw)
+    """A thread draws random numbers all the time, also during calls that take less than the usual 5 ms."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # it also draws during calls that take less than the usual 5 ms
-    drawer.start()
+    sys.setswitchinterval(1e-4)
     try:
-        yield
+        with meanwhile(lambda: torch.rand(3)):
+            yield
     finally:
-        done.set()
-        drawer.join()
         sys.setswitchinterval(interval)
 
 
@@ -79,7 +56,7 @@ def drawing() -> Iterator[None]:
 )
 def test_an_error_in_one_call_beside_random_numbers_fails(name: str, spoil: str, at: int) -> None:
     compiled = checked(PROGRAMS[name], faults.only_in_call(3, faults.spoiled_output(SPOILS[spoil], at)))
-    with waiting():
+    with meanwhile():
         report = gathered(lambda: [compiled(x()) for _ in range(4)])
     assert {subject for _, subject in found(report)} == {f"output[{at}]"}, str(report)
     assert not any("another thread" in skip.reason for skip in report.coverage.skipped)
@@ -120,7 +97,7 @@ def test_an_error_in_one_call_is_answered_as_asked() -> None:
 
 def test_a_random_state_left_otherwise_in_one_call_fails() -> None:
     compiled = checked(torch.tanh, faults.only_in_call(3, faults.too_many_random_numbers()))
-    with waiting():
+    with meanwhile():
         report = gathered(lambda: [compiled(x()) for _ in range(4)])
     assert found(report) == {("rng.state", "rng state")}
 
