@@ -15,6 +15,7 @@ from torch import fx, nn
 import checked_backend as cb
 from tests.support import faults
 from tests.support.classifier import Classifier, Compile, data
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
 
 BOTH = ("python", "aot")
@@ -245,25 +246,12 @@ def test_double_backward_is_noted() -> None:
     assert "double backward" in report.to_text(verbose=True)
 
 
-class RaisesInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: object, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: object, *_gradients: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no kernel")
-
-
-def raising(gm: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
-    """A compiler that runs torch operators, one of which raises in the backward pass."""
-    return lambda *args: [RaisesInBackward.apply(one) if one.requires_grad else one for one in gm(*args)]
-
-
 @pytest.mark.parametrize("on_divergence", ["raise", "record", "fallback"])
 def test_a_backward_pass_that_a_compiled_operator_ends_is_no_pass(on_divergence: str) -> None:
+    no_kernel = raising(RuntimeError("no kernel"))
+    raises = faults.every_output(lambda one: faults.SpoilGradient.apply(one, no_kernel) if one.requires_grad else one)
     x = torch.randn(4, requires_grad=True)
-    compiled = checked(lambda x: (x * 2).sin(), raising, on_divergence=on_divergence)
+    compiled = checked(lambda x: (x * 2).sin(), raises, on_divergence=on_divergence)
 
     def run() -> None:
         with pytest.raises(RuntimeError, match="no kernel"):
