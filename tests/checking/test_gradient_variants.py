@@ -54,20 +54,7 @@ def test_a_bias_gradient_that_is_accumulated_in_half_precision_is_found() -> Non
 
 @pytest.mark.more
 def test_every_one_of_many_scalar_outputs_has_a_gradient() -> None:
-    class Tripled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * 3
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda *args: tuple(
-            Tripled.apply(value) if place == 49 else value for place, value in enumerate(gm.forward(*args))
-        )
-
+    compiler = faults.spoiled_output(lambda value: faults.SpoilGradient.apply(value, lambda sent: sent * 3), 49)
     x = batch(60, grad=True)
     report = cb.check(lambda x: tuple(part * 2 for part in x.unbind()), (x,), compiler=compiler)
     assert {subject for _, subject in found(report)} == {"grad[x]"}

@@ -38,6 +38,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "through_aot_pair": "",
         "compiled_by_aot": "",
         "every_output": "",
+        "instead": "",
         "forgets_to_count": "selftest plants it",
     }
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import DOCUMENTED, ProgramResult, documented, may_be, signature_of
 from checked_backend.runs.case import Status
+from tests.support import faults
 from tests.support.fuzz_tools import STRIDES, failing, group_of, program_of
 
 
@@ -158,15 +158,6 @@ ONE_TENSOR = _program(Statement("torch.exp", (Ref(0),)), returns=(1,))
 ZEROS = _program(Statement("torch.zeros_like", (Ref(0),)), returns=(1,))
 
 
-def _changing(change: Callable[[list[Any], tuple[Any, ...]], list[Any]]) -> Callable[..., Any]:
-    """A compiler that changes the results of a graph."""
-
-    def compiler(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: change(list(gm(*args)), args)
-
-    return compiler
-
-
 @pytest.mark.parametrize(
     ("program", "change", "detail", "is_documented"),
     [
@@ -181,7 +172,7 @@ def _changing(change: Callable[[list[Any], tuple[Any, ...]], list[Any]]) -> Call
 def test_the_check_tells_a_documented_difference_from_a_fault_of_the_same_kind(
     program: FuzzProgram, change: Any, detail: str, is_documented: bool
 ) -> None:
-    result = check_program(program, _changing(change))
+    result = check_program(program, faults.run_in_python(lambda _gm: change))
     assert result.status is Status.FAIL
     if detail:
         assert result.detail == detail
@@ -211,10 +202,8 @@ def test_zeros_where_eager_has_no_gradient_are_nothing_and_numbers_are_a_fault(n
     )
     program = FuzzProgram(inputs, calls, (4,), gradients=True)
 
-    def compiler(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: [_Sends.apply(gm(*args)[0], args[1], number)]
-
-    result = check_program(program, compiler)
+    sends = faults.run_in_python(lambda _gm: lambda results, args: [_Sends.apply(results[0], args[1], number)])
+    result = check_program(program, sends)
     assert result.kind == kind
     if kind:
         assert result.subject.startswith("grad[")

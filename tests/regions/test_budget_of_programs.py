@@ -15,6 +15,7 @@ import checked_backend as cb
 from checked_backend.regions import backward, schedule
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.schedule import Budget, is_recheck
+from tests.support import faults
 from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, calls, checked, gathered
 
@@ -212,10 +213,7 @@ def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Cl
     """Without one, the next check would compare with noise that no check has established."""
     rechecked: list[bool] = []
 
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        return gm.forward
-
-    compiled = checked(Net(), compiler, budget=0.3)
+    compiled = checked(Net(), faults.clean(), budget=0.3)
     forward = CallComparison.forward
 
     def short_of_memory(self: CallComparison, call: Any, *rest: Any) -> Any:

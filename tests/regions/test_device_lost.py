@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 import checked_backend as cb
 from checked_backend.errors import is_device_lost
 from checked_backend.regions.returned_tensors import Snapshot
 from checked_backend.tensors.streams import wait_for_devices
+from tests.support import faults
 from tests.support.raising import raising
 from tests.support.region_tools import audit, checked, found, gathered
 
@@ -94,13 +93,7 @@ def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: 
 
 
 def test_a_backward_pass_that_finds_it_lost_does_not_pass() -> None:
-    def forward(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(gm.forward)
-
-    def backward(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(loses_it(_gm, ()))
-
-    program = checked(lambda x: x.sin(), aot_autograd(fw_compiler=forward, bw_compiler=backward))
+    program = checked(lambda x: x.sin(), faults.compiled_by_aot(backward=lambda _gm: raising(RuntimeError(LOST))))
 
     def ran() -> None:
         loss = program(X.clone().requires_grad_()).sum()

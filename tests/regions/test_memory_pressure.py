@@ -17,6 +17,7 @@ from torch import Tensor
 import checked_backend as cb
 from checked_backend.regions import backward, observers
 from checked_backend.regions.memory_pressure import GrowingDistance
+from tests.support import faults
 from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
 
@@ -87,10 +88,7 @@ def net(x: Tensor) -> Tensor:
 def sparing(factor: float = 2.0, spoil: Callable[[Tensor], Tensor] = lambda out: out) -> Any:
     """A compiler whose program computes `net` without the operator, and so never runs out of memory."""
 
-    def compiler(_gm: Any, _example_inputs: Any) -> Any:
-        return lambda *args: (spoil(torch.tanh(args[-1]) * factor),)
-
-    return compiler
+    return faults.instead(lambda *args: spoil(torch.tanh(args[-1]) * factor))
 
 
 def trained(compiler: Any, times: int = 1, folder: Path | None = None, **options: Any) -> cb.Report:
@@ -314,18 +312,14 @@ def test_a_candidate_that_runs_out_of_memory_by_itself_is_a_crash() -> None:
 def test_inputs_that_were_changed_before_memory_ran_out_are_changed_once() -> None:
     failed: list[int] = []
 
-    def compiler(gm: Any, _example_inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            if not failed:
-                failed.append(1)
-                raise MemoryError
-            return results
-
-        return run
+    def fails_once(result: Tensor) -> Tensor:
+        if not failed:
+            failed.append(1)
+            raise MemoryError
+        return result
 
     x = torch.zeros(3)
-    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, compiler)(x))
+    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, faults.every_output(fails_once))(x))
     assert torch.equal(x, torch.ones(3))
     assert not report.findings
 

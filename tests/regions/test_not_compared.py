@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
@@ -75,10 +73,7 @@ def test_what_the_check_raises_on_purpose_reaches_the_program() -> None:
 
 
 def test_what_eager_raises_reaches_the_program() -> None:
-    def never_raises(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        return lambda *_args: (X,)
-
-    compiled = checked(lambda x, at: x[at] + 0, never_raises, on_divergence="fallback")
+    compiled = checked(lambda x, at: x[at] + 0, faults.instead(lambda *_args: X), on_divergence="fallback")
     with pytest.raises(IndexError):
         compiled(X, torch.tensor([7]))
 

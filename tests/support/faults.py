@@ -601,6 +601,11 @@ def spoiled_output(spoil: Spoil, at: int = 0, how: How = "python") -> Compiler:
     return run_in_python(lambda _gm: replaced(at, spoil))
 
 
+def instead(function: Callable[..., Any]) -> Compiler:
+    """Run a function in place of a region with one output."""
+    return lambda _gm, _example_inputs: lambda *args: (function(*args),)
+
+
 def every_output(spoil: Spoil) -> Compiler:
     """Replace every output with what ``spoil`` makes of it."""
     return run_in_python(lambda _gm: lambda results, _args: tuple(map(spoil, results)))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
@@ -114,9 +112,7 @@ def test_a_thread_that_draws_is_named_and_hides_no_impossible_values() -> None:
 
 
 def test_a_compiler_that_draws_by_another_operator_is_not_said_to_round() -> None:
-    def by_rand(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda x: (x * (torch.rand(8, 6) > 0.5) / 0.5,)
-
+    by_rand = faults.instead(lambda x: x * (torch.rand(8, 6) > 0.5) / 0.5)
     report = gathered(lambda: checked(lambda x: F.dropout(x, 0.5), by_rand)(x()))
     assert found(report) == {("rng.stream", "output[0]")}, str(report)
     assert "draws otherwise than eager" in report.findings[0].message
