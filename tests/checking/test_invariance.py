@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import checked_backend as cb
@@ -34,10 +35,12 @@ class Net(nn.Module):
         return (x * self.scale).sin() + x
 
 
-BY_ROWS = faults.on_data(
-    lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), faults.spoiled_output(last_bit)
-)
-"""The last bit of a result is another one where the batch has one row."""
+def for_one_row(wrong: faults.Compiler) -> faults.Compiler:
+    """A compiler that is wrong where the batch has one row."""
+    return faults.on_data(lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), wrong)
+
+
+BY_ROWS = for_one_row(faults.spoiled_output(last_bit))
 
 
 def test_a_program_that_computes_each_row_alike_keeps_its_bits() -> None:
@@ -75,9 +78,7 @@ def test_without_the_question_nothing_is_compared_with_itself() -> None:
 
 def test_a_gradient_that_has_other_bits_alone_is_found() -> None:
     """The gradients that enter at a row are the same alone and in the batch, so only the program can differ."""
-    compiler = faults.on_data(
-        lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), faults.spoiled_tangents(last_bit)
-    )
+    compiler = for_one_row(faults.spoiled_tangents(last_bit))
     report = cb.check(Net(), (batch(grad=True),), compiler=compiler, invariant="batch")
     assert only(report).subject == "grad[x]"
     agreed(cb.check(Net(), (batch(grad=True),), compiler=faults.clean(), invariant="batch"))
@@ -124,7 +125,7 @@ def test_a_result_that_depends_on_all_rows_hides_no_other() -> None:
 
     report = agreed(cb.check(both, (batch(),), compiler="eager", invariant="batch"))
     assert "alone; not asked of output[0], which depends on all rows)" in told(report)
-    second = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_output(last_bit, at=1))
+    second = for_one_row(faults.spoiled_output(last_bit, at=1))
     assert only(cb.check(both, (batch(),), compiler=second, invariant="batch")).subject == "output[1]"
 
 
@@ -137,25 +138,11 @@ def test_the_batch_is_the_dimension_that_is_named_or_marked() -> None:
     assert "(dimension 1 of x; " in told(report)
 
 
-def changes_in_run(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Another last bit in every other run."""
-    runs = 0
-
-    def run(*args: Any) -> Any:
-        nonlocal runs
-        runs += 1
-        results = gm.forward(*args)
-        return [last_bit(result) for result in results] if runs % 2 else results
-
-    return run
-
-
 def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
-    finding = next(
-        finding
-        for finding in cb.check(Net(), (batch(),), compiler=changes_in_run, invariant="runs").findings
-        if finding.detail == "precision.runs"
-    )
+    runs = itertools.count()
+    changes = faults.every_output(lambda result: result if next(runs) % 2 else last_bit(result))
+    report = cb.check(Net(), (batch(),), compiler=changes, invariant="runs")
+    finding = next(finding for finding in report.findings if finding.detail == "precision.runs")
     assert finding.subject == "output[0]"
     assert finding.message == "run 2 of the same call is not bit for bit what the first one is"
     assert finding.fails
@@ -178,16 +165,14 @@ def test_another_kernel_with_other_bits_is_a_finding() -> None:
     assert told(report) == "accurate: yes; the same with other kernels: yes (2 sets of kernels)"
 
 
-@torch.library.custom_op("checked_backend_tests::row_sums", mutates_args=())
-def row_sums(x: torch.Tensor) -> torch.Tensor:
+def kernel(x: torch.Tensor) -> torch.Tensor:
     """Sums of rows. Those of one row alone are of another order, as in a kernel that is chosen by size."""
     total = x.sum(1)
     return last_bit(total) if len(x) == 1 else total
 
 
-@row_sums.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(len(x))
+row_sums = torch.library.custom_op("checked_backend_tests::row_sums", kernel, mutates_args=())
+row_sums.register_fake(lambda x: x.new_empty(len(x)))
 
 
 class Deep(nn.Module):
@@ -218,10 +203,6 @@ def test_under_inductor_the_first_operator_with_other_bits_is_named() -> None:
 
 
 def test_a_handwritten_candidate_is_compared_with_itself() -> None:
-    def kernel(x: torch.Tensor) -> torch.Tensor:
-        total = x.sum(1)
-        return last_bit(total) if len(x) == 1 else total
-
     report = cb.check(lambda x: x.sum(1), (batch(),), candidate=kernel, invariant="batch,runs")
     assert only(report).detail == "precision.batch"
     assert "the candidate gives a row other bits" in str(report).replace("\n   ", " ").lower()
@@ -229,8 +210,8 @@ def test_a_handwritten_candidate_is_compared_with_itself() -> None:
 
 
 def test_a_compiled_program_that_fails_on_some_rows_is_no_pass() -> None:
-    one = faults.on_data(lambda args: len(args[0]) == 1, faults.crash_when_running())
-    report = cb.check(lambda x: x.sin(), (batch(),), compiler=one, invariant="batch")
+    one_row = for_one_row(faults.crash_when_running())
+    report = cb.check(lambda x: x.sin(), (batch(),), compiler=one_row, invariant="batch")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "batch-invariant: the compiled program raises" in skips(report)
 
@@ -303,8 +284,7 @@ def test_a_result_in_float32_of_a_narrower_program_is_asked_about() -> None:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         return x.float() / 3
 
-    by_rows = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_output(last_bit))
-    report = cb.check(rounded, (batch().double(),), compiler=by_rows, invariant="batch")
+    report = cb.check(rounded, (batch().double(),), compiler=BY_ROWS, invariant="batch")
     assert only(report).detail == "precision.batch"
 
 
@@ -330,9 +310,7 @@ def centred(x: torch.Tensor) -> torch.Tensor:
     return x - x.mean(0)
 
 
-@centred.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+centred.register_fake(torch.empty_like)
 
 
 def test_rows_that_influence_one_another_are_seen_without_float64_too() -> None:
@@ -343,7 +321,7 @@ def test_rows_that_influence_one_another_are_seen_without_float64_too() -> None:
 
 def test_dtypes_without_arithmetic_and_complex_gradients_are_compared() -> None:
     agreed(cb.check(lambda x: x.to(torch.float8_e4m3fn), (batch(),), compiler="eager", invariant="batch"))
-    faulty = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_tangents(lambda grad: grad * (1 + 1e-6)))
+    faulty = for_one_row(faults.spoiled_tangents(lambda grad: grad * (1 + 1e-6)))
     report = cb.check(lambda x: x * (2 + 1j), (batch(grad=True),), compiler=faulty, invariant="batch")
     assert only(report).subject == "grad[x]"
 

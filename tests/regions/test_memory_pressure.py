@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,7 +88,6 @@ def net(x: Tensor) -> Tensor:
 
 def sparing(factor: float = 2.0, spoil: Callable[[Tensor], Tensor] = lambda out: out) -> Any:
     """A compiler whose program computes `net` without the operator, and so never runs out of memory."""
-
     return faults.instead(lambda *args: spoil(torch.tanh(args[-1]) * factor))
 
 
@@ -285,41 +285,32 @@ def test_float64_is_left_out_for_some_calls_after_it_ran_out() -> None:
 # the candidate
 
 
-def crowded(times: int, **more: Any) -> Any:
-    """A compiler whose program runs out of memory some times."""
-    ran: list[int] = []
+def running_out(times: int) -> Callable[[Tensor], Tensor]:
+    """Runs out of memory some times."""
+    ran = itertools.count()
 
     def spoilt(out: Tensor) -> Tensor:
-        ran.append(1)
-        if len(ran) <= times:
+        if next(ran) < times:
             raise torch.OutOfMemoryError("no memory")
         return out
 
-    return sparing(spoil=spoilt, **more)
+    return spoilt
 
 
 def test_a_candidate_that_runs_once_the_check_lets_go_is_no_crash() -> None:
-    report = trained(crowded(1), times=4)
+    report = trained(sparing(spoil=running_out(1)), times=4)
     assert agreed(report)
     assert told(report, "the compiled program, beside what the check held")
 
 
 def test_a_candidate_that_runs_out_of_memory_by_itself_is_a_crash() -> None:
-    report = gathered(lambda: checked(net, crowded(99))(torch.randn(4, 3)))
+    report = gathered(lambda: checked(net, sparing(spoil=running_out(99)))(torch.randn(4, 3)))
     assert ("crash.memory", "candidate") in found(report)
 
 
 def test_inputs_that_were_changed_before_memory_ran_out_are_changed_once() -> None:
-    failed: list[int] = []
-
-    def fails_once(result: Tensor) -> Tensor:
-        if not failed:
-            failed.append(1)
-            raise MemoryError
-        return result
-
     x = torch.zeros(3)
-    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, faults.every_output(fails_once))(x))
+    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, faults.every_output(running_out(1)))(x))
     assert torch.equal(x, torch.ones(3))
     assert not report.findings
 
