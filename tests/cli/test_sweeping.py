@@ -167,13 +167,12 @@ def test_kill_9_of_driver_and_worker_loses_nothing_and_runs_nothing_twice(tmp_pa
     words = (*verb, "--compiler", "eager", "--threads", "1")
     environment = {"SWEEP_TEST_FOLDER": str(tmp_path)}
     built = tmp_path / "built"
-    driver = started(words, tmp_path, environment)
-    try:
-        wait_until(lambda: built.exists() and "held" in built.read_text())
-        (worker,) = children(driver.pid)
-    finally:
-        driver.kill()
-        driver.wait()
+    with started(words, tmp_path, environment) as driver:
+        try:
+            wait_until(lambda: built.exists() and "held" in built.read_text())
+            (worker,) = children(driver.pid)
+        finally:
+            driver.kill()
     wait_until(lambda: not Path(f"/proc/{worker}").exists())
     with Results(kept) as results:
         assert summarize(results).counts == {Status.PASS: 1, Status.CRASH: 1}
