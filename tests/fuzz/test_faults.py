@@ -40,6 +40,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "every_output": "",
         "instead": "",
         "forgets_to_count": "selftest plants it",
+        "stale_parameters": "no parameter of a program changes",
     }
 )
 """Names of `tests.support.faults` that are not planted here, and why."""

@@ -601,6 +601,18 @@ def spoiled_output(spoil: Spoil, at: int = 0, how: How = "python") -> Compiler:
     return run_in_python(lambda _gm: replaced(at, spoil))
 
 
+def stale_parameters(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that takes the parameters of the first call for constants; their gradients are right."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def stale(place: int, arg: Any) -> Any:
+        if not isinstance(arg, torch.nn.Parameter):
+            return arg
+        return arg + (kept.setdefault(place, arg.detach().clone()).to(arg.dtype) - arg.detach())
+
+    return lambda *args: gm.forward(*map(stale, itertools.count(), args))
+
+
 def instead(function: Callable[..., Any]) -> Compiler:
     """Run a function in place of a region with one output."""
     return lambda _gm, _example_inputs: lambda *args: (function(*args),)

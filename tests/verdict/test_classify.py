@@ -92,20 +92,7 @@ def test_an_error_for_gradients_of_one_layout_is_no_error_of_one_call(arriving, 
 
 
 def test_weights_of_the_first_call():
-    def compiler(gm, _example_inputs):
-        kept = []
-
-        def run(*args):
-            kept.extend(arg.detach().clone() for arg in args if not kept and isinstance(arg, nn.Parameter))
-            return gm.forward(*args) if not kept else stale(*args)
-
-        def stale(*args):
-            old = iter(kept)
-            return gm.forward(*[next(old) + arg * 0 if isinstance(arg, nn.Parameter) else arg for arg in args])
-
-        return run
-
-    report = trained(nn.Linear(8, 2), compiler)
+    report = trained(nn.Linear(8, 2), faults.stale_parameters)
     assert report.findings
     assert "precision" not in {str(finding.kind) for finding in report.findings}
 
