@@ -233,7 +233,7 @@ def test_users_may_write_to_results(write: str, every: int) -> None:
 def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str) -> None:
     held: list[torch.Tensor] = []
 
-    def meanwhile_written(result: torch.Tensor) -> torch.Tensor:
+    def written_meanwhile(result: torch.Tensor) -> torch.Tensor:
         if held:
             thread = threading.Thread(target=WRITES[write], args=(held[0],))
             thread.start()
@@ -242,7 +242,7 @@ def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str
         return result
 
     with meanwhile():  # the consumer stays
-        compiled = checked(wave, faults.spoiled_output(meanwhile_written, how="python"))
+        compiled = checked(wave, faults.spoiled_output(written_meanwhile))
         report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
     assert not report.findings
     assert report.verdict is cb.Verdict.INCONCLUSIVE
@@ -308,16 +308,12 @@ def test_results_are_not_kept_alive() -> None:
 def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph writes to its results each time it is replayed, and torch raises where a program reads them later."""
     given: list[int] = []
+    reused = Reused("same object")
 
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        reused = Reused("same object")
-
-        def run(*args: Any) -> Any:
-            results = [reused(result) for result in gm.forward(*args)]
-            given.append(results[0].data_ptr())
-            return results
-
-        return run
+    def replayed(result: torch.Tensor) -> torch.Tensor:
+        buffer = reused(result)
+        given.append(buffer.data_ptr())
+        return buffer
 
     class Manager:
         @property
@@ -329,7 +325,7 @@ def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest
     monkeypatch.setattr(
         returned_tensors, "cuda_graph_results", lambda _device: cuda_graph_results(torch.device("cuda:0"))
     )
-    compiled = checked(wave, compiler)
+    compiled = checked(wave, faults.every_output(replayed))
     held = []
     report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
     assert found(report) == set(), str(report)
