@@ -11,6 +11,7 @@ import checked_backend as cb
 from checked_backend.checking.backward import Incoming, Objective, draw, laid_out, run_backward, variants_of
 from checked_backend.errors import CheckedBackendError
 from tests.support.check_tools import agreed, batch
+from tests.support.raising import raising
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
 
@@ -79,10 +80,9 @@ def test_what_eager_refuses_to_differentiate_is_no_fault_of_the_compiler() -> No
 
 @pytest.mark.filterwarnings("ignore:Error detected in")
 def test_what_else_compiling_such_a_program_raises_is_told() -> None:
-    def refusing(_gm: object, _given: object) -> None:
-        raise NotImplementedError("no lowering for relu_")
-
-    report = cb.check(scaled_after_relu, (batch(3, 4, grad=True),), compiler=refusing)
+    report = cb.check(
+        scaled_after_relu, (batch(3, 4, grad=True),), compiler=raising(NotImplementedError("no lowering for relu_"))
+    )
     assert {finding.detail for finding in report.findings} == {"crash.compiling"}
 
 

@@ -11,7 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 
 import checked_backend as cb
-from tests.support.check_tools import agreed, batch, skips
+from tests.support.check_tools import Counting, agreed, batch, skips
+from tests.support.raising import raising
+from tests.support.region_tools import checked
 
 
 def number_of_elements(x: torch.Tensor) -> int:
@@ -108,7 +110,7 @@ def test_calls_that_ran_in_eager_because_of_the_recompile_limit_do_not_pass() ->
 
     with cb.collect() as session:
         with torch._dynamo.config.patch(recompile_limit=2):
-            compiled = torch.compile(program, backend="numcheck", options=RECORDING, dynamic=False)
+            compiled = checked(program, "eager", dynamic=False)
             for number in range(5):
                 compiled(batch(), number)
         torch._dynamo.reset()
@@ -123,23 +125,10 @@ def test_calls_that_ran_in_eager_because_of_the_recompile_limit_do_not_pass() ->
         agreed(cb.check(Counting(), (batch(),), compiler="eager", iterations=12))
 
 
-class Counting(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return x * self.calls
-
-
-RECORDING = {"compiler": "eager", "on_divergence": "record", "localize": False}
-
-
 def test_a_session_in_which_nothing_was_compiled_says_why() -> None:
     with cb.collect() as session:
         torch.compile(left_out, backend="eager")(batch())  # no numcheck
-        torch.compile(lambda x: left_out(x), backend="numcheck", options=RECORDING)(batch())
+        checked(lambda x: left_out(x), "eager")(batch())
     assert session.report.verdict is cb.Verdict.INCONCLUSIVE
     assert "Skip calling `torch.compiler.disable()`d function" in skips(session.report)
     before = str(session.report)
@@ -158,11 +147,10 @@ def test_an_error_that_dynamo_hides_is_no_pass(monkeypatch: pytest.MonkeyPatch) 
         torch._dynamo.graph_break()
         return x
 
-    def broken(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("inside of Dynamo")
-
     with torch._dynamo.config.patch(suppress_errors=True), monkeypatch.context() as patch:
-        patch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", broken)
+        patch.setattr(
+            "torch._dynamo.symbolic_convert.InstructionTranslator.run", raising(RuntimeError("inside of Dynamo"))
+        )
         report = cb.check(program, (batch(),), compiler="eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "suppress_errors" in skips(report)
@@ -223,7 +211,7 @@ def test_an_error_that_dynamo_hides_in_one_of_several_functions_is_no_pass(monke
     monkeypatch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", run)
     with torch._dynamo.config.patch(suppress_errors=True), cb.collect() as session:
         for function in (first, second):
-            torch.compile(function, backend="numcheck", options=RECORDING)(batch())
+            checked(function, "eager")(batch())
     assert len(session.report.coverage.regions) == 1
     assert session.report.verdict is cb.Verdict.INCONCLUSIVE
     assert "a function ran in eager" in skips(session.report)

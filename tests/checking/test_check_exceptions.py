@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
-from tests.support.check_tools import Net, agreed, batch, found, only, skips
+from tests.support.check_tools import Counting, Net, agreed, batch, found, only, skips
+from tests.support.raising import raising
 
 # exceptions
 
@@ -35,16 +35,11 @@ def test_where_both_raise_there_is_nothing_to_pass(function: Callable[..., Any])
 
 
 def test_a_step_that_raises_on_both_sides_ends_the_check_without_a_pass() -> None:
-    class Ends(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
-
+    class Ends(Counting):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            if self.calls == 3:
+            if self.calls == 2:
                 raise ValueError("enough")
-            return x * self.calls
+            return super().forward(x)
 
     agreed(cb.check(Ends(), (batch(3),), compiler="eager", iterations=2))
     report = cb.check(Ends(), (batch(3),), compiler="eager", iterations=5)
@@ -104,16 +99,8 @@ def test_where_no_output_requires_grad_both_must_refuse() -> None:
 
 
 def test_an_exception_in_the_checker_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("the checker is broken")
-
-    for place in (
-        "backward.draw",
-        "compare_runs.compare_parts",
-        "compare_runs.decide",
-        "program.output_leaves",
-    ):
+    for place in ("backward.draw", "compare_runs.compare_parts", "compare_runs.decide", "program.output_leaves"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"checked_backend.checking.{place}", broken)
+            patch.setattr(f"checked_backend.checking.{place}", raising(RuntimeError("the checker is broken")))
             with pytest.raises((RuntimeError, cb.CheckedBackendError), match="the checker is broken"):
                 cb.check(Net(), (batch(),), compiler="eager")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking.backward import Objective, run_backward
@@ -20,6 +20,7 @@ from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.tree import MOST_YIELDED, settled
 from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.torch_state import RngState
+from tests.support import faults
 from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, wrong_sine
 
 pytestmark = pytest.mark.filterwarnings(
@@ -86,8 +87,7 @@ def test_the_gradient_of_an_argument_that_the_program_makes_require_it_is_compar
     agreed(cb.check(lambda x: x.requires_grad_() * 2, (batch(3),), compiler="eager"), gradients=1)
 
 
-def _shifted(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return lambda *args: tuple(output + 1 for output in gm.forward(*args))
+_shifted = faults.every_output(lambda output: output + 1)
 
 
 def test_nested_tensors_in_the_strided_layout_have_parts() -> None:
@@ -187,14 +187,11 @@ def standard_deviations(x: Any, y: torch.Tensor) -> Any:
     )
 
 
-def slightly_wrong(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return lambda *args: tuple(output * 1.00001 for output in gm.forward(*args))
-
-
 def test_numpy_rounds_otherwise_than_torch_in_its_place() -> None:
     """Dynamo computes in torch what NumPy computes in eager, so their roundings differ; no mode sees NumPy's."""
     x = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32) + 10
     agreed(cb.check(standard_deviations, (x, torch.randn(30)), compiler="eager"))
+    slightly_wrong = faults.every_output(lambda output: output * 1.00001)
     report = cb.check(standard_deviations, (x, torch.randn(30)), compiler=slightly_wrong)
     assert {detail for detail, _ in found(report)} == {"logic"}
     assert len(report.findings) == 3
@@ -267,12 +264,7 @@ def test_the_power_of_several_calls_is_the_weakest_ones() -> None:
             self.offset.mul_(1e-2)
             return moved, x.sin()
 
-    def last_bits(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            return tuple(y * (1 + 2**-23) if y.dtype is torch.float32 else y for y in gm.forward(*args))
-
-        return run
-
+    last_bits = faults.every_output(lambda y: y * (1 + 2**-23) if y.dtype is torch.float32 else y)
     once, more = (agreed(cb.check(Settling(), (batch(),), compiler=last_bits, iterations=count)) for count in (1, 3))
     power = once.coverage.own_precision_limit["output[0]"]
     assert power > 1e-4

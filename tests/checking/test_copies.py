@@ -21,7 +21,7 @@ from checked_backend.checking.copies import Copier
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_leaves
 from tests.support import faults
-from tests.support.check_tools import agreed, found, skips
+from tests.support.check_tools import Counting, agreed, found, skips
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -86,8 +86,7 @@ def closed_over() -> Callable[..., Any]:
         mapped_module,
         pytest.param(branch, marks=pytest.mark.more),
         pytest.param(
-            scanned,
-            marks=[pytest.mark.more, pytest.mark.skipif(TORCH < (2, 13), reason="torch refuses this scan")],
+            scanned, marks=[pytest.mark.more, pytest.mark.skipif(TORCH < (2, 13), reason="torch refuses this scan")]
         ),
         nested,
         by_default,
@@ -267,28 +266,15 @@ def test_what_a_method_changes_is_put_back_and_compared() -> None:
     agreed(cb.check(Counting(), (x,), compiler="aot_eager", iterations=3))
     assert not count.any()
 
-    def twice(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            for arg in args:
-                if isinstance(arg, torch.Tensor) and arg.shape == (3,):
-                    arg.add_(1)
-            return results
+    def twice(results: list[Any], args: Sequence[Any]) -> list[Any]:
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.shape == (3,):
+                arg.add_(1)
+        return results
 
-        return run
-
-    report = cb.check(Counting(), (x,), compiler=twice)
+    report = cb.check(Counting(), (x,), compiler=faults.run_in_python(lambda _gm: twice))
     assert {finding.kind for finding in report.findings} == {cb.Kind.MUTATION}
     assert not count.any()
-
-
-class Stepper:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def step(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return x * self.calls
 
 
 def numbered() -> tuple[Callable[..., Any], Callable[[], int]]:
@@ -311,11 +297,11 @@ def gathering(x: torch.Tensor, given: list[int] = []) -> torch.Tensor:  # noqa: 
 
 
 def test_what_a_function_counts_is_as_it_was() -> None:
-    x, stepper = torch.ones(3), Stepper()
+    x, counting = torch.ones(3), Counting()
     function, count = numbered()
-    for program in (function, gathering, stepper.step):
+    for program in (function, gathering, counting.forward):
         assert cb.check(program, (x,), compiler="eager").verdict is cb.Verdict.PASS
-    assert (count(), gathering.__defaults__, stepper.calls) == (0, ([],), 0)
+    assert (count(), gathering.__defaults__, counting.calls) == (0, ([],), 0)
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:

@@ -54,20 +54,7 @@ def test_a_bias_gradient_that_is_accumulated_in_half_precision_is_found() -> Non
 
 @pytest.mark.more
 def test_every_one_of_many_scalar_outputs_has_a_gradient() -> None:
-    class Tripled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * 3
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda *args: tuple(
-            Tripled.apply(value) if place == 49 else value for place, value in enumerate(gm.forward(*args))
-        )
-
+    compiler = faults.spoiled_output(lambda value: faults.SpoilGradient.apply(value, lambda sent: sent * 3), 49)
     x = batch(60, grad=True)
     report = cb.check(lambda x: tuple(part * 2 for part in x.unbind()), (x,), compiler=compiler)
     assert {subject for _, subject in found(report)} == {"grad[x]"}
@@ -83,10 +70,6 @@ def test_every_step_has_a_gradient() -> None:
     report = cb.check(lambda x: x.sum(), (batch(3, grad=True),), compiler=faults.spoiled_tangents(late), iterations=28)
     (finding,) = report.findings
     assert finding.evidence["step"] == f"{step + 1} of 28"
-
-
-def strided_otherwise(gradient: torch.Tensor) -> bool:
-    return not gradient.is_contiguous()
 
 
 LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], str]] = {
@@ -137,7 +120,7 @@ def test_a_backward_pass_that_is_wrong_where_an_output_gets_no_gradient_is_found
 
 @pytest.mark.more
 def test_it_is_found_beside_training_and_beside_other_variants() -> None:
-    wrong = faults.spoiled_tangents(lambda gradient: gradient * 1.01 if strided_otherwise(gradient) else gradient)
+    wrong = faults.spoiled_tangents(lambda gradient: gradient if gradient.is_contiguous() else gradient * 1.01)
     for how in ({"optimizer": torch.optim.SGD, "iterations": 2}, {"vary_layout": True}):
         report = cb.check(nn.Linear(8, 4), (batch(),), compiler=wrong, **how)  # type: ignore[arg-type]
         assert {subject for _, subject in found(report)} == {"grad[weight]", "grad[bias]"}, how

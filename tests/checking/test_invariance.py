@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import checked_backend as cb
 from checked_backend.checking.invariance import Invariance
 from tests.checking.test_kernel_choices import right, tuned
 from tests.support import faults
-from tests.support.check_tools import agreed, batch, only, skips
+from tests.support.check_tools import Counting, agreed, batch, only, skips
 from tests.support.faults import last_bit
+from tests.support.raising import raising
 
 
 def told(report: cb.Report) -> str:
@@ -33,10 +35,12 @@ class Net(nn.Module):
         return (x * self.scale).sin() + x
 
 
-BY_ROWS = faults.on_data(
-    lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), faults.spoiled_output(last_bit)
-)
-"""The last bit of a result is another one where the batch has one row."""
+def for_one_row(wrong: faults.Compiler) -> faults.Compiler:
+    """A compiler that is wrong where the batch has one row."""
+    return faults.on_data(lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), wrong)
+
+
+BY_ROWS = for_one_row(faults.spoiled_output(last_bit))
 
 
 def test_a_program_that_computes_each_row_alike_keeps_its_bits() -> None:
@@ -74,25 +78,19 @@ def test_without_the_question_nothing_is_compared_with_itself() -> None:
 
 def test_a_gradient_that_has_other_bits_alone_is_found() -> None:
     """The gradients that enter at a row are the same alone and in the batch, so only the program can differ."""
-    compiler = faults.on_data(
-        lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), faults.spoiled_tangents(last_bit)
-    )
+    compiler = for_one_row(faults.spoiled_tangents(last_bit))
     report = cb.check(Net(), (batch(grad=True),), compiler=compiler, invariant="batch")
     assert only(report).subject == "grad[x]"
     agreed(cb.check(Net(), (batch(grad=True),), compiler=faults.clean(), invariant="batch"))
 
 
-class Cache(nn.Module):
-    """Writes a row's values into a cache of the caller."""
-
-    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
+    def cached(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         cache[:, 0] = x.exp()
         return x + 1
 
-
-def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
     args = (torch.randn(4), torch.zeros(4, 3))
-    report = agreed(cb.check(Cache(), args, compiler="eager", invariant="batch"))
+    report = agreed(cb.check(cached, args, compiler="eager", invariant="batch"))
     assert report.coverage.checked["tensors compared bit by bit"] == 2
 
 
@@ -100,19 +98,10 @@ def test_a_program_that_writes_to_its_argument_has_it_anew_in_each_run() -> None
     agreed(cb.check(lambda x: x.add_(1), (batch(),), compiler="eager", invariant=("batch", "runs")))
 
 
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x)
-
-
 @pytest.mark.parametrize(
     ("function", "args", "why"),
     [
-        (Norm(), (batch(),), "output[0] depends on all rows, in eager and in float64 too"),
+        (nn.BatchNorm1d(8), (batch(),), "output[0] depends on all rows, in eager and in float64 too"),
         (lambda x: x.cumsum(0), (batch(),), "name its dimension, as in batch=1"),
         (lambda x: nn.functional.dropout(x), (batch(),), "random numbers"),
         (lambda x: x.square().mean(), (batch(),), "no result has rows along dimension 0 of x"),
@@ -136,7 +125,7 @@ def test_a_result_that_depends_on_all_rows_hides_no_other() -> None:
 
     report = agreed(cb.check(both, (batch(),), compiler="eager", invariant="batch"))
     assert "alone; not asked of output[0], which depends on all rows)" in told(report)
-    second = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_output(last_bit, at=1))
+    second = for_one_row(faults.spoiled_output(last_bit, at=1))
     assert only(cb.check(both, (batch(),), compiler=second, invariant="batch")).subject == "output[1]"
 
 
@@ -149,25 +138,11 @@ def test_the_batch_is_the_dimension_that_is_named_or_marked() -> None:
     assert "(dimension 1 of x; " in told(report)
 
 
-def changes_in_run(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Another last bit in every other run."""
-    runs = 0
-
-    def run(*args: Any) -> Any:
-        nonlocal runs
-        runs += 1
-        results = gm.forward(*args)
-        return [last_bit(result) for result in results] if runs % 2 else results
-
-    return run
-
-
 def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
-    finding = next(
-        finding
-        for finding in cb.check(Net(), (batch(),), compiler=changes_in_run, invariant="runs").findings
-        if finding.detail == "precision.runs"
-    )
+    runs = itertools.count()
+    changes = faults.every_output(lambda result: result if next(runs) % 2 else last_bit(result))
+    report = cb.check(Net(), (batch(),), compiler=changes, invariant="runs")
+    finding = next(finding for finding in report.findings if finding.detail == "precision.runs")
     assert finding.subject == "output[0]"
     assert finding.message == "run 2 of the same call is not bit for bit what the first one is"
     assert finding.fails
@@ -190,16 +165,14 @@ def test_another_kernel_with_other_bits_is_a_finding() -> None:
     assert told(report) == "accurate: yes; the same with other kernels: yes (2 sets of kernels)"
 
 
-@torch.library.custom_op("checked_backend_tests::row_sums", mutates_args=())
-def row_sums(x: torch.Tensor) -> torch.Tensor:
+def kernel(x: torch.Tensor) -> torch.Tensor:
     """Sums of rows. Those of one row alone are of another order, as in a kernel that is chosen by size."""
     total = x.sum(1)
     return last_bit(total) if len(x) == 1 else total
 
 
-@row_sums.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(len(x))
+row_sums = torch.library.custom_op("checked_backend_tests::row_sums", kernel, mutates_args=())
+row_sums.register_fake(lambda x: x.new_empty(len(x)))
 
 
 class Deep(nn.Module):
@@ -230,10 +203,6 @@ def test_under_inductor_the_first_operator_with_other_bits_is_named() -> None:
 
 
 def test_a_handwritten_candidate_is_compared_with_itself() -> None:
-    def kernel(x: torch.Tensor) -> torch.Tensor:
-        total = x.sum(1)
-        return last_bit(total) if len(x) == 1 else total
-
     report = cb.check(lambda x: x.sum(1), (batch(),), candidate=kernel, invariant="batch,runs")
     assert only(report).detail == "precision.batch"
     assert "the candidate gives a row other bits" in str(report).replace("\n   ", " ").lower()
@@ -241,8 +210,8 @@ def test_a_handwritten_candidate_is_compared_with_itself() -> None:
 
 
 def test_a_compiled_program_that_fails_on_some_rows_is_no_pass() -> None:
-    one = faults.on_data(lambda args: len(args[0]) == 1, faults.crash_when_running())
-    report = cb.check(lambda x: x.sin(), (batch(),), compiler=one, invariant="batch")
+    one_row = for_one_row(faults.crash_when_running())
+    report = cb.check(lambda x: x.sin(), (batch(),), compiler=one_row, invariant="batch")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "batch-invariant: the compiled program raises" in skips(report)
 
@@ -254,10 +223,7 @@ def test_a_fault_in_accuracy_is_told_apart() -> None:
 
 
 def test_what_goes_wrong_while_the_operator_is_looked_for_leaves_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: object) -> None:
-        raise RuntimeError("no kernels here")
-
-    monkeypatch.setattr("checked_backend.checking.invariance._Question._seen", broken)
+    monkeypatch.setattr("checked_backend.checking.invariance._Question._seen", raising(RuntimeError("no kernels here")))
     finding = only(cb.check(Net(), (batch(),), compiler=BY_ROWS, invariant="batch"))
     assert finding.op is None
     assert finding.evidence["localized"] == "not localized: no kernels here"
@@ -300,20 +266,8 @@ def test_a_function_with_captured_state_has_each_question_answered(what: Callabl
     assert "the same in each run: yes" in told(report)
 
 
-class Warmup(nn.Module):
-    """Counts its calls in Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.step += 1
-        return x * min(1.0, self.step / 10)
-
-
 def test_what_a_program_counts_in_python_is_no_difference() -> None:
-    agreed(cb.check(Warmup(), (batch(),), compiler="eager", invariant="batch"))
+    agreed(cb.check(Counting(), (batch(),), compiler="eager", invariant="batch"))
 
 
 @pytest.mark.parametrize("candidate", [lambda x: (x * 2).detach(), lambda _x: None], ids=["detached", "None"])
@@ -330,8 +284,7 @@ def test_a_result_in_float32_of_a_narrower_program_is_asked_about() -> None:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         return x.float() / 3
 
-    by_rows = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_output(last_bit))
-    report = cb.check(rounded, (batch().double(),), compiler=by_rows, invariant="batch")
+    report = cb.check(rounded, (batch().double(),), compiler=BY_ROWS, invariant="batch")
     assert only(report).detail == "precision.batch"
 
 
@@ -357,9 +310,7 @@ def centred(x: torch.Tensor) -> torch.Tensor:
     return x - x.mean(0)
 
 
-@centred.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+centred.register_fake(torch.empty_like)
 
 
 def test_rows_that_influence_one_another_are_seen_without_float64_too() -> None:
@@ -370,7 +321,7 @@ def test_rows_that_influence_one_another_are_seen_without_float64_too() -> None:
 
 def test_dtypes_without_arithmetic_and_complex_gradients_are_compared() -> None:
     agreed(cb.check(lambda x: x.to(torch.float8_e4m3fn), (batch(),), compiler="eager", invariant="batch"))
-    faulty = faults.on_data(lambda args: len(args[0]) == 1, faults.spoiled_tangents(lambda grad: grad * (1 + 1e-6)))
+    faulty = for_one_row(faults.spoiled_tangents(lambda grad: grad * (1 + 1e-6)))
     report = cb.check(lambda x: x * (2 + 1j), (batch(grad=True),), compiler=faulty, invariant="batch")
     assert only(report).subject == "grad[x]"
 

@@ -23,6 +23,7 @@ from checked_backend._torch.autotuning import watch_autotuning
 from checked_backend.checking.kernel_choices import kernel_choices
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, only, skips
+from tests.support.raising import raising
 
 Compiled = Callable[..., Any]
 
@@ -65,11 +66,7 @@ def tuned(fast: Compiled, slow: Compiled) -> Compiled:
     return compiler
 
 
-def right(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
-    return gm.forward
-
-
-WRONG = faults.wrong_value()
+right, WRONG = faults.clean(), faults.wrong_value()
 
 
 def product(x: torch.Tensor) -> torch.Tensor:
@@ -175,10 +172,7 @@ def test_where_the_fastest_kernels_end_the_process_it_is_not_said_that_none_were
 
 @pytest.mark.usefixtures("_quickly")
 def test_a_compiler_that_fails_before_it_measures_is_not_said_to_measure_nothing() -> None:
-    def raises(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
-        raise RuntimeError("no")
-
-    report = cb.check(product, (batch(3, 4),), compiler=raises, choices=2)
+    report = cb.check(product, (batch(3, 4),), compiler=raising(RuntimeError("no")), choices=2)
     assert only(report).kind is cb.Kind.CRASH
     assert "failed before any kernel was measured" in str([skip.reason for skip in report.coverage.skipped])
 

@@ -96,15 +96,8 @@ def test_findings_of_several_levels_are_told_apart() -> None:
 # a process of its own
 
 
-def _killing(how: Callable[[], Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            how()
-            return gm.forward(*args)
-
-        return run
-
-    return compiler
+def _killing(how: Callable[[], Any]) -> faults.Compiler:
+    return faults.every_output(lambda output: (how(), output)[1])
 
 
 @pytest.mark.forks

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import torch
 
 import checked_backend as cb
 from checked_backend.regions import unsupported
-
-PACKAGE = str(Path(cb.__file__).parents[1])
+from tests.support.raising import raising
+from tests.support.started_programs import finished
 
 PROGRAM = """
 import ctypes, json, os, resource, struct, sys
@@ -63,11 +61,10 @@ print(json.dumps(json.loads(check().to_json())))
 
 
 def checked(name: str, limit: str, compiler: str, isolate: str, folder: Path) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-c", PROGRAM, name, limit, compiler, isolate]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.strip().splitlines()[-1])
+    words = (sys.executable, "-c", PROGRAM, name, limit, compiler, isolate)
+    code, out, err = finished(words, folder, {"TORCHINDUCTOR_CACHE_DIR": str(folder)})
+    assert code == 0, err
+    report = json.loads(out.strip().splitlines()[-1])
     if report is None:
         pytest.skip("this user's processes cannot be limited")
     return dict(report)
@@ -104,10 +101,7 @@ def test_memory_that_eager_does_not_get_either(isolate: str, tmp_path: Path) -> 
 
 @pytest.mark.process
 def test_a_check_that_gets_no_memory_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*_args: Any, **_named: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(importlib.import_module("checked_backend.checking.check"), "run_program", short)
+    monkeypatch.setattr(importlib.import_module("checked_backend.checking.check"), "run_program", raising(MemoryError))
     monkeypatch.setattr(unsupported, "free_memory", lambda: 2**20)
     report = cb.check(torch.sin, (torch.ones(1),), compiler="eager", gradients=False, isolate=True)
     assert report.verdict is cb.Verdict.INCONCLUSIVE

@@ -19,6 +19,7 @@ from checked_backend.findings import Finding
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
 from tests.support.check_tools import agreed, batch, found, skips
+from tests.support.raising import raising
 
 
 def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[Finding]:
@@ -95,10 +96,7 @@ def test_a_wrong_dtype_is_a_finding_of_structure() -> None:
 
 
 def test_what_raises_only_there_is_a_crash() -> None:
-    def raising(x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no generator")
-
-    (finding,) = compared(torch.randn_like, (X,), raising)
+    (finding,) = compared(torch.randn_like, (X,), raising(RuntimeError("no generator")))
     assert finding.kind is cb.Kind.CRASH
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import checked_backend as cb
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Kind, Verdict
+from tests.support.raising import raising
 
 
 class Net(nn.Module):
@@ -71,11 +72,7 @@ def test_other_weights_other_structure_and_exceptions_are_found(net: Net, x: tor
         return tuple(net(x).values())
 
     assert cb.check_package(flat, net, (x,)).verdict is Verdict.FAIL
-
-    def raises(x: torch.Tensor) -> Any:
-        raise ValueError("no")
-
-    assert cb.check_package(raises, net, (x,)).findings[0].kind is Kind.CRASH
+    assert cb.check_package(raising(ValueError("no")), net, (x,)).findings[0].kind is Kind.CRASH
 
 
 def test_what_a_package_hides_is_told(net: Net, x: torch.Tensor) -> None:

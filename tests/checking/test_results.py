@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
+from tests.support import faults
 from tests.support.check_tools import batch, only, wrong_sine
 
 
@@ -34,11 +34,7 @@ def after_a_graph_break(x: torch.Tensor) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("program", "subject"),
-    [
-        (in_a_tuple, "output.parts[1]"),
-        (in_a_dictionary, "output[a][c]"),
-        (after_a_graph_break, "output[second]"),
-    ],
+    [(in_a_tuple, "output.parts[1]"), (in_a_dictionary, "output[a][c]"), (after_a_graph_break, "output[second]")],
 )
 def test_it_is_named(program: Callable[..., Any], subject: str) -> None:
     report = cb.check(program, (batch(),), compiler=wrong_sine)
@@ -62,8 +58,6 @@ def test_detection_limits_are_told_under_the_programs_names() -> None:
         first, second = x.exp() + x, (x @ x).sum(0)
         return {"b": second, "a": first}
 
-    def less_precise(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda *args: tuple(output * (1 + 2e-7) for output in gm.forward(*args))
-
+    less_precise = faults.every_output(lambda output: output * (1 + 2e-7))
     limits = cb.check(program, (torch.randn(16, 16),), compiler=less_precise).coverage.detection_limit
     assert set(limits) == {"output[a]", "output[b]"}

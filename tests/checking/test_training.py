@@ -94,18 +94,6 @@ def test_a_wrong_gradient_is_named_under_every_optimizer(name: str, where: tuple
     assert finding.evidence["step"] == "1 of 4"
 
 
-class _Spoiled(torch.autograd.Function):
-    """The same values, and a gradient that is one per cent too large."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
-        return weight.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 1.01
-
-
 class Spoiled(nn.Module):
     """Compiled, it differentiates its first layer's weight wrongly, which the graph itself says."""
 
@@ -116,7 +104,7 @@ class Spoiled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.first.weight
         if torch.compiler.is_compiling():
-            weight = _Spoiled.apply(weight)
+            weight = faults.SpoilGradient.apply(weight, lambda gradient: gradient * 1.01)
         return self.second(torch.tanh(nn.functional.linear(x, weight, self.first.bias)))
 
 
@@ -142,26 +130,9 @@ def test_the_step_in_which_a_gradient_is_first_wrong_is_told() -> None:
 
 
 def test_a_parameter_that_is_baked_in_shows_in_the_second_step() -> None:
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        kept: dict[int, torch.Tensor] = {}
-
-        def run(*args: Any) -> Any:
-            if not kept:
-                vectors = {
-                    place: arg for place, arg in enumerate(args) if isinstance(arg, nn.Parameter) and arg.dim() == 1
-                }
-                kept.update({place: arg.detach().clone() for place, arg in vectors.items()})
-            stale = list(args)
-            for place, value in kept.items():
-                stale[place] = args[place] + (
-                    value.to(args[place].dtype) - args[place].detach()
-                )  # its gradient is right
-            return gm.forward(*stale)
-
-        return run
-
-    train = partial(torch.optim.SGD, lr=0.5)
-    finding = only(cb.check(nn.Linear(4, 4), (batch(3, 4),), compiler=compiler, iterations=3, optimizer=train))
+    model, train = nn.Linear(4, 4), partial(torch.optim.SGD, lr=0.5)
+    stale = faults.stale_parameters
+    finding = only(cb.check(model, (batch(3, 4),), compiler=stale, iterations=3, optimizer=train))
     assert finding.subject == "output[0]"
     assert finding.evidence["step"] == "2 of 3"
 
@@ -266,22 +237,17 @@ def test_a_step_inside_of_the_program_rounds_otherwise() -> None:
     weight = nn.Parameter(torch.randn(4, 3))
     gradient, optimizer = torch.randn(4, 3), torch.optim.Adam([weight], lr=0.5)
 
-    def step() -> torch.Tensor:
+    def step(optimizer: torch.optim.Optimizer) -> torch.Tensor:
         weight.grad = gradient.clone()
         optimizer.step()
         return weight.detach().clone()
 
-    report = cb.check(step, compiler="eager", gradients=False)
+    report = cb.check(lambda: step(optimizer), compiler="eager", gradients=False)
     assert {finding.detail for finding in report.findings} == {"precision.traced"}, str(report)
     assert all("tensor" not in finding.subject for finding in report.findings)
     sgd = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
 
-    def agreeing() -> torch.Tensor:
-        weight.grad = gradient.clone()
-        sgd.step()
-        return weight.detach().clone()
-
-    counted = agreed(cb.check(agreeing, compiler="eager", gradients=False, iterations=2))
+    counted = agreed(cb.check(lambda: step(sgd), compiler="eager", gradients=False, iterations=2))
     assert counted.coverage.checked["program runs"] == 2
 
 

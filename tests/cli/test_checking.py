@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from checked_backend.checking import sizes
 from checked_backend.findings import Verdict
 from checked_backend.report import Report
 from tests.support.cli_tools import Run
+from tests.support.dump_tools import dumping
+from tests.support.started_programs import finished
 
 REGISTERS = """
 import os
@@ -234,16 +235,12 @@ def kills_on_relu(gm, example_inputs):
 @pytest.mark.ci_sample
 def test_a_dump_of_which_the_process_dies_is_localized(tmp_path: Path) -> None:
     (tmp_path / "killing.py").write_text(KILLING)
-    torch.compile(lambda x: torch.relu(x.sin()).cos(), backend="graph_dumper", options={"dump": tmp_path / "dump"})(
-        torch.randn(4)
-    )
+    dumping(lambda x: torch.relu(x.sin()).cos(), tmp_path / "dump", values=False)(torch.randn(4))
     [dump] = tmp_path.glob("dump/*/*_dynamo_0")
-    words = ["localize", str(dump), "--compiler", "kills_on_relu", "--import", "killing", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "checked_backend", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    [finding] = Report.from_json(done.stdout).findings
+    words = ("localize", dump, "--compiler", "kills_on_relu", "--import", "killing", "--json")
+    code, out, err = finished((sys.executable, "-m", "checked_backend", *words), tmp_path)
+    assert code == 1, err
+    [finding] = Report.from_json(out).findings
     assert (finding.detail, finding.actual, finding.op) == ("crash.signal", "killed by SIGSEGV", "aten.relu.default")
     assert finding.repro is not None
     assert "repro" not in finding.evidence  # a fresh process dies of it too

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +17,7 @@ from checked_backend.fuzz.selftest import Tried
 from checked_backend.runs.case import Status
 from tests.support.cli_tools import Run
 from tests.support.fuzz_tools import PASS, STRIDES, failing, filled, group_of
+from tests.support.started_programs import finished
 from tests.support.torchfuzz_checkout import write_checkout
 
 COMPILER = """
@@ -38,10 +38,9 @@ def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path, monkeypatch:
     assert code == 1, err
     assert json.loads(out)["verdict"] == "fail"
     script = next(iter((tmp_path / "repros").glob("repro_*.py")))
-    monkeypatch.chdir("/")
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 1
-    assert "no lowering for anything" in ended.stdout + ended.stderr
+    code, out, err = finished((sys.executable, script), Path("/"))
+    assert code == 1
+    assert "no lowering for anything" in out + err
 
 
 @pytest.mark.slow

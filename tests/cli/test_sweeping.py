@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from checked_backend.runs.summary import summarize
 from checked_backend.sweep import drive
 from checked_backend.sweep.plan import Listed, Sweep
 from tests.support.cli_tools import Run
+from tests.support.started_programs import finished, started
 from tests.support.sweep_tools import failing, keep, outcome
 
 MODELS = """
@@ -164,32 +163,23 @@ def d_last():
 def test_kill_9_of_driver_and_worker_loses_nothing_and_runs_nothing_twice(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(HELD)
     kept = tmp_path / "s"
-    words = [
-        sys.executable,
-        "-m",
-        "checked_backend",
-        "sweep",
-        f"python:{tmp_path / 'held.py'}",
-        "--out",
-        str(kept),
-    ]
-    words += ["--compiler", "eager", "--threads", "1"]
-    environment = {**os.environ, "SWEEP_TEST_FOLDER": str(tmp_path)}
+    verb = (sys.executable, "-m", "checked_backend", "sweep", f"python:{tmp_path / 'held.py'}", "--out", kept)
+    words = (*verb, "--compiler", "eager", "--threads", "1")
+    environment = {"SWEEP_TEST_FOLDER": str(tmp_path)}
     built = tmp_path / "built"
-    driver = subprocess.Popen(words, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: built.exists() and "held" in built.read_text())
-        (worker,) = children(driver.pid)
-    finally:
-        driver.kill()
-        driver.wait()
+    with started(words, tmp_path, environment) as driver:
+        try:
+            wait_until(lambda: built.exists() and "held" in built.read_text())
+            (worker,) = children(driver.pid)
+        finally:
+            driver.kill()
     wait_until(lambda: not Path(f"/proc/{worker}").exists())
     with Results(kept) as results:
         assert summarize(results).counts == {Status.PASS: 1, Status.CRASH: 1}
     (tmp_path / "go").touch()
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "3 pass, 1 crash" in done.stdout
+    code, out, _ = finished(words, tmp_path, environment)
+    assert code == 1
+    assert "3 pass, 1 crash" in out
     assert built.read_text().split() == ["first", "killed", "held", "held", "last"]  # only what had no result
 
 

@@ -15,6 +15,7 @@ from checked_backend.findings import Coverage, Finding, Kind, Skip
 from checked_backend.report import Report
 from checked_backend.report.write import write_report
 from tests.support.cli_tools import Run
+from tests.support.raising import raising
 
 PASS = Report((), Coverage(checked={"outputs": 1}), "fine")
 FAIL = replace(PASS, findings=(Finding(Kind.LOGIC, "output[0]", "wrong"),), title="bad")
@@ -76,10 +77,7 @@ def test_json_to_stdout(run: Run, tmp_path: Path, order: str) -> None:
 
 
 def test_internal_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(path: Path) -> None:
-        raise RuntimeError("oops")
-
-    monkeypatch.setattr(reporting, "read_reports", broken)
+    monkeypatch.setattr(reporting, "read_reports", raising(RuntimeError("oops")))
     code, _, err = run("report", tmp_path)
     assert code == 3
     assert "RuntimeError: oops" in err

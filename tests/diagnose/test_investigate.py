@@ -29,7 +29,10 @@ from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from tests.support import faults
+from tests.support.locate_tools import inference
 from tests.support.planted import Fault, in_half_precision, planted
+from tests.support.raising import raising
+from tests.support.region_tools import checked, gathered
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
@@ -47,16 +50,10 @@ class Net(nn.Module):
         return self.last(hidden)
 
 
-def report_of(folder: Path, run: Callable[[Callable[..., Any]], Any], **options: Any) -> cb.Report:
-    given = {"on_divergence": "record", "report_dir": folder, **options}
-    with cb.collect() as session:
-        run(torch.compile(Net(), backend="numcheck", options=given))
-    return session.report
-
-
-def inference(compiled: Callable[..., Any]) -> None:
-    with torch.no_grad():
-        compiled(torch.randn(5, 6))
+def report_of(
+    folder: Path, run: Callable[[Callable[..., Any]], Any], compiler: Any = "inductor", **options: Any
+) -> cb.Report:
+    return gathered(lambda: run(checked(Net(), compiler, **{"localize": True, "report_dir": folder, **options})))
 
 
 def wrong_relu(folder: Path) -> Finding:
@@ -94,7 +91,8 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert "test_investigate.py:" in first.workaround
     assert "workaround" not in first.evidence  # it was tried on the region
     assert first.workaround_confirmed
-    assert first.repro_confirmed is ("repro" not in first.evidence)
+    assert "repro" in first.evidence  # the compiler is a local function: a fresh process cannot import it
+    assert not first.repro_confirmed
     assert first.searched
     flow = {node.name: node for node in first.flow}
     wrong = max(flow.values(), key=lambda node: node.own or 0.0)
@@ -115,18 +113,8 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == before[2]
 
 
-@pytest.mark.process
-def test_a_script_that_does_not_show_it_is_not_announced_as_one_that_does(tmp_path: Path) -> None:
-    finding = wrong_relu(tmp_path)
-    # the compiler is a local function: a fresh process cannot import it
-    assert "repro" in finding.evidence
-
-
 def test_localize_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unwanted(*_args: Any) -> Sequence[Finding]:
-        raise AssertionError("investigated")
-
-    monkeypatch.setattr("checked_backend.backends.investigate", unwanted)
+    monkeypatch.setattr("checked_backend.backends.investigate", raising(AssertionError("investigated")))
     report = report_of(tmp_path, inference, compiler=faults.one_element(0), localize=False)
     [finding] = report.findings
     assert finding.node is None
@@ -153,10 +141,7 @@ def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
 
 
 def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_failure: Failure, _findings: Sequence[Finding]) -> Sequence[Finding]:
-        raise RuntimeError("no way")
-
-    monkeypatch.setattr("checked_backend.backends.investigate", failing)
+    monkeypatch.setattr("checked_backend.backends.investigate", raising(RuntimeError("no way")))
     report = report_of(tmp_path, inference, compiler=faults.one_element(0))
     assert report.verdict is cb.Verdict.FAIL
     assert any("could not be localized: RuntimeError: no way" in note for note in report.coverage.notes)
@@ -166,10 +151,7 @@ def test_a_failing_investigation_leaves_the_verdict(tmp_path: Path, monkeypatch:
 def test_what_fails_after_the_operator_was_named_does_not_lose_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("no way to reduce it")
-
-    monkeypatch.setattr(module, "reduce", failing)
+    monkeypatch.setattr(module, "reduce", raising(RuntimeError("no way to reduce it")))
     finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert finding.evidence["stopped"] == "RuntimeError: no way to reduce it"
@@ -221,10 +203,7 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
 def test_where_no_small_program_is_written_the_kernel_is_the_repro(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise Untranslatable("no script has such a thing")
-
-    monkeypatch.setattr(module, "write_repro", refuse)
+    monkeypatch.setattr(module, "write_repro", raising(Untranslatable("no script has such a thing")))
     [finding] = report_of(tmp_path, inference, compiler_options=RELU_BUG).findings
     assert finding.repro is not None
     assert Path(finding.repro).stem.endswith("_kernel")
@@ -235,10 +214,9 @@ def test_where_no_small_program_is_written_the_kernel_is_the_repro(
 @pytest.mark.inductor
 def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_search(tmp_path: Path) -> None:
     inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
-    options = {"on_divergence": "record", "report_dir": tmp_path}
     fault = Fault("cos", "pointwise", "lowering", in_half_precision)  # the gradient of sin
     with planted(fault), without_compile_caches(), cb.collect() as session:
-        compiled = torch.compile(lambda x, w: torch.sin(x @ w) @ w.t(), backend="numcheck", options=options)
+        compiled = checked(lambda x, w: torch.sin(x @ w) @ w.t(), "inductor", localize=True, report_dir=tmp_path)
         compiled(*inputs).sum().backward()
     [finding] = session.report.findings
     assert (finding.detail, finding.op, finding.stage) == ("logic.this_dtype", "torch.sin", "compiled")
@@ -254,10 +232,9 @@ def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_se
 @pytest.mark.inductor
 def test_a_right_kernel_of_a_wrong_decomposition_is_not_shown(tmp_path: Path) -> None:
     inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
-    options = {"on_divergence": "record", "report_dir": tmp_path}
     fault = Fault("tanh_backward", "pointwise", "decomposition", in_half_precision)
     with planted(fault), without_compile_caches(), cb.collect() as session:
-        compiled = torch.compile(lambda x, w: torch.tanh(x @ w) @ w.t(), backend="numcheck", options=options)
+        compiled = checked(lambda x, w: torch.tanh(x @ w) @ w.t(), "inductor", localize=True, report_dir=tmp_path)
         compiled(*inputs).sum().backward()
     [finding] = session.report.findings
     assert (finding.detail, finding.op) == ("precision.operator", "torch.tanh")
@@ -277,9 +254,8 @@ def test_a_bug_of_inductor_inside_of_a_checkpoint_that_draws_gets_its_line_and_a
         def drawn(self, x: Tensor) -> Tensor:
             return super().forward(nn.functional.dropout(x, 0.1))
 
-    given = {"on_divergence": "record", "report_dir": tmp_path, "compiler_options": bug}
     with cb.collect() as session:
-        compiled = torch.compile(Block(), backend="numcheck", options=given)
+        compiled = checked(Block(), "inductor", localize=True, report_dir=tmp_path, compiler_options=bug)
         for _ in range(2):
             with torch.autocast("cpu", torch.bfloat16):
                 result = compiled(torch.randn(5, 6))
@@ -311,10 +287,7 @@ def test_ctrl_c_before_there_is_a_cut_keeps_what_is_known(tmp_path: Path, monkey
 
 @pytest.mark.process
 def test_ctrl_c_while_reducing_keeps_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_args: Any, **_kwargs: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "write_repro", stopped)
+    monkeypatch.setattr(module, "write_repro", raising(KeyboardInterrupt))
     finding = wrong_relu(tmp_path)
     assert finding.op == "aten.relu.default"
     assert str(finding.evidence["reduced"]).startswith("to 1 call on")
@@ -422,10 +395,7 @@ def test_a_failure_of_which_nothing_could_be_found_says_why_there_is_no_code(
 
 @pytest.mark.process
 def test_it_is_silent_where_that_was_asked_for(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "reduce", lambda *_args, **_more: 1 / 0)  # what comes after it takes long
     for progress in (True, False):
@@ -452,8 +422,7 @@ def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> 
 def test_an_operator_that_was_found_in_another_region_is_tried_first(tmp_path: Path) -> None:
     def run(function: Callable[[Tensor], Tensor], wrong: str) -> None:
         compiler = faults.wrong_operator(f"aten.{wrong}.default", how="aot")
-        options = {"on_divergence": "record", "report_dir": tmp_path, "compiler": compiler}
-        torch.compile(function, backend="numcheck", options=options)(torch.randn(4, 4))
+        checked(function, compiler, localize=True, report_dir=tmp_path)(torch.randn(4, 4))
 
     with cb.collect() as session:
         run(lambda x: (x + 1).sin().sum(), "sin")

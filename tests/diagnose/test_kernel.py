@@ -27,6 +27,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
 from checked_backend.report import Report
+from tests.support import region_tools
 from tests.support.planted import Fault, in_half_precision, planted
 
 TEXT = """
@@ -233,10 +234,9 @@ def modules_of(function: Callable[..., Any], *, dynamic: bool | None = None) -> 
         return found
 
     inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
-    options = {"on_divergence": "record", "localize": False}
     torch._dynamo.reset()
     with mock.patch.object(KernelCheck, "run", noting), without_compile_caches(), cb.collect() as session:
-        torch.compile(function, backend="numcheck", dynamic=dynamic, options=options)(*inputs).sum().backward()
+        region_tools.checked(function, "inductor", dynamic=dynamic)(*inputs).sum().backward()
     return checked, session.report
 
 

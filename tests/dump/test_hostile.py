@@ -15,30 +15,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import render_dump
 from checked_backend.dump.load import sha256
-from tests.support.dump_tools import dumps, edit, python
+from tests.support.dump_tools import Net, dumping, dumps, edit, python
 from tests.support.hostile_edits import GRAPH_EDITS, Edit, relu
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu() + torch.tensor([1.0, 2.0])
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("original")
     torch._dynamo.reset()
-    options = {"dump": str(folder), "dump_values": True}
-    torch.compile(Net(), backend="graph_dumper", options=options)(torch.randn(4, 3)).sum().backward()
+    dumping(Net(), folder)(torch.randn(4, 3)).sum().backward()
     return dumps(folder)["Net_forward_0"]
 
 

@@ -22,7 +22,7 @@ from torch import nn
 import checked_backend as cb
 from checked_backend.dump import rehearse, render_dump
 from checked_backend.process.job import AnswerFolder, Job, JobResources, run
-from tests.support.dump_tools import dumps, edit
+from tests.support.dump_tools import dumping, dumps, edit
 
 JUNK: list[Any] = [
     *(None, True, 0, -1, 2**31, 2**63, -(2**70), 1.5, 1e308, "", "x", "../../x", "a\nb", "\x1b[2J", "\ud800", "self"),
@@ -61,9 +61,7 @@ class Net(nn.Module):
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("originals")
     torch._dynamo.reset()
-    options = {"dump": str(folder), "dump_values": True}
-    compiled = torch.compile(Net(), backend="graph_dumper", dynamic=True, options=options)
-    compiled(torch.randn(4, 3), torch.arange(5))[0].sum().backward()
+    dumping(Net(), folder, dynamic=True)(torch.randn(4, 3), torch.arange(5))[0].sum().backward()
     return [path for name, path in sorted(dumps(folder).items()) if "joint" not in name]
 
 

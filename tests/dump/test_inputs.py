@@ -14,7 +14,7 @@ from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump
-from tests.support.dump_tools import as_bytes, dumps, same_leaf
+from tests.support.dump_tools import as_bytes, dumping, dumps, same_leaf
 
 DTYPES = [
     torch.float64,
@@ -133,7 +133,7 @@ def test_an_index_stays_in_bounds(tmp_path: Path) -> None:
     def lookup(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return nn.functional.embedding(index, table)
 
-    torch.compile(lookup, backend="graph_dumper", options={"dump": str(tmp_path)})(table, index)
+    dumping(lookup, tmp_path, values=False)(table, index)
     for path in dumps(tmp_path).values():
         dump = cb.load_dump(path)
         for seed in range(5):
@@ -166,7 +166,7 @@ def test_random_state_and_modes_are_those_of_the_call(kind: str, tmp_path: Path)
         return nn.functional.dropout(x @ x, 0.5)
 
     x = torch.randn(6, 6)
-    compiled = torch.compile(noisy, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})
+    compiled = dumping(noisy, tmp_path)
     modes = {"random": torch.no_grad(), "autocast": torch.autocast("cpu"), "inference": torch.inference_mode()}
     torch.manual_seed(17)
     torch.rand(5)
@@ -187,8 +187,7 @@ def test_symbols_and_how_they_relate(tmp_path: Path) -> None:
     def join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, y]).reshape(2, -1)
 
-    options = {"dump": str(tmp_path)}
-    torch.compile(join, backend="graph_dumper", dynamic=True, options=options)(torch.randn(6), torch.randn(8))
+    dumping(join, tmp_path, values=False, dynamic=True)(torch.randn(6), torch.randn(8))
     data = cb.load_dump(dumps(tmp_path)["join_dynamo_0"]).metadata
     hints = {name: symbol["hint"] for name, symbol in data["symbols"].items()}
     assert sorted(hints.values()) == [6, 8]

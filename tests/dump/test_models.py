@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import checked_backend as cb
-from tests.support.dump_tools import dumps, python, run, same_leaf
+from tests.support.dump_tools import dumping, dumps, python, run, same_leaf
 from tests.support.replayed_programs import SPECIAL, custom
 
 IDS = torch.arange(12).reshape(2, 6) % 20
@@ -69,8 +69,7 @@ def test_training_with_dynamic_shapes_replays_bit_for_bit(
 ) -> None:
     model, args = make()
     model.train()
-    options = {"dump": str(tmp_path), "dump_values": True}
-    outputs = leaves(torch.compile(model, backend="graph_dumper", dynamic=True, options=options)(*args))
+    outputs = leaves(dumping(model, tmp_path, dynamic=True)(*args))
     sum(output.sum() for output in outputs).backward()  # type: ignore[union-attr]
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     found = {name: cb.load_dump(path) for name, path in dumps(tmp_path).items()}
@@ -117,10 +116,8 @@ OFTEN = ["cond", "custom_op", "channels_last_and_expanded", "float8", "complex"]
 @pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=SLOW) for name in SPECIAL if name not in OFTEN)])
 def test_special_programs_replay_bit_for_bit(name: str, tmp_path: Path) -> None:
     program = SPECIAL[name]()
-    options = {"dump": str(tmp_path), "dump_values": True}
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):  # else nn.LSTM and nn.GRU stay in Python
-        compiled = torch.compile(program.function, backend="graph_dumper", dynamic=program.dynamic, options=options)
-        expected = leaves(compiled(*program.args))
+        expected = leaves(dumping(program.function, tmp_path, dynamic=program.dynamic)(*program.args))
     computed: dict[str, list[Any]] = {"dynamo": [], "inference": []}
     given: list[Any] = []
     for path in dumps(tmp_path).values():
@@ -157,7 +154,7 @@ def test_repros_run_from_their_folders_with_nothing_but_torch(tmp_path: Path) ->
     alone = []
     for name in (*(name for name in OFTEN if name != "custom_op"), "transforms", "own_function", "checkpointed"):
         program = SPECIAL[name]()
-        torch.compile(program.function, backend="graph_dumper", options={"dump": str(tmp_path / name)})(*program.args)
+        dumping(program.function, tmp_path / name, values=False)(*program.args)
         alone += [folder.rename(tmp_path / f"{name}_{folder.name}") for folder in dumps(tmp_path / name).values()]
     done = python("-c", EACH_IN_A_FORK, *alone, folder=tmp_path, module_path=blocked)
     assert done.stdout.split() == ["0"] * len(alone), done.stderr
@@ -170,7 +167,7 @@ def test_repros_run_from_their_folders_with_nothing_but_torch(tmp_path: Path) ->
 @pytest.mark.process
 def test_a_custom_op_says_what_it_needs(tmp_path: Path) -> None:
     program = SPECIAL["custom_op"]()
-    torch.compile(program.function, backend="graph_dumper", options={"dump": str(tmp_path)})(*program.args)
+    dumping(program.function, tmp_path, values=False)(*program.args)
     folders = [*dumps(tmp_path).values()]
     for folder in folders:
         assert cb.load_dump(folder).metadata["requires"] == [custom.__module__]

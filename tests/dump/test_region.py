@@ -20,16 +20,8 @@ import checked_backend as cb
 from checked_backend.dump import RegionDump
 from checked_backend.dump.region import claim_slot
 from checked_backend.errors import DumpError
-from tests.support.dump_tools import dumps, python, run, same_leaf
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu() * torch.tensor([1.0, 2.0])
+from tests.support.dump_tools import Net, dumping, dumps, python, run, same_leaf
+from tests.support.raising import raising
 
 
 def step(backend: Any, **options: Any) -> torch.Tensor:
@@ -129,10 +121,7 @@ def test_files_that_really_cannot_grow_are_a_warning(tmp_path: Path, kib: int, g
 
 
 def test_a_disk_that_is_full_from_the_start_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_args: Any, **_kwargs: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "folder")
-
-    monkeypatch.setattr(Path, "mkdir", full)
+    monkeypatch.setattr(Path, "mkdir", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "folder")))
     with pytest.warns(cb.DumpWarning, match="No space left on device"):
         step("nop", dump=str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
@@ -232,7 +221,7 @@ def test_only_the_first_call_is_recorded_also_from_threads(tmp_path: Path) -> No
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    compiled = torch.compile(double, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})
+    compiled = dumping(double, tmp_path)
     compiled(torch.full((3,), 1.0))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda value: compiled(torch.full((3,), float(value))), range(2, 10)))
@@ -246,7 +235,7 @@ def test_values_are_those_before_the_call(tmp_path: Path) -> None:
         return x.add_(1)
 
     x = torch.zeros(3)
-    torch.compile(grow, backend="graph_dumper", options={"dump": str(tmp_path), "dump_values": True})(x)
+    dumping(grow, tmp_path)(x)
     assert torch.equal(x, torch.ones(3))
     for path in dumps(tmp_path).values():
         assert torch.equal(cb.load_dump(path).inputs()[0], torch.zeros(3))
@@ -270,7 +259,7 @@ def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
 
     Escape.__name__ = "../../../escape"
     root = tmp_path / "a/b/c/d"
-    torch.compile(Escape(), backend="graph_dumper", options={"dump": str(root)})(torch.ones(1))
+    dumping(Escape(), root, values=False)(torch.ones(1))
     assert set(dumps(root)) == {"escape_dynamo_0", "escape_inference_0"}
     assert [path.name for path in (tmp_path / "a/b/c").iterdir()] == ["d"]
 
@@ -298,7 +287,7 @@ def test_the_drawing_colours_by_kind(tmp_path: Path) -> None:
     def mixed(x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x.view(-1), 0.5).relu()
 
-    torch.compile(mixed, backend="graph_dumper", options={"dump": str(tmp_path)})(torch.ones(2, 3))
+    dumping(mixed, tmp_path, values=False)(torch.ones(2, 3))
     text = (dumps(tmp_path)["mixed_inference_0"] / "graph.dot").read_text()
     lines = {line.split('"')[1]: line for line in text.splitlines() if "fillcolor" in line}
     colours = {name: line.split('fillcolor="')[1] for name, line in lines.items()}
@@ -370,8 +359,7 @@ def test_a_graph_that_dynamo_traces_anew_leaves_no_dump(tmp_path: Path) -> None:
     def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
         return nn.functional.batch_norm(x, None, None, training=True, eps=eps)
 
-    options = {"dump": str(tmp_path), "dump_values": True}
-    torch.compile(normalised, backend="graph_dumper", dynamic=True, options=options)(torch.randn(4, 3), 0.125)
+    dumping(normalised, tmp_path, dynamic=True)(torch.randn(4, 3), 0.125)
     found = dumps(tmp_path)
     assert set(found) == {"normalised_dynamo_0", "normalised_inference_0"}
     assert all(cb.load_dump(path).has_values for path in found.values())

@@ -19,15 +19,13 @@ from checked_backend.process.job import JobEnd
 from checked_backend.regions.failure import Failure
 from tests.support import faults
 from tests.support.cli_tools import Run
-from tests.support.dump_tools import Squared, dumps, python
+from tests.support.dump_tools import Squared, dumping, dumps, python
 
 
 @pytest.fixture
 def found(tmp_path: Path) -> dict[str, Path]:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 2))
-    options = {"dump": str(tmp_path / "dump"), "dump_values": True}
-    compiled = torch.compile(net, backend="graph_dumper", dynamic=True, options=options)
-    compiled(torch.randn(5, 3)).sum().backward()
+    dumping(net, tmp_path / "dump", dynamic=True)(torch.randn(5, 3)).sum().backward()
     everything = dumps(tmp_path / "dump")
     return {name.split("_")[1]: path for name, path in everything.items()}
 
@@ -103,9 +101,7 @@ def test_what_dynamo_cannot_trace_again_is_checked_nevertheless(tmp_path: Path) 
         return torch.utils.checkpoint.checkpoint(inner, x * 2, use_reentrant=False)  # type: ignore[no-any-return]
 
     for program, kind, skipped in ((own, "dynamo", "dynamic shapes"), (checkpointed, "forward", "some operators")):
-        options = {"dump": str(tmp_path), "dump_values": True}
-        x = torch.randn(4, requires_grad=True)
-        torch.compile(program, backend="graph_dumper", options=options)(x).sum().backward()
+        dumping(program, tmp_path)(torch.randn(4, requires_grad=True)).sum().backward()
         report = replay(cb.load_dump(dumps(tmp_path)[f"{program.__name__}_{kind}_0"]), compiler="aot_eager")
         assert report.verdict is cb.Verdict.PASS
         assert report.coverage.checked["outputs"] > 0
@@ -160,29 +156,6 @@ def test_a_custom_op_replays_in_a_fresh_process_that_imports_it(tmp_path: Path) 
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.process
-def test_localize_names_the_operator_and_the_users_line(tmp_path: Path, run: Run) -> None:
-    net = Net()
-    options = {"dump": str(tmp_path / "dump"), "dump_values": True}
-    torch.compile(net, backend="graph_dumper", options=options)(torch.randn(5, 3)).sum().backward()
-    [path] = [path for name, path in dumps(tmp_path / "dump").items() if "_forward_" in name]
-    words = ("localize", path, "--compiler", f"{__file__}:wrong_tanh", "--out", tmp_path / "out", "--json")
-    code, out, _ = run(*words)
-    assert code == 1
-    [first, *_] = json.loads(out)["findings"]
-    assert (first["op"], first["stage"]) == ("aten.tanh.default", "compiled")
-    assert "in forward: return torch.tanh(self.linear(x)) * 2" in first["source"]
-
-
-@pytest.mark.process
-def test_localize_has_nothing_to_do_with_a_right_compiler(tmp_path: Path, run: Run) -> None:
-    torch.compile(Net(), backend="graph_dumper", options={"dump": str(tmp_path / "dump")})(torch.randn(5, 3))
-    [path] = [path for name, path in dumps(tmp_path / "dump").items() if "_forward_" in name]
-    code, out, _ = run("localize", path, "--compiler", "aot_eager", "--out", tmp_path / "out")
-    assert code == 0
-    assert out.startswith("PASS")
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -190,6 +163,29 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.linear(x)) * 2
+
+
+@pytest.fixture
+def dumped(tmp_path: Path) -> Path:
+    dumping(Net(), tmp_path / "dump")(torch.randn(5, 3))
+    return dumps(tmp_path / "dump")["Net_forward_0"]
+
+
+@pytest.mark.process
+def test_localize_names_the_operator_and_the_users_line(tmp_path: Path, run: Run, dumped: Path) -> None:
+    words = ("--compiler", f"{__file__}:wrong_tanh", "--out", tmp_path / "out", "--json")
+    code, out, _ = run("localize", dumped, *words)
+    assert code == 1
+    [first, *_] = json.loads(out)["findings"]
+    assert (first["op"], first["stage"]) == ("aten.tanh.default", "compiled")
+    assert "in forward: return torch.tanh(self.linear(x)) * 2" in first["source"]
+
+
+@pytest.mark.process
+def test_localize_has_nothing_to_do_with_a_right_compiler(tmp_path: Path, run: Run, dumped: Path) -> None:
+    code, out, _ = run("localize", dumped, "--compiler", "aot_eager", "--out", tmp_path / "out")
+    assert code == 0
+    assert out.startswith("PASS")
 
 
 def test_a_backward_pass_that_raises_is_a_finding(found: dict[str, Path]) -> None:

@@ -35,10 +35,7 @@ FUNCTIONS: list[Any] = [
     *(torch._foreach_add, torch._foreach_sqrt_, torch._weight_norm, torch._scaled_mm, torch._int_mm),
     *(torch.nn.functional.scaled_dot_product_attention, torch._C._nn.gelu, torch.Tensor.add_, torch.fft.rfft),
     *(torch._C._functorch._grad_increment_nesting, torch._C._functorch._wrap_for_grad, torch._C._set_grad_enabled),
-    *(
-        torch._C._autograd._get_data_attr,
-        torch.autograd.grad_mode._enter_inference_mode,
-    ),
+    *(torch._C._autograd._get_data_attr, torch.autograd.grad_mode._enter_inference_mode),
     torch._functorch.eager_transforms._autograd_grad,
 ]
 

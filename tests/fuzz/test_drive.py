@@ -20,6 +20,7 @@ from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.worker import FuzzOptions
 from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import PASS, STRIDES, entry_of, failing, group_of, program_of
+from tests.support.raising import raising
 
 WRONG = "torch.neg"
 MADE = [program_of("torch.exp"), program_of(WRONG), program_of("torch.abs", WRONG), program_of("torch.abs")]
@@ -146,10 +147,7 @@ def test_failures_that_were_not_confirmed_in_time_wait(world: World, corpus: Cor
 
 
 def test_an_error_of_a_task_ends_the_run(world: World, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_task: CheckTask) -> Any:
-        raise FuzzError("no compiler")
-
-    monkeypatch.setattr(world, "check", refuse)
+    monkeypatch.setattr(world, "check", raising(FuzzError("no compiler")))
     with pytest.raises(FuzzError, match="no compiler"):
         _run(corpus, 4)
 

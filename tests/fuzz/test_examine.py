@@ -20,6 +20,7 @@ from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.report import Report
 from checked_backend.runs.case import Status
 from tests.support import faults
+from tests.support.raising import raising
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -162,10 +163,10 @@ def test_what_is_wrong_only_together_is_a_failure_of_all_as_one(raises: bool) ->
     assert {found[place].status for place in (1, 2)} == {Status.PASS}
 
 
-def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
-    def restrided(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: [faults.restrided(one) if one.dim() > 1 else one for one in gm(*args)]
+restrided = faults.every_output(lambda one: faults.restrided(one) if one.dim() > 1 else one)
 
+
+def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
     noted: list[list[int]] = []
     flat = FuzzProgram((X,), (Statement("Tensor.sum", (Ref(0), 0)),), (1,))
     found = together([flat, ADD], restrided, noted)
@@ -192,10 +193,7 @@ def test_subjects_name_the_program_of_a_shared_compile(text: str, places: set[in
 
 
 def test_a_check_that_raises_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: object, **_kwargs: object) -> None:
-        raise RuntimeError("the check broke")
-
-    monkeypatch.setattr("checked_backend.fuzz.examine.check", broken)
+    monkeypatch.setattr("checked_backend.fuzz.examine.check", raising(RuntimeError("the check broke")))
     found = check_program(ADD, "eager")
     assert found.status is Status.INCONCLUSIVE
     assert "the check itself failed: RuntimeError: the check broke" in found.message
@@ -234,9 +232,6 @@ def test_programs_that_need_more_compiles_share_none_with_others(changed: dict[s
 
 
 def test_the_level_of_a_failure_is_looked_for_where_a_program_is_alone() -> None:
-    def restrided(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: [faults.restrided(one) if one.dim() > 1 else one for one in gm(*args)]
-
     found = together([ADD, NEG], restrided)
     assert [found[place].detail for place in range(2)] == ["structure.stride"] * 2
     assert {one.stage for one in found.values()} == {""}

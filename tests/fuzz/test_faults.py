@@ -37,8 +37,10 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "through_aot": "",
         "through_aot_pair": "",
         "compiled_by_aot": "",
-        "raising": "",
+        "every_output": "",
+        "instead": "",
         "forgets_to_count": "selftest plants it",
+        "stale_parameters": "no parameter of a program changes",
     }
 )
 """Names of `tests.support.faults` that are not planted here, and why."""

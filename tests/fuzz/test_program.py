@@ -113,7 +113,6 @@ def test_loops_and_branches_are_read_as_they_were_written() -> None:
     assert program.ops == ("torch.neg", "for", "if", "setitem")
 
 
-X = Input("float32", (2, 3), (3, 1))
 SHARING = FuzzProgram(
     (X, Input("float32", (3,), (1,), shares=0)),
     (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from checked_backend.fuzz.known import plain
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import DOCUMENTED, ProgramResult, documented, may_be, signature_of
 from checked_backend.runs.case import Status
+from tests.support import faults
 from tests.support.fuzz_tools import STRIDES, failing, group_of, program_of
 
 
@@ -109,10 +109,6 @@ def test_deaths_that_could_not_be_made_small_are_one_row() -> None:
 SHARED, ONE = "shared memory: output[0]", "the same object: output[0]"
 
 
-def _found(detail: str, subject: str, expected: str, actual: str) -> Any:
-    return failing(detail=detail, subject=subject, expected=expected, actual=actual)
-
-
 @pytest.mark.parametrize("detail", DOCUMENTED)
 def test_each_class_has_a_reason_and_a_page_of_pytorch(detail: str) -> None:
     known = DOCUMENTED[detail]
@@ -143,7 +139,8 @@ def test_each_class_has_a_reason_and_a_page_of_pytorch(detail: str) -> None:
 def test_a_class_takes_one_direction_and_one_subject(
     detail: str, subject: str, expected: str, actual: str, is_documented: bool
 ) -> None:
-    assert (documented(_found(detail, subject, expected, actual)) is not None) is is_documented
+    found = failing(detail=detail, subject=subject, expected=expected, actual=actual)
+    assert (documented(found) is not None) is is_documented
 
 
 def _program(*calls: Statement, returns: tuple[int, ...], gradients: bool = False) -> FuzzProgram:
@@ -156,16 +153,9 @@ TWO_VIEWS = _program(
     Statement("Tensor.view", (Ref(1), 3, 2)),
     returns=(2, 3),
 )
+VIEW_OF_INPUT = _program(Statement("Tensor.view", (Ref(0), 2, 3)), returns=(1,))
 ONE_TENSOR = _program(Statement("torch.exp", (Ref(0),)), returns=(1,))
-
-
-def _changing(change: Callable[[list[Any], tuple[Any, ...]], list[Any]]) -> Callable[..., Any]:
-    """A compiler that changes the results of a graph."""
-
-    def compiler(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: change(list(gm(*args)), args)
-
-    return compiler
+ZEROS = _program(Statement("torch.zeros_like", (Ref(0),)), returns=(1,))
 
 
 @pytest.mark.parametrize(
@@ -173,32 +163,20 @@ def _changing(change: Callable[[list[Any], tuple[Any, ...]], list[Any]]) -> Call
     [
         (TWO_VIEWS, lambda outs, _: [outs[0], outs[0]], "alias.identity", True),
         (TWO_VIEWS, lambda outs, _: [outs[0], outs[0].clone()], "alias.memory", False),
+        (VIEW_OF_INPUT, lambda _, args: [args[0]], "alias.identity", False),
         (ONE_TENSOR, lambda outs, _: [outs[0].t().contiguous().t()], "structure.stride", True),
+        (ZEROS, lambda outs, _: [outs[0][:1].expand(2, 3)], "structure.stride", False),  # elements share memory
         (ONE_TENSOR, lambda outs, _: [outs[0].t().contiguous().t() + 1], "", False),  # wrong numbers in that layout
     ],
 )
 def test_the_check_tells_a_documented_difference_from_a_fault_of_the_same_kind(
     program: FuzzProgram, change: Any, detail: str, is_documented: bool
 ) -> None:
-    result = check_program(program, _changing(change))
+    result = check_program(program, faults.run_in_python(lambda _gm: change))
     assert result.status is Status.FAIL
     if detail:
         assert result.detail == detail
     assert (documented(result) is not None) is is_documented
-
-
-def test_a_view_of_an_input_that_comes_back_as_the_input_is_a_fault() -> None:
-    program = _program(Statement("Tensor.view", (Ref(0), 2, 3)), returns=(1,))
-    result = check_program(program, _changing(lambda _, args: [args[0]]))
-    assert result.detail == "alias.identity"
-    assert documented(result) is None
-
-
-def test_a_result_whose_elements_share_memory_is_a_fault() -> None:
-    program = _program(Statement("torch.zeros_like", (Ref(0),)), returns=(1,))
-    result = check_program(program, _changing(lambda outs, _: [outs[0][:1].expand(2, 3)]))
-    assert result.detail == "structure.stride"
-    assert documented(result) is None
 
 
 class _Sends(torch.autograd.Function):
@@ -224,10 +202,8 @@ def test_zeros_where_eager_has_no_gradient_are_nothing_and_numbers_are_a_fault(n
     )
     program = FuzzProgram(inputs, calls, (4,), gradients=True)
 
-    def compiler(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: [_Sends.apply(gm(*args)[0], args[1], number)]
-
-    result = check_program(program, compiler)
+    sends = faults.run_in_python(lambda _gm: lambda results, args: [_Sends.apply(results[0], args[1], number)])
+    result = check_program(program, sends)
     assert result.kind == kind
     if kind:
         assert result.subject.startswith("grad[")

@@ -49,10 +49,15 @@ def test_what_matters_stays() -> None:
     assert runs_alike(smallest)
 
 
+MANY = FuzzProgram(
+    (Input("float32", (2,), (1,)),),
+    tuple(Statement("torch.mul", (Ref(0), number)) for number in range(64)),
+    tuple(range(1, 65)),
+)
+
+
 def test_two_results_of_many_are_found_by_halves() -> None:
     """Programs that share a compile make one of many results."""
-    calls = tuple(Statement("torch.mul", (Ref(0), number)) for number in range(64))
-    many = FuzzProgram((Input("float32", (2,), (1,)),), calls, tuple(range(1, 65)))
     sizes = []
 
     def wrong(program: FuzzProgram) -> bool:
@@ -60,24 +65,22 @@ def test_two_results_of_many_are_found_by_halves() -> None:
         made = [place - len(program.inputs) for place in program.returns]
         return {3, 40} <= {program.calls[place].args[1] for place in made if place >= 0}
 
-    smallest = shrink(many, wrong, _forever())
+    smallest = shrink(MANY, wrong, _forever())
     assert [call.args[1] for call in smallest.calls] == [3, 40]
-    assert sum(sizes) < 20 * len(calls)
+    assert sum(sizes) < 20 * len(MANY.calls)
 
 
 def test_one_call_of_many_is_found_by_halves_though_no_result_needs_it() -> None:
     """What the compiler refuses is refused whatever is returned."""
-    calls = tuple(Statement("torch.mul", (Ref(0), number)) for number in range(64))
-    many = FuzzProgram((Input("float32", (2,), (1,)),), calls, tuple(range(1, 65)))
     sizes = []
 
     def wrong(program: FuzzProgram) -> bool:
         sizes.append(len(program.calls))
         return any(call.args[1] == 20 for call in program.calls)
 
-    (call,) = shrink(many, wrong, _forever()).calls
+    (call,) = shrink(MANY, wrong, _forever()).calls
     assert call.args[1] == 20
-    assert sum(sizes) < 20 * len(calls)
+    assert sum(sizes) < 20 * len(MANY.calls)
 
 
 def test_nothing_is_tried_after_the_deadline() -> None:

@@ -63,9 +63,9 @@ def test_the_right_lowering_is_not_accused(data: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("make", "operator", "precision"),
     [
-        (half_models.bert, "erf", "float32"),
-        (half_models.gpt2, "tanh", "autocast"),
-        (half_models.unet, "rsqrt", "float32"),
+        (half_models.MODELS["bert"], "erf", "float32"),
+        (half_models.MODELS["gpt2"], "tanh", "autocast"),
+        (half_models.MODELS["unet"], "rsqrt", "float32"),
         (models.resnet, "rsqrt", "autocast"),
     ],
 )

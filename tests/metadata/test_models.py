@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import checked_backend as cb
 from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding, Verdict
 from tests.support.metadata_models import MODELS
-from tests.support.models import Case
 from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 
 # finding -> why it is real: torch's own metadata is wrong there
@@ -69,9 +67,9 @@ def test_a_clean_model_has_no_mismatch_in_dynamic_training(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [*HUGGING_FACE, *WRITTEN_HERE], ids=lambda make: make.__name__)
-def test_a_clean_model_has_no_mismatch_in_a_step_with_its_loss(make: Callable[[], Case]) -> None:
-    case = make()
+@pytest.mark.parametrize("name", [*HUGGING_FACE, *WRITTEN_HERE])
+def test_a_clean_model_has_no_mismatch_in_a_step_with_its_loss(name: str) -> None:
+    case = {**HUGGING_FACE, **WRITTEN_HERE}[name]()
     compiled = torch.compile(case.model.train(), backend=debug_interpreter, options={"on_divergence": "record"})
     with cb.collect() as session:
         case.loss(compiled(**case.inputs)).backward()

@@ -15,6 +15,8 @@ import checked_backend as cb
 from checked_backend.regions import backward, schedule
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.schedule import Budget, is_recheck
+from tests.support import faults
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, calls, checked, gathered
 
 
@@ -117,10 +119,7 @@ def test_a_region_that_is_never_checked_is_told_though_others_are(clock: Clock) 
 
 
 def test_a_compiler_that_fails_is_told_at_the_first_call(clock: Clock) -> None:
-    def broken(_gm: Any, _inputs: Any) -> Callable[..., Any]:
-        raise RuntimeError("no such kernel")
-
-    report = gathered(training(checked(Net(), broken, budget=0.001), clock, 3))
+    report = gathered(training(checked(Net(), raising(RuntimeError("no such kernel")), budget=0.001), clock, 3))
     assert [finding.kind for finding in report.findings] == [cb.Kind.CRASH]
 
 
@@ -214,10 +213,7 @@ def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Cl
     """Without one, the next check would compare with noise that no check has established."""
     rechecked: list[bool] = []
 
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        return gm.forward
-
-    compiled = checked(Net(), compiler, budget=0.3)
+    compiled = checked(Net(), faults.clean(), budget=0.3)
     forward = CallComparison.forward
 
     def short_of_memory(self: CallComparison, call: Any, *rest: Any) -> Any:

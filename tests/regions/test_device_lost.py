@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 import checked_backend as cb
 from checked_backend.errors import is_device_lost
 from checked_backend.regions.returned_tensors import Snapshot
 from checked_backend.tensors.streams import wait_for_devices
+from tests.support import faults
+from tests.support.raising import raising
 from tests.support.region_tools import audit, checked, found, gathered
 
 LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"
@@ -22,10 +22,7 @@ X = torch.ones(4)
 
 
 def loses_it(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    def run(*_args: Any) -> Any:
-        raise RuntimeError(LOST)
-
-    return run
+    return raising(RuntimeError(LOST))
 
 
 @pytest.mark.parametrize(
@@ -47,13 +44,6 @@ def test_errors_after_which_nothing_runs_are_told_from_others(error: object, los
     assert is_device_lost(error) is lost
 
 
-def raises(error: Exception) -> Callable[..., Any]:
-    def fails(*_given: Any) -> Any:
-        raise error
-
-    return fails
-
-
 def run(program: Any) -> cb.Report:
     def ran() -> None:
         with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -72,7 +62,7 @@ def test_the_compiled_program_that_loses_the_device_crashes_and_eager_does_not_g
 
 
 def test_where_eager_loses_it_the_compiled_program_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", raises(RuntimeError(LOST)))
+    monkeypatch.setattr("checked_backend.regions.eager.wait_for_devices", raising(RuntimeError(LOST)))
     report = run(checked(lambda x: x * 2, loses_it))
     assert not found(report)
     assert report.verdict is cb.Verdict.INCONCLUSIVE  # a call before, which was not checked, may have done it
@@ -90,12 +80,12 @@ def test_where_eager_loses_it_the_compiled_program_is_not_accused(monkeypatch: p
 def test_otherwise_it_is_the_compiled_programs(
     compiler: Any, where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"checked_backend.regions.{where}.wait_for_devices", raises(error))
+    monkeypatch.setattr(f"checked_backend.regions.{where}.wait_for_devices", raising(error))
     assert found(run(checked(lambda x: x * 2, compiler))) == {("crash.device", "candidate")}
 
 
 def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Snapshot, "overwritten", raises(RuntimeError(LOST)))
+    monkeypatch.setattr(Snapshot, "overwritten", raising(RuntimeError(LOST)))
     report = audit(lambda compiled: compiled(lambda x: x * 2)(X), "eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "found the device lost" in str(report)
@@ -103,13 +93,7 @@ def test_what_the_comparison_finds_lost_is_no_mistake_of_the_check(monkeypatch: 
 
 
 def test_a_backward_pass_that_finds_it_lost_does_not_pass() -> None:
-    def forward(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(gm.forward)
-
-    def backward(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(loses_it(_gm, ()))
-
-    program = checked(lambda x: x.sin(), aot_autograd(fw_compiler=forward, bw_compiler=backward))
+    program = checked(lambda x: x.sin(), faults.compiled_by_aot(backward=lambda _gm: raising(RuntimeError(LOST))))
 
     def ran() -> None:
         loss = program(X.clone().requires_grad_()).sum()

@@ -32,10 +32,7 @@ PROGRAMS: dict[str, tuple[Program, str]] = {
         "aten.exp.default",
     ),
     "bernoulli in place": (lambda x: torch.empty_like(x).bernoulli_(torch.sigmoid(x)), "aten.sigmoid.default"),
-    "dropout": (
-        lambda x: x * torch.bernoulli(torch.sigmoid(x.mean()).expand_as(x)),
-        "aten.sigmoid.default",
-    ),
+    "dropout": (lambda x: x * torch.bernoulli(torch.sigmoid(x.mean()).expand_as(x)), "aten.sigmoid.default"),
 }
 
 SCALED: dict[str, tuple[Program, str]] = {

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.elastic_program import STEPS
 from tests.support.ranks import LIMIT, ROOT
+from tests.support.started_programs import finished
 
 
 def started(folder: Path) -> tuple[int, str]:
@@ -54,13 +55,7 @@ def test_ranks_that_are_started_anew_are_checked_and_their_reports_are_merged(tm
         assert ["logic", "sent[all_reduce_0]"] in told["findings"]
         assert told["checked"]["outputs"] == STEPS
         assert any(f"rank {1 - rank} on" in note for note in told["notes"])
-    merged = subprocess.run(
-        [sys.executable, "-m", "checked_backend", "report", str(tmp_path / "reports"), "--merge"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert merged.returncode == 1, merged.stderr
-    assert "sent[all_reduce_0]" in merged.stdout
+    words = (sys.executable, "-m", "checked_backend", "report", tmp_path / "reports", "--merge")
+    code, out, err = finished(words, tmp_path)
+    assert code == 1, err
+    assert "sent[all_reduce_0]" in out

@@ -12,6 +12,7 @@ from torch import Tensor
 import checked_backend as cb
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend.regions.call_findings import FakeError
+from tests.support.raising import raising
 
 
 def _operator(name: str, fake: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -52,9 +53,7 @@ misspelt, right = _operator("misspelt", _misspelt), _operator("right", _right)
 
 
 def _report(operator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> cb.Report:
-    def never(*_args: Any) -> Any:
-        raise AssertionError("nothing is to be searched")
-
+    never = raising(AssertionError("nothing is to be searched"))
     monkeypatch.setattr("checked_backend.backends.investigate", never)
     monkeypatch.setattr("checked_backend.regions.unsupported.nothing_compiles", never)
     options = {"on_divergence": "record", "compiler": "aot_eager"}

@@ -18,6 +18,7 @@ from tests.ledger.answer import differences, read
 from tests.ledger.sources import planted
 from tests.support import faults
 from tests.support.faults import Compiler, How
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 pytestmark = pytest.mark.smoke  # a fault of each class is found, and a clean program is not accused
@@ -151,20 +152,11 @@ def test_lost_identity() -> None:
     assert report.findings[0].expected == "the same object: input seen"
 
 
-def test_alias_where_eager_has_none() -> None:
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    def compiler(_gm: Any, _inputs: Any) -> Callable[..., Any]:
-        return lambda x: (x.view(x.shape),)
-
-    def through_numpy(_gm: Any, _inputs: Any) -> Callable[..., Any]:
-        return lambda x: (torch.from_numpy(x.numpy()),)
-
-    for wrong in (compiler, through_numpy):
-        torch._dynamo.reset()
-        report = gathered(lambda wrong=wrong: checked(double, wrong)(torch.randn(4, 3)))
-        assert found(report) == {("alias.memory", "output[0]")}
+@pytest.mark.parametrize("alias", [lambda x: x.view(x.shape), lambda x: torch.from_numpy(x.numpy())])
+def test_alias_where_eager_has_none(alias: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiler = faults.run_in_python(lambda _gm: lambda _results, args: [alias(*args)])
+    report = gathered(lambda: checked(torch.clone, compiler)(torch.randn(4, 3)))
+    assert found(report) == {("alias.memory", "output[0]")}
 
 
 @pytest.mark.parametrize("when", ["compiling", "running"])
@@ -177,25 +169,13 @@ def test_crash_in_backward(when: Any) -> None:
     assert {finding.kind for finding in caught.value.report.findings} == {cb.Kind.CRASH}
 
 
-@pytest.mark.parametrize("factor", [-1.0, 2.0])
-def test_input_negated_or_doubled_as_a_whole(factor: float) -> None:
-    def compiler(gm: Any, _inputs: Any) -> Any:
-        def run(x: torch.Tensor) -> Any:
-            returned = gm.forward(x)
-            x.mul_(factor)
-            return returned
-
-        return run
-
-    report = gathered(lambda: checked(torch.sin, compiler)(torch.randn(8, 8)))
-    assert found(report) == {("mutation.unexpected", "mutated[args[0]]")}
+NEGATED_OR_DOUBLED = (torch.Tensor.neg_, lambda x: x.mul_(2))
+OTHER_STRUCTURE = (torch.Tensor.t_, torch.Tensor.requires_grad_, lambda x: x.unsqueeze_(0))
 
 
-@pytest.mark.parametrize("change", [torch.Tensor.t_, torch.Tensor.requires_grad_, lambda x: x.unsqueeze_(0)])
-def test_an_input_of_another_structure(change: Callable[[torch.Tensor], Any]) -> None:
-    def compiler(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        return lambda x: (gm(x), change(x))[0]
-
+@pytest.mark.parametrize("change", [*NEGATED_OR_DOUBLED, *OTHER_STRUCTURE])
+def test_an_input_that_is_changed_as_a_whole(change: Callable[[torch.Tensor], Any]) -> None:
+    compiler = faults.run_in_python(lambda _gm: lambda results, args: (results, change(*args))[0])
     report = gathered(lambda: checked(torch.sin, compiler)(torch.randn(8, 8)))
     assert found(report) == {("mutation.unexpected", "mutated[args[0]]")}
 
@@ -231,16 +211,6 @@ def bad(x: torch.Tensor) -> torch.Tensor:
     return torch.embedding(torch.ones(3, 2), x)
 
 
-def raising(error: Exception) -> Compiler:
-    def compiler(_gm: Any, _inputs: Any) -> Callable[..., Any]:
-        def run(*_args: Any) -> Any:
-            raise error
-
-        return run
-
-    return compiler
-
-
 def test_eager_raises_and_the_candidate_does_not() -> None:
     report = gathered(lambda: checked(bad, lambda *_given: lambda *_args: (torch.ones(1, 2),))(torch.tensor([7])))
     assert found(report) == {("exception.missing", "candidate")}
@@ -249,7 +219,7 @@ def test_eager_raises_and_the_candidate_does_not() -> None:
 
 @pytest.mark.parametrize("on_divergence", ["raise", "record"])
 def test_another_exception_is_a_finding_and_the_user_gets_eagers(on_divergence: str) -> None:
-    compiled = checked(bad, raising(RuntimeError("kernel: out of bounds")), on_divergence=on_divergence)
+    compiled = checked(bad, lambda *_given: raising(RuntimeError("kernel: out of bounds")), on_divergence=on_divergence)
 
     def program() -> None:
         with pytest.raises(IndexError, match="out of range"):
@@ -273,7 +243,8 @@ def test_the_same_exception_is_no_finding() -> None:
 
 
 def test_the_same_type_with_other_words_is_told() -> None:
-    compiled = checked(torch.linalg.cholesky, raising(torch.linalg.LinAlgError("something else went wrong")))
+    wrong = raising(torch.linalg.LinAlgError("something else went wrong"))
+    compiled = checked(torch.linalg.cholesky, lambda *_given: wrong)
 
     def program() -> None:
         with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):

@@ -32,8 +32,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cast"),
-    [*((dtype, False) for dtype in (*HALVES, torch.float32, torch.float64)), (torch.float32, True)],
+    ("dtype", "cast"), [*((dtype, False) for dtype in (*HALVES, torch.float32, torch.float64)), (torch.float32, True)]
 )
 def test_a_region_in_half_precision_is_compiled_twice_more_in_all(dtype: torch.dtype, cast: bool) -> None:
     """Forward and backward pass share the twin, and the probe for single operators; later steps need none.

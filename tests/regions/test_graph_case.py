@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
 from torch._inductor.exc import CppCompileError
 
 from checked_backend.findings import Finding, Kind
@@ -16,10 +15,8 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions import unsupported
 from checked_backend.regions.graph_case import GraphCase, wrong_like
 from tests.support import faults
-
-
-def graph_of(function: Any) -> fx.GraphModule:
-    return fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
+from tests.support.raising import raising
+from tests.support.reduce_tools import case_of, graph_of
 
 
 def scaled_and_shifted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,15 +37,9 @@ def test_a_case_finds_what_is_wrong(dynamic: bool, tmp_path: Path, monkeypatch: 
 def test_a_case_that_crashes_is_not_laid_to_the_machine_which_has_compiled_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def tried() -> None:
-        raise AssertionError("the least program is compiled for each case")
-
-    def fails(_gm: fx.GraphModule, _inputs: Any) -> Any:
-        raise CppCompileError(["g++"], "garbage")
-
-    monkeypatch.setattr(unsupported, "nothing_compiles", tried)
+    monkeypatch.setattr(unsupported, "nothing_compiles", raising(AssertionError("it compiles the least program")))
     inputs = (torch.randn(4, 3), torch.randn(4, 3))
-    [found] = GraphCase(graph_of(scaled_and_shifted), inputs, CheckOptions(compiler=fails)).findings()
+    [found] = case_of(scaled_and_shifted, *inputs, compiler=raising(CppCompileError(["g++"], "garbage"))).findings()
     assert found.kind is Kind.CRASH
 
 
@@ -57,7 +48,7 @@ def test_inputs_are_not_changed() -> None:
         return (torch.ops.aten.mul_.Tensor(x, 2),)
 
     x = torch.ones(3)
-    assert GraphCase(graph_of(doubled), (x,), CheckOptions(compiler="eager")).findings() == ()
+    assert case_of(doubled, x).findings() == ()
     assert torch.equal(x, torch.ones(3))
 
 

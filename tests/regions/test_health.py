@@ -17,6 +17,7 @@ from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.regions.health import Health, RegionHealth
+from tests.support.raising import raising
 from tests.support.region_tools import checked, gathered
 
 
@@ -122,11 +123,8 @@ def test_a_drift_is_told_before_it_is_a_failure() -> None:
 
 
 def test_what_a_callback_raises_ends_nothing_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_record: cb.CheckRecord) -> None:
-        raise ValueError("no disk")
-
     records: list[cb.CheckRecord] = []
-    with cb.on_check(broken), cb.on_check(records.append):
+    with cb.on_check(raising(ValueError("no disk"))), cb.on_check(records.append):
         report = program("eager", 1)
     assert len(records) == 2
     assert any("on_check raised: ValueError: no disk" in note for note in report.coverage.notes)

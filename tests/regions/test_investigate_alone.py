@@ -23,6 +23,7 @@ from checked_backend.regions.failure import Failure
 from checked_backend.regions.local_region import LocalRegion
 from checked_backend.report.session import Session, collect
 from tests.support import faults
+from tests.support.raising import raising
 
 FOUND = [
     Finding(Kind.LOGIC, subject, "wrong", "logic")
@@ -93,10 +94,7 @@ def test_findings_get_their_own_names_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_graph_that_cannot_be_read_is_no_problem_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(_gm: fx.GraphModule) -> Any:
-        raise KeyError("odd")
-
-    monkeypatch.setattr("checked_backend.regions.local_region.cut_collectives", cut)
+    monkeypatch.setattr("checked_backend.regions.local_region.cut_collectives", raising(KeyError("odd")))
     assert LocalRegion.of(region().graph, ()) == "cutting its graph raised KeyError: 'odd'"
 
 

@@ -13,6 +13,7 @@ import checked_backend as cb
 from checked_backend._torch.dynamo import lookup_backend
 from tests.support import faults
 from tests.support.faults import SpoilGradient, input_position
+from tests.support.region_tools import checked, gathered
 
 
 class Counting(torch.autograd.Function):
@@ -113,11 +114,8 @@ def test_statistics_of_a_checkpointed_batch_norm() -> None:
     def report_of(compiler: Any) -> cb.Report:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        options = {"compiler": compiler, "on_divergence": "record", "localize": False}
-        model = torch.compile(Checkpointed(), backend="numcheck", options=options)
-        with cb.collect() as session:
-            model(torch.randn(6, 4)).square().sum().backward()
-        return session.report
+        model = checked(Checkpointed(), compiler)
+        return gathered(lambda: model(torch.randn(6, 4)).square().sum().backward())
 
     report = report_of("aot_eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE

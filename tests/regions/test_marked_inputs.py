@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import checked_backend as cb
+from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
@@ -74,12 +75,8 @@ def test_views_of_a_tensor_with_a_history_and_where_grad_mode_is_on_inside() -> 
             agreed(gathered(lambda: checked(views_with_grad, "eager")(x)))
 
 
-def detaches(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return lambda *args: tuple(output.detach() for output in gm.forward(*args))
-
-
-def marks(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return lambda *args: tuple(output.detach().requires_grad_() for output in gm.forward(*args))
+detaches = faults.every_output(torch.Tensor.detach)
+marks = faults.every_output(lambda output: output.detach().requires_grad_())
 
 
 def test_a_lost_or_made_up_mark_is_found() -> None:

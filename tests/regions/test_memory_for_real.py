@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 from checked_backend.regions.execution import Execution
+from tests.support.started_programs import finished
 
 PROGRAM = """
 import sys
@@ -44,17 +43,10 @@ print(session.report.verdict, *session.report.coverage.skipped)
 @pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, sets RLIMIT_AS")
 def test_eager_that_really_runs_out_of_memory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("inconclusive")
-    assert "unsupported: memory: eager's forward pass ran out of it" in done.stdout
+    code, out, err = finished((sys.executable, "-c", PROGRAM, tmp_path), tmp_path)
+    assert code == 0, err
+    assert out.startswith("inconclusive")
+    assert "unsupported: memory: eager's forward pass ran out of it" in out
 
 
 def test_eagers_values_without_their_graph() -> None:
@@ -99,20 +91,11 @@ print(resident("VmHWM") - before)
 @pytest.mark.slow
 @pytest.mark.ci_sample
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_recomputing_needs_no_more_memory_than_the_program_itself() -> None:
+def test_recomputing_needs_no_more_memory_than_the_program_itself(tmp_path: Path) -> None:
     # large blocks go back to the system as soon as they are freed, so that the peak is that of live tensors
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    more = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     peaks = {
-        variant: int(
-            subprocess.run(
-                [sys.executable, "-c", PEAK, variant],
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=True,
-                env=environment,
-            ).stdout
-        )
+        variant: int(finished((sys.executable, "-c", PEAK, variant), tmp_path, more)[1])
         for variant in ("plain", "keep", "recompute")
     }
     assert peaks["recompute"] < 1.3 * peaks["plain"] < peaks["keep"], peaks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from torch import Tensor
 import checked_backend as cb
 from checked_backend.regions import backward, observers
 from checked_backend.regions.memory_pressure import GrowingDistance
+from tests.support import faults
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
 
 Plan = Callable[[int], bool]
@@ -85,11 +88,7 @@ def net(x: Tensor) -> Tensor:
 
 def sparing(factor: float = 2.0, spoil: Callable[[Tensor], Tensor] = lambda out: out) -> Any:
     """A compiler whose program computes `net` without the operator, and so never runs out of memory."""
-
-    def compiler(_gm: Any, _example_inputs: Any) -> Any:
-        return lambda *args: (spoil(torch.tanh(args[-1]) * factor),)
-
-    return compiler
+    return faults.instead(lambda *args: spoil(torch.tanh(args[-1]) * factor))
 
 
 def trained(compiler: Any, times: int = 1, folder: Path | None = None, **options: Any) -> cb.Report:
@@ -286,45 +285,32 @@ def test_float64_is_left_out_for_some_calls_after_it_ran_out() -> None:
 # the candidate
 
 
-def crowded(times: int, **more: Any) -> Any:
-    """A compiler whose program runs out of memory some times."""
-    ran: list[int] = []
+def running_out(times: int) -> Callable[[Tensor], Tensor]:
+    """Runs out of memory some times."""
+    ran = itertools.count()
 
     def spoilt(out: Tensor) -> Tensor:
-        ran.append(1)
-        if len(ran) <= times:
+        if next(ran) < times:
             raise torch.OutOfMemoryError("no memory")
         return out
 
-    return sparing(spoil=spoilt, **more)
+    return spoilt
 
 
 def test_a_candidate_that_runs_once_the_check_lets_go_is_no_crash() -> None:
-    report = trained(crowded(1), times=4)
+    report = trained(sparing(spoil=running_out(1)), times=4)
     assert agreed(report)
     assert told(report, "the compiled program, beside what the check held")
 
 
 def test_a_candidate_that_runs_out_of_memory_by_itself_is_a_crash() -> None:
-    report = gathered(lambda: checked(net, crowded(99))(torch.randn(4, 3)))
+    report = gathered(lambda: checked(net, sparing(spoil=running_out(99)))(torch.randn(4, 3)))
     assert ("crash.memory", "candidate") in found(report)
 
 
 def test_inputs_that_were_changed_before_memory_ran_out_are_changed_once() -> None:
-    failed: list[int] = []
-
-    def compiler(gm: Any, _example_inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            if not failed:
-                failed.append(1)
-                raise MemoryError
-            return results
-
-        return run
-
     x = torch.zeros(3)
-    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, compiler)(x))
+    report = gathered(lambda: checked(lambda t: t.add_(1) * 2, faults.every_output(running_out(1)))(x))
     assert torch.equal(x, torch.ones(3))
     assert not report.findings
 
@@ -333,10 +319,7 @@ def test_inputs_that_were_changed_before_memory_ran_out_are_changed_once() -> No
 
 
 def test_copies_that_find_no_memory_leave_the_call_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_args: Any, **_kwargs: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(observers.Inputs, "capture", fails)
+    monkeypatch.setattr(observers.Inputs, "capture", raising(MemoryError))
     x = torch.zeros(3)
     report = gathered(lambda: checked(lambda t: t.add_(1) * 2, "eager")(x))
     assert torch.equal(x, torch.ones(3))
@@ -367,10 +350,7 @@ def test_what_a_check_holds_is_freed_without_a_collector(forward: Plan, monkeypa
 
 
 def test_arriving_gradients_that_cannot_be_copied_leave_the_pass_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_grad: Tensor) -> Any:
-        raise ERRORS["cpu"]()
-
-    monkeypatch.setattr(backward, "_kept", fails)
+    monkeypatch.setattr(backward, "_kept", raising(ERRORS["cpu"]()))
     report = trained("aot_eager")
     assert not report.findings
     assert report.verdict is cb.Verdict.INCONCLUSIVE

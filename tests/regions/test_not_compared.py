@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
 from checked_backend.regions import backward, observers
 from checked_backend.regions.compare_call import CallComparison
 from tests.support import faults
+from tests.support.raising import raising
 from tests.support.region_tools import checked, gathered
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
-
-
-def mistaken(*_args: object, **_kwargs: object) -> Any:
-    raise ValueError("a slip in the check")
 
 
 def trained(compiled: Any) -> None:
@@ -52,7 +47,7 @@ def test_the_program_goes_on_and_the_verdict_is_no_pass(
     compiled = checked(lambda x: x.tanh() * 2, "aot_eager", on_divergence="raise")
     random = torch.get_rng_state()
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, mistaken)
+        patch.setattr(owner, name, raising(ValueError("a slip in the check")))
         report = gathered(lambda: trained(compiled))
     assert torch.equal(torch.get_rng_state(), random)
     assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())
@@ -78,10 +73,7 @@ def test_what_the_check_raises_on_purpose_reaches_the_program() -> None:
 
 
 def test_what_eager_raises_reaches_the_program() -> None:
-    def never_raises(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        return lambda *_args: (X,)
-
-    compiled = checked(lambda x, at: x[at] + 0, never_raises, on_divergence="fallback")
+    compiled = checked(lambda x, at: x[at] + 0, faults.instead(lambda *_args: X), on_divergence="fallback")
     with pytest.raises(IndexError):
         compiled(X, torch.tensor([7]))
 

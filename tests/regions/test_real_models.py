@@ -21,14 +21,7 @@ from torch.nn import functional as F
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.models import (
-    VOCABULARY,
-    Case,
-    bert_classifier,
-    bert_masked_lm,
-    dropout_mlp,
-    resnet,
-)
+from tests.support.models import VOCABULARY, Case, bert_classifier, bert_masked_lm, dropout_mlp, resnet
 from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 from tests.support.ranks import run_ranks, values_of
 from tests.support.region_tools import agreed, backwards, checked, gathered, same_bits, training_state
@@ -148,21 +141,17 @@ inductor = pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slo
 COMPILERS = ["aot_eager", inductor]
 
 
-def named(makes: tuple[Make, ...]) -> list[Any]:
-    return [pytest.param(make, id=make.__name__) for make in makes]
-
-
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("make", named(WRITTEN_HERE))
-def test_models_written_here(make: Make, compiler: str) -> None:
-    check_training(make, 2, compiler)
+@pytest.mark.parametrize("name", WRITTEN_HERE)
+def test_models_written_here(name: str, compiler: str) -> None:
+    check_training(WRITTEN_HERE[name], 2, compiler)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("make", named(HUGGING_FACE))
-def test_hugging_face_models(make: Make, compiler: str) -> None:
-    check_training(make, 2, compiler)
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_hugging_face_models(name: str, compiler: str) -> None:
+    check_training(HUGGING_FACE[name], 2, compiler)
 
 
 class Tagger(nn.Module):
@@ -252,24 +241,20 @@ def compiled_in_place(backend: str, **options: Any) -> Callable[[nn.Module], Non
     return lambda model: model.compile(backend=backend, options=options or None)
 
 
-def check_trainer(train_checked: Callable[[], tuple[nn.Module, float]], folder: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.ci_sample
+@pytest.mark.inductor
+def test_hugging_face_trainer_with_a_model_compiled_in_place(tmp_path: Path) -> None:
     runs: list[tuple[nn.Module, float]] = []
-    report = gathered(lambda: runs.append(train_checked()))
-    runs.append(train_with_trainer(folder, None, compiled_in_place("inductor", fallback_random=True)))
+    prepare = compiled_in_place("numcheck", on_divergence="record")
+    report = gathered(lambda: runs.append(train_with_trainer(tmp_path, None, prepare)))
+    runs.append(train_with_trainer(tmp_path, None, compiled_in_place("inductor", fallback_random=True)))
     assert covered(report)
     assert backwards(report) == 3
     (model, loss), (unchecked_model, unchecked_loss) = runs
     assert report.coverage.checked["gradients"] >= 3 * len(list(model.parameters()))
     assert same_bits(list(model.state_dict().values()), list(unchecked_model.state_dict().values()))
     assert loss == unchecked_loss
-
-
-@pytest.mark.slow
-@pytest.mark.ci_sample
-@pytest.mark.inductor
-def test_hugging_face_trainer_with_a_model_compiled_in_place(tmp_path: Path) -> None:
-    prepare = compiled_in_place("numcheck", on_divergence="record")
-    check_trainer(lambda: train_with_trainer(tmp_path, None, prepare), tmp_path)
 
 
 @pytest.mark.slow

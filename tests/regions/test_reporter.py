@@ -195,9 +195,7 @@ def test_ignore(word: str) -> None:
 
 
 def test_ignore_hides_nothing_else() -> None:
-    def wrong(gm: Any, _inputs: Any) -> Callable[..., Any]:
-        return lambda *args: (faults.restrided(faults.changed(gm.forward(*args)[0])),)
-
+    wrong = faults.every_output(lambda output: faults.restrided(faults.changed(output)))
     compiled = numcheck(Net(), wrong, ignore=("structure.stride", "grad[layers.0.weight]"))
     with pytest.raises(cb.DivergenceError) as caught:
         compiled(data())

@@ -14,22 +14,8 @@ from torch import fx, nn
 import checked_backend as cb
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.returned_tensors import ReturnedTensors
+from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
-
-Wrap = Callable[[torch.Tensor], torch.Tensor]
-
-
-class _Buffered(torch.autograd.Function):
-    """The identity, whose gradient is sent in a buffer."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, sent: Wrap) -> torch.Tensor:
-        ctx.sent = sent
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.sent(gradient), None
 
 
 def into_buffers(count: int) -> Callable[..., Any]:
@@ -43,13 +29,11 @@ def into_buffers(count: int) -> Callable[..., Any]:
             buffer = buffers.setdefault((next(turns) % count, gradient.shape), torch.empty_like(gradient))
             return buffer.copy_(gradient).data
 
-        def run(*args: Any) -> Any:
-            wanted = [isinstance(arg, torch.Tensor) and arg.requires_grad and arg.dim() == 2 for arg in args]
-            return gm.forward(
-                *(_Buffered.apply(arg, sent) if own else arg for arg, own in zip(args, wanted, strict=True))
-            )
+        def buffered(arg: Any) -> Any:
+            wanted = isinstance(arg, torch.Tensor) and arg.requires_grad and arg.dim() == 2
+            return faults.SpoilGradient.apply(arg, sent) if wanted else arg
 
-        return run
+        return lambda *args: gm.forward(*map(buffered, args))
 
     return compiler
 

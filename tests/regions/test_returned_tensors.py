@@ -20,7 +20,7 @@ from checked_backend.regions import returned_tensors
 from checked_backend.regions.returned_tensors import Results, Returned, Snapshot
 from tests.support import faults
 from tests.support.faults import compiled_by_aot
-from tests.support.region_tools import agreed, checked, found, gathered
+from tests.support.region_tools import agreed, checked, found, gathered, meanwhile
 
 OVERWRITTEN = {("alias.overwritten", "output[0]")}
 
@@ -233,7 +233,7 @@ def test_users_may_write_to_results(write: str, every: int) -> None:
 def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str) -> None:
     held: list[torch.Tensor] = []
 
-    def meanwhile(result: torch.Tensor) -> torch.Tensor:
+    def written_meanwhile(result: torch.Tensor) -> torch.Tensor:
         if held:
             thread = threading.Thread(target=WRITES[write], args=(held[0],))
             thread.start()
@@ -241,16 +241,9 @@ def test_another_thread_may_write_to_a_result_while_a_later_call_runs(write: str
             held.append(result)
         return result
 
-    stays, done = threading.Event(), threading.Event()
-    consumer = threading.Thread(target=lambda: (stays.set(), done.wait()))
-    consumer.start()
-    stays.wait()
-    try:
-        compiled = checked(wave, faults.spoiled_output(meanwhile, how="python"))
+    with meanwhile():  # the consumer stays
+        compiled = checked(wave, faults.spoiled_output(written_meanwhile))
         report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
-    finally:
-        done.set()
-        consumer.join()
     assert not report.findings
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "another thread of the program's may have written to it" in " ".join(report.to_text().split())
@@ -315,16 +308,12 @@ def test_results_are_not_kept_alive() -> None:
 def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph writes to its results each time it is replayed, and torch raises where a program reads them later."""
     given: list[int] = []
+    reused = Reused("same object")
 
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        reused = Reused("same object")
-
-        def run(*args: Any) -> Any:
-            results = [reused(result) for result in gm.forward(*args)]
-            given.append(results[0].data_ptr())
-            return results
-
-        return run
+    def replayed(result: torch.Tensor) -> torch.Tensor:
+        buffer = reused(result)
+        given.append(buffer.data_ptr())
+        return buffer
 
     class Manager:
         @property
@@ -336,7 +325,7 @@ def test_memory_of_inductors_cuda_graphs_is_not_the_programs(monkeypatch: pytest
     monkeypatch.setattr(
         returned_tensors, "cuda_graph_results", lambda _device: cuda_graph_results(torch.device("cuda:0"))
     )
-    compiled = checked(wave, compiler)
+    compiled = checked(wave, faults.every_output(replayed))
     held = []
     report = gathered(lambda: held.extend(compiled(x(number)) for number in range(3)))
     assert found(report) == set(), str(report)

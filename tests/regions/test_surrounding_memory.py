@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from tests.support import faults
-from tests.support.region_tools import agreed, checked, found, gathered
+from tests.support.region_tools import agreed, checked, found, gathered, meanwhile
 
 Write = Callable[[torch.Tensor], object]
 
@@ -53,12 +53,8 @@ VIEWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Write]] = {
 @pytest.fixture(params=[False, True], ids=["alone", "beside a thread"])
 def threaded(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whether another thread is there, which might be what changes something."""
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait)
-    if request.param:
-        thread.start()
-    yield
-    over.set()
+    with meanwhile() if request.param else nullcontext():
+        yield
 
 
 @pytest.mark.usefixtures("threaded")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +21,8 @@ from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from checked_backend.report.write import read_reports
 from tests.support import faults
+from tests.support.raising import raising
+from tests.support.started_programs import started
 
 PROGRAM = """
 import os, signal, sys
@@ -55,11 +55,7 @@ def known(folder: Path) -> dict[str, Any] | None:
 
 def killed(folder: Path, number: signal.Signals, *, handler: bool, once_known: str) -> tuple[int, str]:
     """Run the program and kill it when the report on disk has a field; its exit status, and what it printed."""
-    command = [sys.executable, "-c", PROGRAM, str(folder), "handler" if handler else ""]
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, str(Path(cb.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+    with started((sys.executable, "-c", PROGRAM, folder, "handler" if handler else ""), folder) as child:
         until = time.monotonic() + LIMIT
         while child.poll() is None and time.monotonic() < until:
             if (known(folder) or {}).get(once_known):
@@ -136,10 +132,7 @@ def test_the_report_is_on_disk_and_in_the_session_before_localizing_begins(
 def test_what_interrupts_localizing_loses_no_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
 ) -> None:
-    def investigator(_failure: Failure, _findings: Sequence[Finding]) -> Sequence[Finding]:
-        raise stop
-
-    monkeypatch.setattr(backends, "investigate", investigator)
+    monkeypatch.setattr(backends, "investigate", raising(stop))
     raised = cb.DivergenceError if stop is MemoryError else stop
     with cb.collect() as session, pytest.raises(raised):
         compiled(tmp_path, report_dir=tmp_path)(torch.randn(4))

@@ -18,7 +18,7 @@ from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
+from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered, meanwhile
 from tests.support.warm_process import WarmPython
 
 
@@ -92,19 +92,8 @@ def drawing_meanwhile() -> None:
     """The random generator is the whole process's: what a data loader's thread draws is nobody's fault."""
     right = checked(nn.Linear(4, 2), "aot_eager")
     wrong = checked(nn.Linear(4, 2), faults.too_many_random_numbers())
-    done = threading.Event()
-
-    def draw() -> None:
-        while not done.is_set():
-            torch.randn(3)
-
-    drawer = threading.Thread(target=draw)
-    drawer.start()
-    try:
+    with meanwhile(lambda: torch.randn(3)):
         report = gathered(lambda: [right(torch.ones(3, 4)) for _ in range(40)])
-    finally:
-        done.set()
-        drawer.join()
     assert found(report) == set()
     assert calls(report) == 40
     assert found(gathered(lambda: wrong(torch.ones(3, 4)))) == {("rng.state", "rng state")}
@@ -113,20 +102,9 @@ def drawing_meanwhile() -> None:
 def watching_the_default_dtype() -> None:
     """The default dtype is the whole process's: a data loader's thread must not make float64 meanwhile."""
     compiled = checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
-    done = threading.Event()
     seen: set[torch.dtype] = set()
-
-    def watch() -> None:
-        while not done.is_set():
-            seen.add(torch.ones(1).dtype)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with meanwhile(lambda: seen.add(torch.ones(1).dtype)):
         report = gathered(lambda: compiled(torch.randn(3, 4)))
-    finally:
-        done.set()
-        watcher.join()
     assert found(report) == {("logic", "output[0]")}
     assert seen == {torch.float32}
 

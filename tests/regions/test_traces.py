@@ -6,16 +6,15 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
+from tests.support import faults
 from tests.support.started_programs import finished
 
 PROGRAM = """
@@ -123,24 +122,18 @@ def test_a_clean_program_leaves_no_report_in_the_trace_and_torch_logs_has_our_lo
 
 
 @pytest.mark.process
-def test_set_logs_knows_the_name() -> None:
+def test_set_logs_knows_the_name(tmp_path: Path) -> None:
     # a process of its own: torch's log settings are the process's
     code = "import logging, torch, checked_backend.backends; torch._logging.set_logs(modules={'checked_backend': 10})"
     told = "print(logging.getLogger('checked_backend').level, len(logging.getLogger('checked_backend').handlers))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; {told}"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "10 1\n"), done.stderr
-
-
-def _rounds_otherwise(gm: fx.GraphModule, _inputs: Any) -> Any:
-    return lambda *args: tuple(output * (1 + 2**-23) for output in gm.forward(*args))
+    status, out, err = finished((sys.executable, "-c", f"{code}; {told}"), tmp_path)
+    assert (status, out) == (0, "10 1\n"), err
 
 
 def test_the_profiler_shows_what_a_check_runs() -> None:
     torch._dynamo.reset()
     with torch.profiler.profile(acc_events=True) as profile, cb.collect(closing=False):
-        options = {"compiler": _rounds_otherwise, "localize": False}
+        options = {"compiler": faults.every_output(lambda output: output * (1 + 2**-23)), "localize": False}
         x = torch.randn(16, requires_grad=True)
         torch.compile(lambda x: (x.softmax(0) * 3).sum(), backend="numcheck", options=options)(x).backward()
     ranges = {event.key for event in profile.key_averages() if event.key.startswith("checked_backend::")}

@@ -19,7 +19,8 @@ import checked_backend as cb
 from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend.regions import unsupported
 from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
-from tests.support.region_tools import same_bits
+from tests.support.raising import raising
+from tests.support.region_tools import checked, same_bits
 
 Raising = Callable[[], Exception]
 
@@ -95,10 +96,8 @@ def test_where_everything_else_works_it_is_the_candidates_own(error: Exception) 
 def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
     line: str, name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> None:
-        raise failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
-
-    monkeypatch.setattr(unsupported, "compile_trifle", fails)
+    error = failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
+    monkeypatch.setattr(unsupported, "compile_trifle", raising(error))
     found = unsupported_here(failed("anything"))
     assert found is not None
     assert found.detail == "unsupported.headers"
@@ -109,10 +108,7 @@ def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
 
 
 def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise failed("garbage")
-
-    monkeypatch.setattr(unsupported, "compile_trifle", fails)
+    monkeypatch.setattr(unsupported, "compile_trifle", raising(failed("garbage")))
     found = unsupported_here(failed("anything"))
     assert found is not None
     assert found.detail == "unsupported.compiler"
@@ -120,10 +116,7 @@ def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest
 
 
 def test_a_lowering_that_raises_is_not_laid_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried() -> None:
-        raise AssertionError("nothing was compiled before")
-
-    monkeypatch.setattr(unsupported, "nothing_compiles", tried)
+    monkeypatch.setattr(unsupported, "nothing_compiles", raising(AssertionError("nothing was compiled before")))
     assert unsupported_here(LoweringException(NotImplementedError(), "aten.relu", [], {}), inductor=True) is None
     with pytest.raises(AssertionError):
         unsupported_here(RuntimeError(), inductor=True)
@@ -219,9 +212,8 @@ class Failing:
 
 def ran(compiler: Any, folder: Path, calls: int = 1, dynamic: bool | None = None) -> cb.Report:
     torch._dynamo.reset()
-    options = {"compiler": compiler, "on_divergence": "record", "localize": False, "report_dir": folder}
     with cb.collect() as session:
-        compiled = torch.compile(net, backend="numcheck", options=options, dynamic=dynamic)
+        compiled = checked(net, compiler, dynamic=dynamic, report_dir=folder)
         for size in range(3, 3 + calls):
             x = torch.randn(size, requires_grad=True)
             out = compiled(x)
@@ -287,25 +279,6 @@ def test_nothing_raises_for_it_and_every_session_is_told(tmp_path: Path) -> None
             assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
         verdicts.append((session.report.verdict, [finding.detail for finding in session.report.findings]))
     assert verdicts == [(cb.Verdict.INCONCLUSIVE, ["unsupported.compiler"])] * 2
-
-
-def test_eager_that_gets_no_memory_is_no_finding(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    @torch.library.custom_op("checked_backend_tests::hungry", mutates_args=())
-    def hungry(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) <= 2:
-            raise MemoryError
-        return x.clone()
-
-    hungry.register_fake(torch.empty_like)
-    options = {"compiler": "aot_eager", "on_divergence": "record", "report_dir": tmp_path}
-    with cb.collect() as session, torch.no_grad():
-        torch.compile(hungry, backend="numcheck", options=options)(torch.ones(2))
-    assert not session.report.findings
-    assert session.report.verdict is cb.Verdict.INCONCLUSIVE
-    assert any("unsupported: memory: eager's" in skip.reason for skip in session.report.coverage.skipped)
 
 
 @pytest.mark.parametrize("make", [InvalidCxxCompiler, LIMITS[0][0]])

@@ -15,6 +15,8 @@ from checked_backend.regions.waiting import CONTROL_RUNS, Waiting
 from checked_backend.report import progress
 from checked_backend.verdict.runner import Control
 from tests.support import faults
+from tests.support.region_tools import checked
+from tests.support.report_tools import Terminal
 
 
 class Clock:
@@ -22,11 +24,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def run(one: Waiting, clock: Clock, control: Control, seconds: float) -> None:
@@ -97,8 +94,7 @@ def test_a_wrong_program_says_what_is_done_about_it_until_told_not_to(
     if face == "check":
         cb.check(f, (x,), compiler=wrong, gradients=False)
     else:
-        options = {"compiler": wrong, "localize": False, "on_divergence": "record"}
-        torch.compile(f, backend="numcheck", options=options)(x)
+        checked(f, wrong)(x)
     told = [line.partition(" s: ")[2] for line in capfd.readouterr().err.splitlines() if line.startswith("numcheck: ")]
     assert bool(told) is tells
     if tells:

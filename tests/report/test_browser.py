@@ -35,6 +35,7 @@ from checked_backend.report.session import Session
 from tests.support import faults, models
 from tests.support.browser import BROWSER, check_page
 from tests.support.faults import Compiler, with_nan
+from tests.support.region_tools import checked
 
 
 def wrong_gradient(folder: Path) -> Report:
@@ -97,14 +98,12 @@ def _scaled(gradient: Tensor) -> Tensor:
     return gradient * 1.1
 
 
+def _compiled(program: Callable[..., Any], compiler: Compiler, folder: Path, *, localize: bool = True) -> Any:
+    return checked(program, compiler, localize=localize, report_dir=folder, progress=False)
+
+
 def _recorded() -> contextlib.AbstractContextManager[Session]:
     return cb.collect(closing=False)
-
-
-def _compiled(program: Callable[..., Any], compiler: Compiler, folder: Path, **options: Any) -> Callable[..., Any]:
-    given = {"compiler": compiler, "on_divergence": "record", "report_dir": folder, "progress": False, **options}
-    compiled: Callable[..., Any] = torch.compile(program, backend="numcheck", options=given)
-    return compiled
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]

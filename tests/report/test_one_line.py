@@ -12,11 +12,7 @@ from checked_backend.report.causes import Cause
 from checked_backend.report.one_line import annotation, one_line, user_line
 from tests.support import report_tools
 
-RELU = replace(
-    report_tools.RELU,
-    repro="reports/repro.py",
-    workaround="# costs nothing\nconfig.fma = False",
-)
+RELU = replace(report_tools.RELU, repro="reports/repro.py", workaround="# costs nothing\nconfig.fma = False")
 
 
 def line(*findings: Finding) -> str:

@@ -19,11 +19,7 @@ from checked_backend.report.ledger import Ledger
 from checked_backend.report.progress import Progress
 from checked_backend.report.reporter import Reporter
 from checked_backend.report.session import ProcessEnd, closing_line, collect, say_closing_line
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.support.report_tools import Terminal
 
 
 def test_a_pipe_gets_few_plain_lines() -> None:

@@ -24,6 +24,7 @@ from checked_backend.report.write import (
     write_report,
     write_whole,
 )
+from tests.support.raising import raising
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*-\d{8}T\d{6}Z-\d+-\d+\.json")
 
@@ -41,8 +42,7 @@ def test_written_and_read(tmp_path: Path) -> None:
         assert [(report.title, report.path) for report in found.reports] == [("My Model: forward", path)]
 
 
-def full(_descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
+full = raising(OSError(28, "No space left on device"))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)

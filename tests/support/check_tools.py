@@ -12,6 +12,8 @@ from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.modes.monte_carlo import MonteCarloMode
+from tests.support.region_tools import agreed as agreed
+from tests.support.region_tools import found as found
 
 Pair = namedtuple("Pair", "left right")
 
@@ -49,22 +51,20 @@ class Net(nn.Module):
         return self.head(self.layers(x))
 
 
+class Counting(nn.Module):
+    """Counts its calls in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
 def batch(*shape: int, grad: bool = False) -> torch.Tensor:
     return torch.randn(*(shape or (6, 8)), requires_grad=grad)
-
-
-def found(report: cb.Report) -> set[tuple[str, str]]:
-    """The findings that fail, as (finer kind, subject)."""
-    return {(finding.detail, finding.subject) for finding in report.findings if finding.kind.fails}
-
-
-def agreed(report: cb.Report, **counts: int) -> cb.Report:
-    """The report, if it passed with no finding, nothing left out that matters, and at least these counts."""
-    if report.verdict is not cb.Verdict.PASS or report.findings:
-        raise AssertionError(str(report))
-    for name, number in counts.items():
-        assert report.coverage.checked.get(name.replace("_", " "), 0) >= number, (name, report.coverage.checked)
-    return report
 
 
 def only(report: cb.Report) -> cb.Finding:

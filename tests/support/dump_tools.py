@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump.load import with_checksum
@@ -29,6 +30,22 @@ class Squared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0] * 2 * ctx.saved_tensors[0]
+
+
+class Net(nn.Module):
+    """A layer whose result meets a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() * torch.tensor([1.0, 2.0])
+
+
+def dumping(function: Callable[..., Any], folder: Path, *, values: bool = True, **how: Any) -> Callable[..., Any]:
+    """A function, compiled such that its graphs are dumped, with the values of their inputs unless told."""
+    return torch.compile(function, backend="graph_dumper", options={"dump": str(folder), "dump_values": values}, **how)
 
 
 def dumps(root: Path) -> dict[str, Path]:

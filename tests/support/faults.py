@@ -25,6 +25,8 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
+from tests.support.raising import raising
+
 # how they are made: a region, or its AOT graphs, runs, and what comes out is edited
 
 
@@ -234,13 +236,6 @@ def replaced(at: int, spoil: Spoil) -> Edit:
         return tuple(results)
 
     return edit
-
-
-def raising(message: str) -> Callable[..., Any]:
-    def raises(*_args: Any) -> Any:
-        raise PlantedError(message)
-
-    return raises
 
 
 # compilers that get one operator wrong, always or under some condition
@@ -454,21 +449,21 @@ def forgets_to_count(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Call
 def crash_when_compiling(how: How = "python") -> Compiler:
     """The compiler raises."""
 
-    crash = raising("the compiler crashed")
+    crash = raising(PlantedError("the compiler crashed"))
     return compiled_by_aot(forward=crash) if how == "aot" else crash
 
 
 def crash_when_running(how: How = "python") -> Compiler:
     """The compiled region raises."""
-    edit = raising("the compiled region crashed")
+    edit = raising(PlantedError("the compiled region crashed"))
     return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
 
 
 def crash_in_backward(when: Literal["compiling", "running"] = "running") -> Compiler:
     """The compiled backward graph raises, or its compiler does."""
     if when == "running":
-        return compiled_by_aot(backward=lambda _gm: raising("the compiled backward crashed"))
-    return compiled_by_aot(backward=raising("the backward's compiler crashed"))
+        return compiled_by_aot(backward=lambda _gm: raising(PlantedError("the compiled backward crashed")))
+    return compiled_by_aot(backward=raising(PlantedError("the backward's compiler crashed")))
 
 
 def dies_on(condition: Callable[[fx.GraphModule], bool], name: str, spoil: Spoil = changed) -> Compiler:
@@ -604,6 +599,28 @@ def spoiled_output(spoil: Spoil, at: int = 0, how: How = "python") -> Compiler:
         mutated = MutatedInputs()
         return compiled_by_aot(forward=lambda gm: replaced(at + len(mutated.of(gm)), spoil))
     return run_in_python(lambda _gm: replaced(at, spoil))
+
+
+def stale_parameters(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler that takes the parameters of the first call for constants; their gradients are right."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def stale(place: int, arg: Any) -> Any:
+        if not isinstance(arg, torch.nn.Parameter):
+            return arg
+        return arg + (kept.setdefault(place, arg.detach().clone()).to(arg.dtype) - arg.detach())
+
+    return lambda *args: gm.forward(*map(stale, itertools.count(), args))
+
+
+def instead(function: Callable[..., Any]) -> Compiler:
+    """Run a function in place of a region with one output."""
+    return lambda _gm, _example_inputs: lambda *args: (function(*args),)
+
+
+def every_output(spoil: Spoil) -> Compiler:
+    """Replace every output with what ``spoil`` makes of it."""
+    return run_in_python(lambda _gm: lambda results, _args: tuple(map(spoil, results)))
 
 
 def wrong_value(at: int = 0, how: How = "python") -> Compiler:

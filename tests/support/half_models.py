@@ -5,213 +5,76 @@ Random weights from tiny configurations, as in `models`. Each is run in bfloat16
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.models import VOCABULARY, Case
+from tests.support.models import VOCABULARY, Case, of_transformers
+
+Make = Callable[[], Case]
 
 _SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
-_EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_BART = {
+    "encoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "max_position_embeddings": 32,
+    "decoder_start_token_id": 0,
+}
 
 
 def _words(batch: int = 2, length: int = 12) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length))
 
 
-def _language(model: nn.Module, **more: Any) -> Case:
-    words = _words()
-    return Case(model, {"input_ids": words, "labels": words, **more}, lambda returned: returned.loss)
+def _language(name: str, **settings: Any) -> Make:
+    def make() -> Case:
+        model, words = of_transformers(name, **settings), _words()
+        return Case(model, {"input_ids": words, "labels": words}, lambda returned: returned.loss)
+
+    return make
 
 
-def llama() -> Case:
-    return _language(transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SMALL, **_HEADS)))
-
-
-def qwen3() -> Case:
-    return _language(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_SMALL, **_HEADS, head_dim=8)))
-
-
-def gemma3() -> Case:
-    config = transformers.Gemma3TextConfig(**_SMALL, **_HEADS, head_dim=8, sliding_window=4)
-    return _language(transformers.Gemma3ForCausalLM(config))
-
-
-def phi() -> Case:
-    return _language(transformers.PhiForCausalLM(transformers.PhiConfig(**_SMALL, **_HEADS)))
-
-
-def gpt_neox() -> Case:
-    config = transformers.GPTNeoXConfig(**_SMALL, num_attention_heads=4, max_position_embeddings=32)
-    return _language(transformers.GPTNeoXForCausalLM(config))
-
-
-def bloom() -> Case:
-    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)
-    return _language(transformers.BloomForCausalLM(config))
-
-
-def opt() -> Case:
-    config = transformers.OPTConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-        word_embed_proj_dim=32,
-    )
-    return _language(transformers.OPTForCausalLM(config))
-
-
-def gpt2() -> Case:
-    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4)
-    return _language(transformers.GPT2LMHeadModel(config))
-
-
-def mixtral() -> Case:
-    config = transformers.MixtralConfig(**_SMALL, **_HEADS, num_local_experts=4, num_experts_per_tok=2)
-    return _language(transformers.MixtralForCausalLM(config))
-
-
-def qwen2_moe() -> Case:
-    config = transformers.Qwen2MoeConfig(
-        **_SMALL, **_HEADS, **_EXPERTS, num_experts=4, shared_expert_intermediate_size=32
-    )
-    return _language(transformers.Qwen2MoeForCausalLM(config))
-
-
-def qwen3_moe() -> Case:
-    config = transformers.Qwen3MoeConfig(**_SMALL, **_HEADS, **_EXPERTS, head_dim=8, num_experts=4)
-    return _language(transformers.Qwen3MoeForCausalLM(config))
-
-
-def qwen3_next() -> Case:
-    """Linear attention with a gate, full attention, and experts."""
-    config = transformers.Qwen3NextConfig(
-        **_SMALL,
-        **_HEADS,
-        **_EXPERTS,
-        head_dim=8,
-        num_experts=4,
-        shared_expert_intermediate_size=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-    )
-    return _language(transformers.Qwen3NextForCausalLM(config))
-
-
-def deepseek_v3() -> Case:
-    config = transformers.DeepseekV3Config(
-        **_SMALL,
-        **{**_HEADS, "num_key_value_heads": 4},
-        **_EXPERTS,
-        n_routed_experts=4,
-        n_group=2,
-        topk_group=1,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-    )
-    return _language(transformers.DeepseekV3ForCausalLM(config))
-
-
-def mamba() -> Case:
-    config = transformers.MambaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=1, time_step_rank=2
-    )
-    words = _words(2, 6)
-    return Case(
-        transformers.MambaForCausalLM(config), {"input_ids": words, "labels": words}, lambda returned: returned.loss
-    )
-
-
-def mamba2() -> Case:
-    config = transformers.Mamba2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        state_size=8,
-        num_heads=4,
-        head_dim=8,
-        n_groups=1,
-        num_hidden_layers=1,
-        chunk_size=4,
-    )
-    return _language(transformers.Mamba2ForCausalLM(config))
-
-
-def _encoder_decoder(model: nn.Module) -> Case:
+def _encoder_decoder(name: str, **settings: Any) -> Make:
     """Without ``labels``, with which some of these models return no cache."""
-    inputs = {"input_ids": _words(), "decoder_input_ids": _words(2, 8), "use_cache": True}
-    return Case(model, inputs, lambda returned: returned.logits.float().logsumexp(-1).mean())
+
+    def make() -> Case:
+        model = of_transformers(name, **settings)
+        inputs = {"input_ids": _words(), "decoder_input_ids": _words(2, 8), "use_cache": True}
+        return Case(model, inputs, lambda returned: returned.logits.float().logsumexp(-1).mean())
+
+    return make
 
 
-def t5() -> Case:
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )
-    return _encoder_decoder(transformers.T5ForConditionalGeneration(config))
+def _pictures(name: str, **settings: Any) -> Make:
+    def make() -> Case:
+        inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+        model = of_transformers(name, image_size=16, **settings)
+        return Case(model, inputs, lambda returned: returned.loss)
+
+    return make
 
 
-_BART = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 32,
-    "decoder_start_token_id": 0,
-}
+def _mamba() -> Case:
+    words = _words(2, 6)
+    settings = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "time_step_rank": 2}
+    model = of_transformers("MambaForCausalLM", vocab_size=VOCABULARY, **settings)
+    return Case(model, {"input_ids": words, "labels": words}, lambda returned: returned.loss)
 
 
-def bart() -> Case:
-    return _encoder_decoder(transformers.BartForConditionalGeneration(transformers.BartConfig(**_BART)))
-
-
-def mbart() -> Case:
-    return _encoder_decoder(transformers.MBartForConditionalGeneration(transformers.MBartConfig(**_BART)))
-
-
-def bert() -> Case:
-    config = transformers.BertConfig(**_SMALL, num_attention_heads=4, max_position_embeddings=32)
-    model = transformers.BertForSequenceClassification(config)
-    inputs = {"input_ids": _words(), "labels": torch.tensor([0, 1])}
-    return Case(model, inputs, lambda returned: returned.loss)
-
-
-_IMAGES = {"image_size": 16, "patch_size": 4, "num_channels": 3}
-
-
-def vit() -> Case:
-    config = transformers.ViTConfig(
-        **_IMAGES, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    )
-    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
-    return Case(transformers.ViTForImageClassification(config), inputs, lambda returned: returned.loss)
-
-
-def convnext() -> Case:
-    config = transformers.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2, image_size=16)
-    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
-    return Case(transformers.ConvNextForImageClassification(config), inputs, lambda returned: returned.loss)
-
-
-def _scalar(returned: Any) -> Any:
-    return returned
+def _bert() -> Case:
+    settings = {**_SMALL, "num_attention_heads": 4, "max_position_embeddings": 32}
+    model = of_transformers("BertForSequenceClassification", **settings)
+    return Case(model, {"input_ids": _words(), "labels": torch.tensor([0, 1])}, lambda returned: returned.loss)
 
 
 class _Gated(nn.Module):
@@ -231,10 +94,6 @@ class _Gated(nn.Module):
         return F.mish(x).float().square().mean()
 
 
-def gated() -> Case:
-    return Case(_Gated(), {"x": torch.randn(4, 8, 32)}, _scalar)
-
-
 class _Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -248,10 +107,6 @@ class _Residual(nn.Module):
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = x + F.silu(norm(convolution(x)))
         return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)).float(), torch.arange(4))
-
-
-def residual() -> Case:
-    return Case(_Residual(), {"x": torch.randn(4, 3, 8, 8)}, _scalar)
 
 
 class _UNet(nn.Module):
@@ -278,10 +133,6 @@ class _UNet(nn.Module):
         return (self.out(self.up(torch.cat([wide, fine], 1))) - x).float().square().mean()
 
 
-def unet() -> Case:
-    return Case(_UNet(), {"x": torch.randn(2, 3, 8, 8), "time": torch.randn(2, 16)}, _scalar)
-
-
 class _Points(nn.Module):
     """Points to one vector by a greatest value, with batch norms over few."""
 
@@ -297,34 +148,63 @@ class _Points(nn.Module):
         return F.cross_entropy(self.head(F.relu(self.norms[2](self.dense(x)))).float(), torch.arange(4))
 
 
-def points() -> Case:
-    return Case(_Points(), {"x": torch.randn(4, 3, 16)}, _scalar)
+def _loss(model: Callable[[], nn.Module], **shapes: Sequence[int]) -> Make:
+    """A model that returns its loss, with random inputs."""
+
+    def make() -> Case:
+        built = model()
+        inputs = {name: torch.randn(shape) for name, shape in shapes.items()}
+        return Case(built, inputs, lambda returned: returned)
+
+    return make
 
 
-MODELS = (
-    llama,
-    qwen3,
-    gemma3,
-    phi,
-    gpt_neox,
-    bloom,
-    opt,
-    gpt2,
-    mixtral,
-    qwen2_moe,
-    qwen3_moe,
-    qwen3_next,
-    deepseek_v3,
-    mamba,
-    mamba2,
-    t5,
-    bart,
-    mbart,
-    bert,
-    vit,
-    convnext,
-    gated,
-    residual,
-    unet,
-    points,
-)
+WRITTEN_HERE: dict[str, Make] = {
+    "gated": _loss(_Gated, x=(4, 8, 32)),
+    "residual": _loss(_Residual, x=(4, 3, 8, 8)),
+    "unet": _loss(_UNet, x=(2, 3, 8, 8), time=(2, 16)),
+    "points": _loss(_Points, x=(4, 3, 16)),
+}
+MODELS: dict[str, Make] = {
+    "llama": _language("LlamaForCausalLM", **_SMALL, **_HEADS),
+    "gemma3": _language("Gemma3ForCausalLM", **_SMALL, **_HEADS, head_dim=8, sliding_window=4),
+    "bloom": _language("BloomForCausalLM", vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+    "gpt2": _language("GPT2LMHeadModel", vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4),
+    "mixtral": _language("MixtralForCausalLM", **_SMALL, **_HEADS, num_local_experts=4, num_experts_per_tok=2),
+    "mamba": _mamba,
+    "mamba2": _language(
+        "Mamba2ForCausalLM",
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        state_size=8,
+        num_hidden_layers=1,
+        num_heads=4,
+        head_dim=8,
+        n_groups=1,
+        chunk_size=4,
+    ),
+    "t5": _encoder_decoder(
+        "T5ForConditionalGeneration",
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        decoder_start_token_id=0,
+    ),
+    "bart": _encoder_decoder("BartForConditionalGeneration", **_BART),
+    "bert": _bert,
+    "vit": _pictures(
+        "ViTForImageClassification",
+        patch_size=4,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    ),
+    "convnext": _pictures(
+        "ConvNextForImageClassification", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2
+    ),
+    **WRITTEN_HERE,
+}

@@ -53,11 +53,7 @@ GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
         "bad value",
     ),
     "code for C++": (
-        lambda d: relu(d).update(
-            args={
-                "tuple": [{"node": "addmm"}, '"); system("touch pwned'],
-            }
-        ),
+        lambda d: relu(d).update(args={"tuple": [{"node": "addmm"}, '"); system("touch pwned']}),
         "no word",
     ),
     "code for Python": (lambda d: relu(d).update(kwargs={"dict": [["mode", "a\nimport os"]]}), "no word"),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import checked_backend
-from tests.support.dump_tools import dumps, edit, python
+from tests.support.dump_tools import dumping, dumps, edit, python
 
 PACKAGE = Path(checked_backend.__file__).parents[1]
 
@@ -42,8 +42,7 @@ def dumped_relu(folder: Path) -> Path:
         return x.relu()
 
     torch._dynamo.reset()
-    options = {"dump": str(folder), "dump_values": True}
-    torch.compile(relu, backend="graph_dumper", options=options)(torch.randn(4, 3))
+    dumping(relu, folder)(torch.randn(4, 3))
     return dumps(folder)["relu_dynamo_0"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
@@ -14,6 +15,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
+from tests.support.region_tools import checked, gathered
 
 
 def oracle(case: GraphCase) -> Sequence[Finding]:
@@ -45,6 +47,30 @@ def located(
     program(torch.compile(function, backend=backend))
     [location] = found
     return location
+
+
+def failed(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], compiler: Any, *args: Any, **kwargs: Any
+) -> tuple[Failure, Sequence[Finding]]:
+    """What is to be investigated of a call with a compiler that is wrong."""
+    calls: list[tuple[Failure, Sequence[Finding]]] = []
+
+    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        calls.append((failure, findings))
+        return findings
+
+    monkeypatch.setattr("checked_backend.backends.investigate", note)
+    gathered(lambda: checked(function, compiler, localize=True)(*args, **kwargs))
+    return calls[0]
+
+
+def inference(compiled: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        compiled(torch.randn(5, 6))
+
+
+def training(compiled: Callable[..., Any]) -> None:
+    compiled(torch.randn(5, 6)).square().sum().backward()
 
 
 def operator_of(location: Location) -> str | None:

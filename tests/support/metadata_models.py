@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import nn
+
+from tests.support.models import of_transformers
 
 Inputs = dict[str, torch.Tensor]
 Program = tuple[nn.Module, Callable[[int, int], Inputs]]
@@ -26,9 +27,9 @@ def pairs(batch: int, length: int) -> Inputs:
     return {**text(batch, length), "decoder_input_ids": torch.randint(3, WORDS, (batch, length))}
 
 
-def pixels(side: int = 32) -> Callable[[int, int], Inputs]:
+def pixels(batch: int, _length: int) -> Inputs:
     """Pictures of one size."""
-    return lambda batch, _length: {"pixel_values": torch.randn(batch, 3, side, side)}
+    return {"pixel_values": torch.randn(batch, 3, 32, 32)}
 
 
 def pictures(batch: int, length: int) -> Inputs:
@@ -60,32 +61,18 @@ PYRAMIDS = ("ConvNext",)  # its sizes are lists, one entry for each stage
 
 def language(name: str, **settings: Any) -> Callable[[], Program]:
     """A text model by its name in transformers."""
-
-    def build() -> Program:
-        config = getattr(hf, f"{name}Config")(**{**COMMON, **settings})
-        return getattr(hf, f"{name}Model")(config), text
-
-    return build
+    return lambda: (of_transformers(f"{name}Model", **{**COMMON, **settings}), text)
 
 
 def vision(name: str, **settings: Any) -> Callable[[], Program]:
     """A picture model by its name in transformers."""
-
-    def build() -> Program:
-        common = {"image_size": 32} if name in PYRAMIDS else VISION
-        config = getattr(hf, f"{name}Config")(**{**common, **settings})
-        return getattr(hf, f"{name}Model")(config), pixels()
-
-    return build
+    common = {"image_size": 32} if name in PYRAMIDS else VISION
+    return lambda: (of_transformers(f"{name}Model", **{**common, **settings}), pixels)
 
 
 def translator(name: str, **settings: Any) -> Callable[[], Program]:
     """A model with encoder and decoder."""
-
-    def build() -> Program:
-        return getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(vocab_size=WORDS, **settings)), pairs
-
-    return build
+    return lambda: (of_transformers(f"{name}Model", vocab_size=WORDS, **settings), pairs)
 
 
 BART = {

@@ -33,50 +33,69 @@ class Case:
     loss: Callable[[Any], torch.Tensor]
 
 
-def _hugging_face(cls: Any, config: Any, attention: Attention, inputs: Mapping[str, Any]) -> Case:
-    config._attn_implementation = attention
-    return Case(cls(config), inputs, lambda returned: returned.loss)
+def of_transformers(name: str, **settings: Any) -> nn.Module:
+    """A model of transformers, from the configuration that goes with it."""
+    cls = getattr(transformers, name)
+    model: nn.Module = cls(cls.config_class(**settings))
+    return model
 
 
 def _words(batch: int, length: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (batch, length))
 
 
-def _padding(batch: int, length: int) -> torch.Tensor:
+def padding(batch: int, length: int) -> torch.Tensor:
     mask = torch.ones(batch, length, dtype=torch.long)
     mask[-1, length // 2 :] = 0
     return mask
 
 
-def _bert_config(dropout: float, layers: int) -> transformers.BertConfig:
-    return transformers.BertConfig(
-        vocab_size=VOCABULARY,
+def _encoder(
+    name: str, inputs: Mapping[str, Any], attention: Attention, dropout: float, layers: int, **settings: Any
+) -> Case:
+    model = of_transformers(
+        name,
+        attn_implementation=attention,
         hidden_size=32,
         num_hidden_layers=layers,
         num_attention_heads=2,
         intermediate_size=64,
-        max_position_embeddings=32,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
+        **settings,
     )
+    return Case(model, inputs, lambda returned: returned.loss)
+
+
+BERT = {"vocab_size": VOCABULARY, "max_position_embeddings": 32}
 
 
 def bert_masked_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
     """Hugging Face BERT that fills in masked words, with padding."""
     words = _words(2, 16)
-    inputs = {"input_ids": words, "attention_mask": _padding(2, 16), "labels": words}
-    return _hugging_face(transformers.BertForMaskedLM, _bert_config(dropout, layers), attention, inputs)
+    inputs = {"input_ids": words, "attention_mask": padding(2, 16), "labels": words}
+    return _encoder("BertForMaskedLM", inputs, attention, dropout, layers, **BERT)
 
 
 def bert_classifier(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
     """Hugging Face BERT that classifies sequences, with padding."""
-    inputs = {"input_ids": _words(2, 16), "attention_mask": _padding(2, 16), "labels": torch.tensor([0, 1])}
-    return _hugging_face(transformers.BertForSequenceClassification, _bert_config(dropout, layers), attention, inputs)
+    inputs = {"input_ids": _words(2, 16), "attention_mask": padding(2, 16), "labels": torch.tensor([0, 1])}
+    return _encoder("BertForSequenceClassification", inputs, attention, dropout, layers, **BERT)
+
+
+def vit_classifier(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
+    """Hugging Face ViT that classifies images."""
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])}
+    sizes = {"image_size": 16, "patch_size": 4, "num_labels": 3}
+    return _encoder("ViTForImageClassification", inputs, attention, dropout, layers, **sizes)
 
 
 def gpt2_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
     """Hugging Face GPT-2; its output embedding shares the input embedding's weight."""
-    config = transformers.GPT2Config(
+    words = _words(2, 16)
+    model = of_transformers(
+        "GPT2LMHeadModel",
+        attn_implementation=attention,
         vocab_size=VOCABULARY,
         n_positions=32,
         n_embd=32,
@@ -89,25 +108,7 @@ def gpt2_lm(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2
         eos_token_id=0,
         use_cache=False,
     )
-    words = _words(2, 16)
-    return _hugging_face(transformers.GPT2LMHeadModel, config, attention, {"input_ids": words, "labels": words})
-
-
-def vit_classifier(attention: Attention = "sdpa", dropout: float = 0.1, layers: int = 2) -> Case:
-    """Hugging Face ViT that classifies images."""
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=16,
-        patch_size=4,
-        num_labels=3,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])}
-    return _hugging_face(transformers.ViTForImageClassification, config, attention, inputs)
+    return Case(model, {"input_ids": words, "labels": words}, lambda returned: returned.loss)
 
 
 class _Block(nn.Module):

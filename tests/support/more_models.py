@@ -2,175 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.models import VOCABULARY, Case
+from tests.support.models import VOCABULARY, Case, of_transformers, padding
+
+Make = Callable[[], Case]
+
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+DECODER = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+CLASSES = torch.tensor([0, 1])
 
 
 def _words(batch: int = 2, length: int = 12) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, length))
 
 
-def _padding(batch: int = 2, length: int = 12) -> torch.Tensor:
-    mask = torch.ones(batch, length, dtype=torch.long)
-    mask[-1, length // 2 :] = 0
-    return mask
-
-
 def _case(model: nn.Module, **inputs: Any) -> Case:
     return Case(model, inputs, lambda returned: returned.loss)
 
 
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-DECODER = {
-    **SMALL,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "use_cache": False,
-}
-CLASSES = torch.tensor([0, 1])
+def _language(name: str, length: int = 12, *, padded: bool = False, **settings: Any) -> Make:
+    def make() -> Case:
+        words = _words(2, length)
+        mask = {"attention_mask": padding(2, length)} if padded else {}
+        return _case(of_transformers(name, **settings, use_cache=False), input_ids=words, **mask, labels=words)
+
+    return make
 
 
-def t5() -> Case:
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=1,
-        num_heads=4,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
-    model = transformers.T5ForConditionalGeneration(config)
-    return _case(model, input_ids=_words(), attention_mask=_padding(), labels=_words(2, 8))
+def _classifier(name: str, **settings: Any) -> Make:
+    """Of sentences, or of pictures."""
+
+    def make() -> Case:
+        model = of_transformers(name, **settings)
+        if "image_size" in settings:
+            return _case(model, pixel_values=torch.randn(2, 3, 16, 16), labels=CLASSES)
+        return _case(model, input_ids=_words(), attention_mask=padding(2, 12), labels=CLASSES)
+
+    return make
 
 
-def llama() -> Case:
-    words = _words()
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER))
-    return _case(model, input_ids=words, attention_mask=_padding(), labels=words)
+def _t5() -> Case:
+    settings = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    model = of_transformers("T5ForConditionalGeneration", **settings, decoder_start_token_id=0, use_cache=False)
+    return _case(model, input_ids=_words(), attention_mask=padding(2, 12), labels=_words(2, 8))
 
 
-def gemma2() -> Case:
-    """A sliding window, and logits that are capped."""
-    words = _words()
-    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**DECODER, head_dim=8, sliding_window=4))
-    return _case(model, input_ids=words, attention_mask=_padding(), labels=words)
-
-
-def mixtral() -> Case:
-    """A mixture of experts: each token takes another way."""
-    config = transformers.MixtralConfig(
-        **DECODER, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True
-    )
-    words = _words()
-    return _case(transformers.MixtralForCausalLM(config), input_ids=words, labels=words)
-
-
-def mamba() -> Case:
-    config = transformers.MambaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=1, time_step_rank=2, use_cache=False
-    )
-    words = _words(2, 6)
-    return _case(transformers.MambaForCausalLM(config), input_ids=words, labels=words)
-
-
-def whisper() -> Case:
-    config = transformers.WhisperConfig(
-        vocab_size=VOCABULARY,
-        num_mel_bins=8,
+def _whisper() -> Case:
+    model = of_transformers(
+        "WhisperForConditionalGeneration",
         encoder_layers=1,
-        decoder_layers=1,
         encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        d_model=32,
         encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
         max_source_positions=16,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=64,
         max_target_positions=16,
         decoder_start_token_id=1,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        dropout=0.1,
         use_cache=False,
+        vocab_size=VOCABULARY,
+        num_mel_bins=8,
+        d_model=32,
+        dropout=0.1,
     )
-    model = transformers.WhisperForConditionalGeneration(config)
     return _case(model, input_features=torch.randn(2, 8, 32), labels=_words(2, 8))
 
 
-def clip() -> Case:
+def _clip() -> Case:
+    words = _words(2, 8)
+    words[:, -1] = 2
+    pixels = torch.randn(2, 3, 16, 16)
     half = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**half, "vocab_size": VOCABULARY, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 2}
-    config = transformers.CLIPConfig(
+    model = of_transformers(
+        "CLIPModel",
         text_config={**text, "pad_token_id": 1},
         vision_config={**half, "image_size": 16, "patch_size": 8},
         projection_dim=16,
     )
-    words = _words(2, 8)
-    words[:, -1] = 2
-    pixels = torch.randn(2, 3, 16, 16)
-    mask = torch.ones_like(words)
-    return _case(
-        transformers.CLIPModel(config), input_ids=words, attention_mask=mask, pixel_values=pixels, return_loss=True
-    )
+    return _case(model, input_ids=words, attention_mask=torch.ones_like(words), pixel_values=pixels, return_loss=True)
 
 
-def distilbert() -> Case:
-    config = transformers.DistilBertConfig(
-        vocab_size=VOCABULARY, dim=32, hidden_dim=64, n_layers=1, n_heads=2, max_position_embeddings=32
-    )
-    model = transformers.DistilBertForSequenceClassification(config)
-    return _case(model, input_ids=_words(), attention_mask=_padding(), labels=CLASSES)
-
-
-def deberta() -> Case:
-    """Attention to relative positions, gathered by index."""
-    config = transformers.DebertaV2Config(
-        **SMALL,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        relative_attention=True,
-        position_buckets=8,
-        pos_att_type=["p2c", "c2p"],
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-    )
-    model = transformers.DebertaV2ForSequenceClassification(config)
-    return _case(model, input_ids=_words(), attention_mask=_padding(), labels=CLASSES)
-
-
-def swin() -> Case:
-    """Shifted windows, and paths dropped at random."""
-    config = transformers.SwinConfig(
-        image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2, drop_path_rate=0.2
-    )
-    return _case(
-        transformers.SwinForImageClassification(config), pixel_values=torch.randn(2, 3, 16, 16), labels=CLASSES
-    )
-
-
-def convnext() -> Case:
-    config = transformers.ConvNextConfig(
-        hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2, image_size=16, drop_path_rate=0.2
-    )
-    return _case(
-        transformers.ConvNextForImageClassification(config), pixel_values=torch.randn(2, 3, 16, 16), labels=CLASSES
-    )
-
-
-def wav2vec2() -> Case:
+def _wav2vec2() -> Case:
     """Many graph breaks; one region writes where a mask is true, which compilers refuse: Dynamo then breaks there."""
-    config = transformers.Wav2Vec2Config(
-        **{**SMALL, "vocab_size": 16},
-        num_attention_heads=2,
+    labels = torch.randint(1, 16, (2, 5))
+    model = of_transformers(
+        "Wav2Vec2ForCTC",
+        **{**SMALL, "vocab_size": 16, "num_attention_heads": 2, "layerdrop": 0.0},
         conv_dim=(16, 16),
         conv_stride=(4, 2),
         conv_kernel=(8, 3),
@@ -179,10 +106,70 @@ def wav2vec2() -> Case:
         num_conv_pos_embedding_groups=2,
         mask_time_prob=0.3,
         mask_time_length=2,
-        layerdrop=0.0,
     )
-    labels = torch.randint(1, 16, (2, 5))
-    return _case(transformers.Wav2Vec2ForCTC(config), input_values=torch.randn(2, 400), labels=labels)
+    return _case(model, input_values=torch.randn(2, 400), labels=labels)
+
+
+HUGGING_FACE: dict[str, Make] = {
+    "t5": _t5,
+    "llama": _language("LlamaForCausalLM", padded=True, **DECODER),
+    # a sliding window, and logits that are capped
+    "gemma2": _language("Gemma2ForCausalLM", padded=True, **DECODER, head_dim=8, sliding_window=4),
+    # a mixture of experts: each token takes another way
+    "mixtral": _language(
+        "MixtralForCausalLM", **DECODER, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True
+    ),
+    "mamba": _language(
+        "MambaForCausalLM",
+        length=6,
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        state_size=4,
+        num_hidden_layers=1,
+        time_step_rank=2,
+    ),
+    "whisper": _whisper,
+    "clip": _clip,
+    "distilbert": _classifier(
+        "DistilBertForSequenceClassification",
+        vocab_size=VOCABULARY,
+        dim=32,
+        hidden_dim=64,
+        n_layers=1,
+        n_heads=2,
+        max_position_embeddings=32,
+    ),
+    # attention to relative positions, gathered by index
+    "deberta": _classifier(
+        "DebertaV2ForSequenceClassification",
+        **{**SMALL, "num_attention_heads": 2, "max_position_embeddings": 32, "norm_rel_ebd": "layer_norm"},
+        relative_attention=True,
+        position_buckets=8,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+    ),
+    # shifted windows, and paths dropped at random
+    "swin": _classifier(
+        "SwinForImageClassification",
+        image_size=16,
+        patch_size=2,
+        window_size=2,
+        drop_path_rate=0.2,
+        embed_dim=16,
+        depths=[1, 1],
+        num_heads=[2, 4],
+    ),
+    "convnext": _classifier(
+        "ConvNextForImageClassification",
+        image_size=16,
+        patch_size=2,
+        num_stages=2,
+        drop_path_rate=0.2,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+    ),
+    "wav2vec2": _wav2vec2,
+}
 
 
 class _Attention(nn.Module):
@@ -365,30 +352,18 @@ def checkpointed_dropout() -> Case:
     return Case(_Checkpointed(), {"x": torch.randn(4, 8)}, lambda returned: returned)
 
 
-HUGGING_FACE = (
-    t5,
-    llama,
-    gemma2,
-    mixtral,
-    mamba,
-    whisper,
-    clip,
-    distilbert,
-    deberta,
-    swin,
-    convnext,
-    wav2vec2,
-)
-
-WRITTEN_HERE = (
-    attention_with_weights,
-    attention_without_weights,
-    unet,
-    embedding_bag,
-    fourier,
-    autoencoder,
-    mixture,
-    graph_network,
-    policy,
-    checkpointed_dropout,
-)
+WRITTEN_HERE: dict[str, Make] = {
+    make.__name__: make
+    for make in (
+        attention_with_weights,
+        attention_without_weights,
+        unet,
+        embedding_bag,
+        fourier,
+        autoencoder,
+        mixture,
+        graph_network,
+        policy,
+        checkpointed_dropout,
+    )
+}

@@ -13,8 +13,10 @@ from torch import fx, nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.faults import raising
+from tests.support.faults import PlantedError
+from tests.support.raising import raising
 from tests.support.rank_programs import Block, faulty, step, told
+from tests.support.region_tools import checked
 
 
 def data_parallel(rank: int, world: int, *, on: int) -> None:
@@ -63,14 +65,9 @@ def sending_the_same(
         return torch.tanh(exchanged(x) - 3 * exchanged(y))
 
     compiler = faulty(fault) if fault else reordered
-    options = {
-        "compiler": compiler if on in (rank, None) else "eager",
-        "on_divergence": "record",
-        "localize": False,
-    }
     x = torch.full((4,), 0.5)
     with cb.collect() as session, torch.no_grad():
-        torch.compile(program, backend="numcheck", options=options)(x * rank, x * rank * 2)
+        checked(program, compiler if on in (rank, None) else "eager")(x * rank, x * rank * 2)
     return told(session.report)
 
 
@@ -90,6 +87,5 @@ class ExchangingTwice(nn.Module):
 def crashing(rank: int, world: int, *, at: str, on: int) -> None:
     """Train where the compiled backward pass of one rank raises at an operator."""
     torch.manual_seed(rank)
-    compiler = faults.wrong_operator(f"aten.{at}.default", raising("a kernel is missing"), "aot")
-    options = {"compiler": compiler if rank == on else "aot_eager", "on_divergence": "record", "localize": False}
-    step(torch.compile(ExchangingTwice(), backend="numcheck", options=options), rank + world)
+    compiler = faults.wrong_operator(f"aten.{at}.default", raising(PlantedError("a kernel is missing")), "aot")
+    step(checked(ExchangingTwice(), compiler if rank == on else "aot_eager"), rank + world)

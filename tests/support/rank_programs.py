@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from tests.support import faults
 from tests.support.low_precision import times
+from tests.support.region_tools import checked, same_bits
 
 
 class Sharded(nn.Module):
@@ -127,15 +128,15 @@ def sharded(
     on: int | None = 1,
     steps: int = 4,
     gradients: bool = True,
+    compiler: Any = "aot_eager",
     **options: Any,
 ) -> dict[str, Any]:
     """Train `Sharded`, checked; on one rank, or on all, the compiler may have a fault."""
     torch.manual_seed(rank)
     model = Sharded()
-    options = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
     if fault and on in (rank, None):
-        options["compiler"] = faulty(fault)
-    compiled = torch.compile(model, backend="numcheck", options=options)
+        compiler = faulty(fault)
+    compiled = checked(model, compiler, **options)
     with cb.collect() as session, torch.set_grad_enabled(gradients):
         for number in range(steps):
             step(compiled, number)
@@ -156,14 +157,12 @@ class HalfPrecision(nn.Module):
         return torch.tanh(total * 0.5)
 
 
-def half_precision(rank: int, world: int, *, fault: str = "", **options: Any) -> dict[str, Any]:
+def half_precision(rank: int, world: int, *, fault: str = "") -> dict[str, Any]:
     """Train `HalfPrecision`; an operator may be too large by half a percent on rank 1, in this precision alone."""
     torch.manual_seed(rank)
     model = HalfPrecision().to(torch.float16)
-    options = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
-    if fault and rank == 1:
-        options["compiler"] = faults.wrong_operator(fault, times(1.005), "aot")
-    compiled = torch.compile(model, backend="numcheck", options=options)
+    spoiled = fault and rank == 1
+    compiled = checked(model, faults.wrong_operator(fault, times(1.005), "aot") if spoiled else "aot_eager")
     with cb.collect() as session:
         for number in range(2):
             x = torch.randn(64, 32, generator=torch.Generator().manual_seed(number))
@@ -181,23 +180,18 @@ def killed(rank: int, world: int) -> None:
         step(compiled, number)
 
 
+def _rounded(node: fx.Node, value: Any) -> Any:
+    linear = node.op == "call_function" and "linear" in str(node.target)
+    return value * (1.0 + 2.0**-23) if linear else value
+
+
+noisy = faults.interpreted(_rounded, "python")
+"""A compiler whose matrix products round otherwise than eager's, so that control runs are made."""
+
+
 def unlike(rank: int, world: int) -> dict[str, Any]:
     """Ranks that check other calls, and of which one needs control runs and the other does not."""
     return sharded(rank, world, steps=12, every=1 + 2 * rank, compiler=noisy if rank else "aot_eager")
-
-
-def noisy(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A compiler whose matrix products round otherwise than eager's, so that control runs are made."""
-
-    class Rounded(fx.Transformer):
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            made = super().call_function(target, args, kwargs)
-            if "linear" in str(target):
-                made = super().call_function(torch.mul, (made, 1.0 + 2.0**-23), {})
-            return made
-
-    changed = Rounded(gm).transform()
-    return changed.forward
 
 
 class Blocks(nn.Module):
@@ -236,10 +230,10 @@ def _model(kind: str, world: int, compiled: Callable[[nn.Module], Any]) -> tuple
     return model, model
 
 
-def _trained(kind: str, rank: int, world: int, steps: int, backend: Any, options: dict[str, Any]) -> list[torch.Tensor]:
+def _trained(kind: str, rank: int, world: int, steps: int, compiled: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model, run = _model(kind, world, lambda given: torch.compile(given, backend=backend, options=options or None))
+    model, run = _model(kind, world, compiled)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     same_inputs = kind == "tensor parallel"
     for number in range(steps):
@@ -267,8 +261,7 @@ def replicated(rank: int, world: int, *, drifts: bool) -> dict[str, Any]:
     """Ranks with the same model; on rank 1 a parameter may get other bits after some steps."""
     torch.manual_seed(0)
     model = Block()
-    options = {"compiler": "eager", "on_divergence": "record", "localize": False}
-    compiled = torch.compile(model, backend="numcheck", options=options)
+    compiled = checked(model, "eager")
     with cb.collect() as session, torch.no_grad():
         for number in range(9):
             if drifts and rank == 1 and number == 5:
@@ -324,22 +317,19 @@ def alike(
     rank: int, world: int, *, kind: str, steps: int = 6, compiler: str = "aot_eager", **options: Any
 ) -> dict[str, Any]:
     """Train a model unchecked and checked. Are the weights the same, bit for bit?"""
-    plain = _trained(kind, rank, world, steps, compiler, {})
-    given = {"compiler": compiler, "on_divergence": "record", "localize": False, **options}
+    plain = _trained(kind, rank, world, steps, lambda part: torch.compile(part, backend=compiler))
     with cb.collect() as session:
-        checked = _trained(kind, rank, world, steps, "numcheck", given)
-    equal = len(plain) == len(checked) > 0 and all(map(torch.equal, plain, checked))
-    return {**told(session.report), "equal": equal}
+        watched = _trained(kind, rank, world, steps, lambda part: checked(part, compiler, **options))
+    return {**told(session.report), "equal": same_bits(plain, watched)}
 
 
 def piped(rank: int, world: int, *, handmade: bool, steps: int = 4, **options: Any) -> dict[str, Any]:
     """Train two stages of a pipeline, one on each of two ranks. Are the weights the same, checked or not?"""
-    given = {"compiler": "aot_eager", "on_divergence": "record", "localize": False, **options}
     train = _piped_by_hand if handmade else _scheduled
     plain = train(rank, steps, lambda stage: torch.compile(stage, backend="aot_eager"))
     with cb.collect() as session:
-        checked = train(rank, steps, lambda stage: torch.compile(stage, backend="numcheck", options=given))
-    return {**told(session.report), "equal": all(map(torch.equal, plain, checked))}
+        watched = train(rank, steps, lambda stage: checked(stage, "aot_eager", **options))
+    return {**told(session.report), "equal": all(map(torch.equal, plain, watched))}
 
 
 def _batch(number: int) -> torch.Tensor:

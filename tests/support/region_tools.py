@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
 
@@ -33,11 +34,13 @@ def found(report: cb.Report) -> set[tuple[str, str]]:
     return {(finding.detail, finding.subject) for finding in report.findings if finding.kind.fails}
 
 
-def agreed(report: cb.Report) -> bool:
-    """Whether the check passed with no finding and nothing left out that matters; shows the report if not."""
+def agreed(report: cb.Report, **counts: int) -> cb.Report:
+    """The report, if it passed with no finding, nothing left out that matters, and at least these counts."""
     if report.verdict is not cb.Verdict.PASS or report.findings:
         raise AssertionError(str(report))
-    return True
+    for name, number in counts.items():
+        assert report.coverage.checked.get(name.replace("_", " "), 0) >= number, (name, report.coverage.checked)
+    return report
 
 
 def calls(report: cb.Report) -> int:
@@ -84,6 +87,25 @@ def as_the_engine(work: Callable[[], Any]) -> None:
     thread.join()
     for error in raised:
         raise error
+
+
+@contextmanager
+def meanwhile(work: Callable[[], object] | None = None) -> Iterator[None]:
+    """In the block another thread is there. It does something again and again, or nothing."""
+    done = threading.Event()
+
+    def run() -> None:
+        while work is not None and not done.is_set():
+            work()
+        done.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 Program = Callable[[Callable[..., Any]], Any]

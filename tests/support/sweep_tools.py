@@ -19,6 +19,7 @@ from checked_backend.runs.pool import LocalPool
 from checked_backend.runs.results import Results, WantedCase
 from checked_backend.runs.summary import Summary, summarize
 from checked_backend.sweep.drive import Plan, run_sweep
+from checked_backend.sweep.examine import examine
 from checked_backend.sweep.plan import Sweep, SweepJob
 from checked_backend.sweep.settings import Settings
 
@@ -28,6 +29,14 @@ VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}
 def outcome(status: str = "pass", **values: Any) -> CaseResult:
     """A result."""
     return CaseResult(Status(status), **values)
+
+
+def examined(suite: str, model: str, settings: Settings | None = None, **way: Any) -> CaseResult:
+    """Examine a model of a suite, in this process: the last answer."""
+    answers: list[CaseResult] = []
+    case = Case(suite.partition(":")[0], model, **{"compiler": "eager", **way})
+    examine(suite, case, settings or Settings(), note=lambda _: None, answer=answers.append)
+    return answers[-1]
 
 
 def jobs_of(*models: str, settings: Settings | None = None, suite: str = "python:models.py") -> list[SweepJob]:

@@ -17,6 +17,7 @@ from checked_backend.report import Report
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.settings import Settings
+from tests.support import faults
 
 MODELS = """
 import torch
@@ -78,14 +79,7 @@ def models(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "zoo_of_examine.py"
     path.write_text(MODELS)
 
-    def second_is_wrong(gm: torch.fx.GraphModule, _inputs: object) -> Any:
-        def run(*args: object) -> object:
-            outputs = list(gm(*args))
-            return [*outputs[:-1], outputs[-1] * 1.001]
-
-        return run
-
-    register_backend(second_is_wrong, name="second_is_wrong")
+    register_backend(faults.spoiled_output(lambda output: output * 1.001, -1), name="second_is_wrong")
     yield path
     registry._BACKENDS.pop("second_is_wrong")
     registry._COMPILER_FNS.pop("second_is_wrong", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 from datetime import datetime, timedelta, timezone
 
@@ -42,11 +41,8 @@ def test_a_gradient_wrong_at_its_own_precision_only(factor):
 
 
 def test_an_error_in_one_call():
-    def compiler(gm, _example_inputs):
-        number = itertools.count(1)
-        return lambda *args: [result * (1.5 if next(number) == 3 else 1) for result in gm.forward(*args)]
-
-    report = trained(nn.Linear(8, 2), compiler)
+    wrong = faults.only_in_call(3, faults.spoiled_output(lambda out: out * 1.5))
+    report = trained(nn.Linear(8, 2), wrong)
     assert details(report) == {"logic.this_call"}
     finding = report.findings[0]
     assert "not reproduced: possibly hardware" in finding.message
@@ -57,35 +53,21 @@ def test_an_error_in_one_call():
 
 @pytest.mark.parametrize("spoil", [lambda out: out * float("nan"), lambda out: out * 0], ids=["nan", "zeros"])
 def test_an_error_in_one_call_has_that_name_whatever_it_is(spoil):
-    def compiler(gm, _example_inputs):
-        number = itertools.count(1)
-        return lambda *args: [spoil(result) if next(number) == 3 else result for result in gm.forward(*args)]
-
-    assert details(trained(nn.Linear(8, 2), compiler)) == {"logic.this_call"}
+    wrong = faults.only_in_call(3, faults.spoiled_output(spoil))
+    assert details(trained(nn.Linear(8, 2), wrong)) == {"logic.this_call"}
 
 
 def test_a_changed_input_wrong_in_one_call_only():
-    def compiler(gm, _example_inputs):
-        number = itertools.count(1)
+    def tripled(gm, _example_inputs):
+        return lambda *args: (gm.forward(*args), args[-1].mul_(3))[0]
 
-        def run(*args):
-            results = gm.forward(*args)
-            if next(number) == 3:
-                args[-1].mul_(3)
-            return results
-
-        return run
-
-    compiled = checked(lambda x: x.add_(1).sum(), compiler)
+    compiled = checked(lambda x: x.add_(1).sum(), faults.only_in_call(3, tripled))
     report = gathered(lambda: [compiled(torch.arange(6.0)) for _ in range(4)])
     assert details(report) == {"logic.this_call"}
 
 
 def test_an_error_that_repeats_names_no_machine():
-    def compiler(gm, _example_inputs):
-        return lambda *args: [result * 1.5 for result in gm.forward(*args)]
-
-    report = trained(nn.Linear(8, 2), compiler)
+    report = trained(nn.Linear(8, 2), faults.spoiled_output(lambda out: out * 1.5))
     assert report.findings
     assert all("host" not in finding.evidence for finding in report.findings)
     assert "hardware" not in str(report)
@@ -110,20 +92,7 @@ def test_an_error_for_gradients_of_one_layout_is_no_error_of_one_call(arriving, 
 
 
 def test_weights_of_the_first_call():
-    def compiler(gm, _example_inputs):
-        kept = []
-
-        def run(*args):
-            kept.extend(arg.detach().clone() for arg in args if not kept and isinstance(arg, nn.Parameter))
-            return gm.forward(*args) if not kept else stale(*args)
-
-        def stale(*args):
-            old = iter(kept)
-            return gm.forward(*[next(old) + arg * 0 if isinstance(arg, nn.Parameter) else arg for arg in args])
-
-        return run
-
-    report = trained(nn.Linear(8, 2), compiler)
+    report = trained(nn.Linear(8, 2), faults.stale_parameters)
     assert report.findings
     assert "precision" not in {str(finding.kind) for finding in report.findings}
 

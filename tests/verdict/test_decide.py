@@ -71,6 +71,7 @@ def test_what_the_candidate_gives_once_only_is_wrong_in_this_call() -> None:
     controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
     [finding] = decided(controls, exact() * 1.001).findings
     assert (finding.kind, finding.detail) == (Kind.LOGIC, "logic.this_call")
+    assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
 def test_rounding_to_less_is_precision() -> None:

@@ -22,21 +22,24 @@ def values(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.cat([large, large[:20] * 1e-10]).to(dtype)
 
 
+def places_of(reference: Tensor, candidate: Tensor, exact: Tensor) -> list[int]:
+    """Where the candidate has lost digits that eager has."""
+    lost = lost_digits(reference=reference, candidate=candidate, high_precision=exact)
+    assert lost is not None
+    return lost.nonzero().flatten().tolist()
+
+
 def test_small_elements_without_a_right_digit_are_found() -> None:
     right = values()
     wrong = torch.where(right < 1e-6, right * 1.5, right)
-    lost = lost_digits(reference=right, candidate=wrong, high_precision=right.double())
-    assert lost is not None
-    assert lost.nonzero().flatten().tolist() == list(range(60, 80))
+    assert places_of(right, wrong, right.double()) == [*range(60, 80)]
 
 
 def test_eager_that_has_lost_them_too_asks_for_none() -> None:
     right = values()
     eager = torch.where(right < 1e-6, right * 1.1, right)
     wrong = torch.where(right < 1e-6, right * 1.5, right)
-    lost = lost_digits(reference=eager, candidate=wrong, high_precision=right.double())
-    assert lost is not None
-    assert not lost.any()
+    assert places_of(eager, wrong, right.double()) == []
 
 
 def test_one_element_that_is_small_because_large_numbers_cancel_is_none() -> None:
@@ -46,39 +49,29 @@ def test_one_element_that_is_small_because_large_numbers_cancel_is_none() -> Non
     typical = torch.where(torch.arange(252) % 2 == 0, 2e7, -2e7)
     eager, candidate = exact + typical, exact - typical
     eager[-1], candidate[-1] = 2e4 + 1e6, 2e4 + 3e7
-    lost = lost_digits(reference=eager.float(), candidate=candidate.float(), high_precision=exact)
-    assert lost is not None
-    assert not lost.any()
+    assert places_of(eager.float(), candidate.float(), exact) == []
     candidate[-1] = 2e4 + 2e9  # no error is like that elsewhere
-    lost = lost_digits(reference=eager.float(), candidate=candidate.float(), high_precision=exact)
-    assert lost is not None
-    assert lost.nonzero().flatten().tolist() == [251]
+    assert places_of(eager.float(), candidate.float(), exact) == [251]
 
 
 def test_some_elements_that_eager_has_right_are_not_right_by_chance() -> None:
     exact = torch.cat([torch.linspace(1, 2, 100, dtype=torch.float64), torch.full((6,), 1e-2, dtype=torch.float64)])
     eager = exact * 1.004
     candidate = torch.where(exact < 0.1, exact * 1.4, exact * 1.004)
-    lost = lost_digits(reference=eager.float(), candidate=candidate.float(), high_precision=exact)
-    assert lost is not None
-    assert lost.nonzero().flatten().tolist() == list(range(100, 106))
+    assert places_of(eager.float(), candidate.float(), exact) == [*range(100, 106)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_of_half_precision_loses_none(dtype: torch.dtype) -> None:
     exact = values(torch.float64).clamp_min(1e-3)
     rounded = exact.to(dtype)
-    lost = lost_digits(reference=rounded, candidate=torch.nextafter(rounded, rounded * 2), high_precision=exact)
-    assert lost is not None
-    assert not lost.any()
+    assert places_of(rounded, torch.nextafter(rounded, rounded * 2), exact) == []
 
 
 def test_zero_nan_infinity_and_denormal_numbers_have_no_digits_to_lose() -> None:
     exact = torch.tensor([0.0, float("nan"), float("inf"), 1e-40, 1.0], dtype=torch.float64)
     candidate = torch.tensor([1e-3, 1.0, 1.0, 0.0, 1.0])
-    lost = lost_digits(reference=exact.float(), candidate=candidate, high_precision=exact)
-    assert lost is not None
-    assert not lost.any()
+    assert places_of(exact.float(), candidate, exact) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])

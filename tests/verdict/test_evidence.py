@@ -176,12 +176,6 @@ def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
     assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
-def test_difference_that_does_not_repeat_says_so() -> None:
-    controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float())
-    [finding] = decided(controls, exact() * 1.0001).findings
-    assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
-
-
 def test_missing_control_is_in_the_evidence() -> None:
     [finding] = decided(Scripted(torch.float32, exact(), exact, lost=("twin",)), exact() * 1.0001).findings
     assert finding.evidence["float64_twin_missing"] == "MissingError: not here"

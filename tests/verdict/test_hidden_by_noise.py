@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 from tests.support import faults
@@ -77,15 +76,7 @@ def test_half_precision_is_asked_again_ever_more_rarely(order: tuple[int, ...], 
 
 
 def test_a_first_call_that_alone_is_wrong_is_found() -> None:
-    def once(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        calls: list[int] = []
-
-        def run(*args: Any) -> Any:
-            calls.append(1)
-            return [result * 1.1 if len(calls) == 1 else result for result in gm.forward(*args)]
-
-        return run
-
+    once = faults.only_in_call(1, faults.spoiled_output(lambda result: result * 1.1))
     report = gathered(lambda: checked(torch.sin, once)(torch.randn(50)))
     assert {finding.subject for finding in report.findings} == {"output[0]"}
     assert report.findings[0].evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"

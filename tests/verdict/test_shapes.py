@@ -10,6 +10,7 @@ import checked_backend as cb
 from checked_backend.verdict.decide import tolerate_flipped_shapes
 from tests.support import faults
 from tests.support.noise_tools import in_float32
+from tests.support.raising import raising
 from tests.support.region_tools import checked, found, gathered
 
 
@@ -30,11 +31,7 @@ def test_a_shape_that_rounding_changes_is_not_compared() -> None:
 
 def test_without_memory_for_control_runs_another_shape_is_not_compared() -> None:
     finding = cb.Finding(kind=cb.Kind.STRUCTURE, subject="output[0]", message="", detail="structure.shape")
-
-    def fails(_recipe: object) -> None:
-        raise MemoryError
-
-    remaining, [skip] = tolerate_flipped_shapes([finding], lambda: SimpleNamespace(run=fails))  # type: ignore[arg-type,return-value]
+    remaining, [skip] = tolerate_flipped_shapes([finding], lambda: SimpleNamespace(run=raising(MemoryError)))  # type: ignore[arg-type,return-value]
     assert remaining == []
     assert skip.matters
     assert "unsupported: memory" in skip.reason

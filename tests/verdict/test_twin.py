@@ -12,8 +12,8 @@ from checked_backend.verdict import elements
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import Envelope
-from checked_backend.verdict.runner import Runner
 from checked_backend.verdict.steps.float64 import twin_difference
+from tests.support.raising import raising
 from tests.support.scripted_controls import Scripted, decided, exact
 
 # equal bits in half precision: the twin decides
@@ -39,12 +39,9 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     assert decisions.limits["output[0]"] == 1e-9
     assert controls.asked["twin"] == 1
     assert "monte_carlo" not in controls.asked  # nothing differs, so no noise is needed
-
-    def fail() -> Runner:
-        raise AssertionError("steady state makes no control run")
-
     pair = TensorPair("output[0]", "output[0]", exact().to(torch.bfloat16), exact().to(torch.bfloat16))
-    again = decide([pair], fail, decisions.scales, thorough=True, low_precision=True)
+    no_run = raising(AssertionError("steady state makes no control run"))
+    again = decide([pair], no_run, decisions.scales, thorough=True, low_precision=True)
     assert (again.findings, again.compared) == ([], 1)
 
 

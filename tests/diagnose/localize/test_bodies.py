@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import checked_backend as cb
 from checked_backend.diagnose.localize.called import called_bodies, is_higher_order
 from checked_backend.diagnose.localize.subgraph import calls_of
-from tests.diagnose.localize.test_locate import calls, located, operator_of
 from tests.support import faults
+from tests.support.locate_tools import calls, located, operator_of
 
 
 def chosen(x: Tensor) -> Tensor:
@@ -57,6 +57,11 @@ def checkpointed(x: Tensor) -> Tensor:
     return found + 1
 
 
+def inference(compiled: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        compiled(torch.rand(4, 5))
+
+
 def train(compiled: Callable[..., Any]) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         result = compiled(torch.rand(4, 5, requires_grad=True))
@@ -85,11 +90,7 @@ def wrong_everywhere(name: str) -> Any:
     [(chosen, "cond"), (looped, "while_loop"), (nested, "invoke_subgraph"), (attended, "flex_attention")],
 )
 def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], caller: str) -> None:
-    def program(compiled: Callable[..., Any]) -> None:
-        with torch.no_grad():
-            compiled(torch.rand(4, 5))
-
-    location = located(program, function, wrong_everywhere("aten.exp.default"))
+    location = located(inference, function, wrong_everywhere("aten.exp.default"))
     assert operator_of(location) == "aten.exp.default"
     assert location.cut is not None
     assert calls(location.cut.case) == ["aten.exp.default"]
@@ -126,14 +127,10 @@ def test_the_operator_inside_of_a_checkpoint_is_named_by_its_name_for_the_user()
 
 @pytest.mark.process
 def test_the_caller_is_named_where_nothing_inside_is_wrong() -> None:
-    def program(compiled: Callable[..., Any]) -> None:
-        with torch.no_grad():
-            compiled(torch.rand(4, 5))
-
     def result(node: fx.Node, value: Any) -> Any:
         return (value[0] + 1,) if node.name == "cond" else value
 
-    location = located(program, chosen, faults.interpreted(result, "aot"))
+    location = located(inference, chosen, faults.interpreted(result, "aot"))
     assert location.node is not None
     assert location.node.name == "cond"
     assert "nothing that cond calls is wrong by itself" in location.notes

@@ -19,7 +19,7 @@ from checked_backend.graphs.nodes import recorded_value
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
-from tests.support.locate_tools import located, operator_of, oracle
+from tests.support.locate_tools import located, operator_of, oracle, training
 
 
 def chain(x: Tensor) -> tuple[Tensor, ...]:
@@ -57,12 +57,6 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
     assert found.finding.kind.fails
     assert oracle(found.case)
     assert len(tried) <= 6  # 18 calls
-
-
-def test_a_right_graph_has_no_wrong_prefix() -> None:
-    x = torch.randn(4, 8)
-    right = CheckOptions(compiler="eager")
-    assert Parts(traced(chain, x), (x,), right, oracle).shortest_wrong_prefix() is None
 
 
 def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
@@ -105,10 +99,11 @@ def test_a_size_is_read_from_the_tensor_that_has_it() -> None:
     assert torch.equal(found, flat(x))
 
 
-def test_nothing_is_cut_out_of_what_is_right() -> None:
+def test_what_is_right_has_no_wrong_prefix_and_nothing_is_cut_out_of_it() -> None:
     x = torch.randn(4, 8)
     gm = traced(chain, x)
     parts = Parts(gm, (x,), CheckOptions(compiler="eager"), oracle)
+    assert parts.shortest_wrong_prefix() is None
     assert parts.cut_out(named(gm, "aten.tanh.default")) is None
 
 
@@ -301,10 +296,7 @@ def second_detached(name: str) -> Callable[..., Any]:
     ids=["chunk", "split", "unbind", "var_mean"],
 )
 def test_a_gradient_that_is_lost_between_sibling_outputs(part: Callable[[Tensor], Any], target: str, name: str) -> None:
-    def program(compiled: Callable[..., Any]) -> None:
-        compiled(torch.randn(5, 6)).square().sum().backward()
-
-    location = located(program, Siblings(part), second_detached(target))
+    location = located(training, Siblings(part), second_detached(target))
     assert operator_of(location) == name
     assert location.graph == "dynamo"
 
@@ -313,14 +305,11 @@ def test_a_gradient_that_is_lost_between_sibling_outputs(part: Callable[[Tensor]
 def test_siblings_of_which_one_is_lost_in_the_backward_graph() -> None:
     """The product that reads both is right: stored, both parts are right, and so is the product."""
 
-    def program(compiled: Callable[..., Any]) -> None:
-        compiled(torch.randn(5, 6)).square().sum().backward()
-
     def halved(value: Tensor) -> Tensor:
         return torch.cat([value[:, :4], torch.zeros_like(value[:, 4:])], 1)
 
     wrong = faults.wrong_if_compiled_together("aten.split.Tensor", "aten.cat.default", halved)
-    location = located(program, Siblings(lambda x: x.chunk(2, 1)), wrong)
+    location = located(training, Siblings(lambda x: x.chunk(2, 1)), wrong)
     assert operator_of(location) == "Tensor.chunk"
 
 

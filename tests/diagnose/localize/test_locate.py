@@ -18,7 +18,7 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region
 from checked_backend.regions.failure import Failure
 from tests.support import faults
-from tests.support.locate_tools import calls, located, operator_of, oracle
+from tests.support.locate_tools import calls, inference, located, operator_of, oracle, training
 
 
 def line_of(location: Location) -> str:
@@ -40,15 +40,6 @@ class Net(nn.Module):
         hidden = hidden - hidden.mean(dim=1, keepdim=True)
         hidden = F.gelu(hidden)
         return self.last(hidden)
-
-
-def inference(compiled: Callable[..., Any]) -> None:
-    with torch.no_grad():
-        compiled(torch.randn(5, 6))
-
-
-def training(compiled: Callable[..., Any]) -> None:
-    compiled(torch.randn(5, 6)).square().sum().backward()
 
 
 @pytest.mark.process
@@ -95,12 +86,7 @@ def slightly(value: Tensor) -> Tensor:
         # what inherits an error is not blamed
         (lambda x: torch.exp(100 * (torch.sin(x) - x)).cumsum(0), torch.rand(64), "aten.sin.default", faults.changed),
         # nor is an ill-conditioned operator, for rounding
-        (
-            lambda x: (torch.relu(x - x.mean()) * 3).sum(0),
-            1e4 + torch.rand(64, 8),
-            "aten.relu.default",
-            faults.changed,
-        ),
+        (lambda x: (torch.relu(x - x.mean()) * 3).sum(0), 1e4 + torch.rand(64, 8), "aten.relu.default", faults.changed),
         # nor what magnifies a slight error
         (
             lambda x: ((torch.cos(x) - torch.cos(x.double()).float()) * 1e3).exp() * 2,
@@ -206,15 +192,9 @@ def test_operators_in_place_and_several_results() -> None:
 
 @pytest.mark.process
 def test_dynamic_sizes() -> None:
-    def program(compiled: Callable[..., Any]) -> None:
-        with torch.no_grad():
-            compiled(torch.randn(5, 6))
-
     net = Net()
     compiler = faults.wrong_operator("aten.tanh.default", how="aot")
-    location = located(
-        lambda compiled: program(compiled), lambda x: net(torch.cat([x, x[: x.shape[0] // 2]])), compiler
-    )
+    location = located(inference, lambda x: net(torch.cat([x, x[: x.shape[0] // 2]])), compiler)
     assert operator_of(location) == "aten.tanh.default"
 
 
@@ -241,21 +221,6 @@ def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
     location = located(inference, Net(), wrong)
     assert (location.stage, location.graph) == ("aot", "dynamo")  # below it there is Dynamo's graph alone
     assert operator_of(location) == "torch.tanh"
-
-
-@pytest.mark.process
-def test_what_writes_to_a_view_is_found_by_bisection() -> None:
-    def function(x: Tensor) -> Tensor:
-        x = torch.sin(x)
-        rows = x[1:3]
-        rows.mul_(2)
-        return torch.cos(x) + 1
-
-    location = located(lambda compiled: compiled(torch.randn(4, 4)), function, faults.left_out("mul_", "python"))
-    assert operator_of(location) == "Tensor.mul_"
-    assert location.op == "aten.mul_.Tensor"
-    assert location.graph == "dynamo"
-    assert "bisection" in location.notes[-1]
 
 
 def test_a_result_that_is_laid_out_otherwise() -> None:

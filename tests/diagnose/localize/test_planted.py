@@ -24,6 +24,7 @@ from checked_backend.report import Report
 from tests.support import models
 from tests.support.planted import FAULTS, PLANTED, planted
 from tests.support.programs import PROGRAMS
+from tests.support.region_tools import checked
 
 EVERYWHERE = Path(__file__).parent / "everywhere"
 MODELS: dict[str, Callable[[], models.Case]] = {
@@ -88,10 +89,9 @@ def hunt(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(EVERYWHERE), os.environ.get("PYTHONPATH", "")])
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    options = {"on_divergence": "record", "report_dir": question["folder"]}
     no_workaround = mock.patch.object(WorkaroundSearch, "first", return_value=None)  # which takes long
     with planted(name), without_compile_caches(), no_workaround, collect() as session:
-        train(name, on, lambda target: torch.compile(target, backend="numcheck", options=options))
+        train(name, on, lambda target: checked(target, "inductor", localize=True, report_dir=question["folder"]))
     answers.answer(session.report.to_json())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support import faults
-from tests.support.locate_tools import located
+from tests.support.locate_tools import inference, located, training
 
 
 class Net(nn.Module):
@@ -19,7 +19,7 @@ class Net(nn.Module):
 
     def __init__(self, piece: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(8, 12), nn.Linear(12, 3)
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
         self.norm = nn.LayerNorm(12)
         self.piece = piece
 
@@ -55,15 +55,6 @@ def looked_up(x: Tensor) -> Tensor:
     return x.gather(1, place)
 
 
-def inference(compiled: Callable[..., Any]) -> None:
-    with torch.no_grad():
-        compiled(torch.randn(5, 8))
-
-
-def training(compiled: Callable[..., Any]) -> None:
-    compiled(torch.randn(5, 8)).square().sum().backward()
-
-
 def one_further(value: Tensor) -> Tensor:
     """Another index that exists."""
     return (value + 1) % 12
@@ -87,10 +78,7 @@ def one_further(value: Tensor) -> Tensor:
     ],
 )
 def test_an_integer_operator_that_only_its_readers_show_is_named(
-    piece: Callable[[Tensor], Tensor],
-    operator: str,
-    spoil: Callable[[Tensor], Tensor],
-    program: Callable[..., Any],
+    piece: Callable[[Tensor], Tensor], operator: str, spoil: Callable[[Tensor], Tensor], program: Callable[..., Any]
 ) -> None:
     location = located(program, Net(piece), faults.wrong_for_readers(operator, spoil))
     assert location.op == operator

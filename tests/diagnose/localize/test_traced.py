@@ -15,6 +15,7 @@ from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from checked_backend.report import Report
+from tests.support.locate_tools import failed
 
 
 @torch.library.custom_op("test_traced::turned", mutates_args=())
@@ -48,18 +49,8 @@ def wide(x: Tensor, *, right: bool) -> Tensor:
 
 
 def _failed(
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    right: bool = False,
-    function: Callable[..., Tensor] = function,
+    message: str, monkeypatch: pytest.MonkeyPatch, *, right: bool = False, function: Callable[..., Tensor] = function
 ) -> tuple[Failure, Sequence[Finding]]:
-    calls: list[tuple[Failure, Sequence[Finding]]] = []
-
-    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        calls.append((failure, findings))
-        return findings
-
     def compiler(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             if message:
@@ -68,11 +59,7 @@ def _failed(
 
         return run
 
-    monkeypatch.setattr("checked_backend.backends.investigate", note)
-    options = {"on_divergence": "record", "compiler": compiler}
-    with cb.collect():
-        torch.compile(function, backend="numcheck", options=options)(torch.randn(4, 8), right=right)
-    return calls[0]
+    return failed(monkeypatch, function, compiler, torch.randn(4, 8), right=right)
 
 
 STRIDES = "expected size 4==4, stride 1==8 at dim=0\nError in op: torch.ops.test_traced.turned.default"

@@ -125,11 +125,7 @@ def test_sizes_that_depend_on_each_other_shrink_together() -> None:
         return (aten.avg_pool2d_backward.default(gradient, x, [3, 3], [2, 2], [0, 0], True, True, None),)
 
     left = run(
-        shrink_sizes,
-        calls("aten.avg_pool2d_backward.default"),
-        pooled,
-        torch.ones(1, 1, 4, 4),
-        torch.ones(1, 1, 8, 8),
+        shrink_sizes, calls("aten.avg_pool2d_backward.default"), pooled, torch.ones(1, 1, 4, 4), torch.ones(1, 1, 8, 8)
     )
     assert count(left) <= 5
 
@@ -157,12 +153,7 @@ def test_indices_stay_in_bounds() -> None:
     ],
 )
 def test_values_become_simple(wrong: Callable[[Tensor], bool], text: str) -> None:
-    left = run(
-        simplify_values,
-        lambda case: wrong(case.inputs[0]),
-        lambda x: (aten.exp.default(x),),
-        torch.randn(2, 3),
-    )
+    left = run(simplify_values, lambda case: wrong(case.inputs[0]), lambda x: (aten.exp.default(x),), torch.randn(2, 3))
     assert form_of(left.inputs[0]).text == text
 
 

@@ -20,6 +20,7 @@ from checked_backend.diagnose.reduce.sequence import _STRUCTURE
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
+from tests.support.raising import raising
 from tests.support.reduce_tools import case_of, targets
 
 pytestmark = pytest.mark.process
@@ -123,10 +124,8 @@ def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, m
 
 
 def test_a_step_that_fails_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_problem: Any) -> None:
-        raise RuntimeError("no way")
-
-    structure = tuple(("failing", fails) if name == "dropping outputs" else (name, step) for name, step in _STRUCTURE)
+    failing = raising(RuntimeError("no way"))
+    structure = tuple((name, failing if name == "dropping outputs" else step) for name, step in _STRUCTURE)
     monkeypatch.setattr("checked_backend.diagnose.reduce.sequence._STRUCTURE", structure)
     case = case_of(chain, torch.randn(4, 4), torch.randn(4, 4), compiler=faults.wrong_operator("aten.relu.default"))
     found = reduced(case, "output[1]")

@@ -23,7 +23,9 @@ from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from checked_backend.regions.failure import Failure
 from checked_backend.regions.graph_case import GraphCase
-from tests.support import faults
+from tests.support import faults, locate_tools
+from tests.support.raising import raising
+from tests.support.region_tools import checked, gathered
 
 WRONG = faults.wrong_operator("aten.relu.default", how="aot")
 
@@ -35,17 +37,7 @@ def function(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[Finding]]:
-    calls: list[tuple[Failure, Sequence[Finding]]] = []
-
-    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        calls.append((failure, findings))
-        return findings
-
-    monkeypatch.setattr("checked_backend.backends.investigate", note)
-    options = {"on_divergence": "record", "compiler": WRONG}
-    with cb.collect():
-        torch.compile(function, backend="numcheck", options=options)(torch.randn(8))
-    return calls[0]
+    return locate_tools.failed(monkeypatch, function, WRONG, torch.randn(8))
 
 
 def search_in(failure: Failure, findings: Sequence[Finding], evidence: dict[str, str]) -> WorkaroundSearch:
@@ -134,11 +126,8 @@ def lenient(gm: fx.GraphModule, _examples: Sequence[Any]) -> Any:
 
 @pytest.mark.process
 def test_what_should_raise_is_left_to_eager_where_it_raises(tmp_path: Path) -> None:
-    options = {"on_divergence": "record", "compiler": lenient, "report_dir": tmp_path}
-    compiled = torch.compile(looked_up, backend="numcheck", options=options)
-    with cb.collect() as session:
-        compiled(torch.randn(5, 6), torch.tensor([9, 1, 7]))
-    [finding] = session.report.findings
+    compiled = checked(looked_up, lenient, localize=True, report_dir=tmp_path)
+    [finding] = gathered(lambda: compiled(torch.randn(5, 6), torch.tensor([9, 1, 7]))).findings
     assert (finding.detail, finding.op) == ("exception.missing", "aten.index_select.default")
     assert "torch.compiler.disable(torch.index_select)" in (finding.workaround or "")
 
@@ -225,10 +214,7 @@ def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the
 def test_what_cannot_be_tried_is_not_announced(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cannot(*_args: Any) -> Any:
-        raise RuntimeError("the line cannot be taken out")
-
-    monkeypatch.setattr(search, "without_line", lambda *_: cannot)
+    monkeypatch.setattr(search, "without_line", lambda *_: raising(RuntimeError("the line cannot be taken out")))
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     evidence: dict[str, str] = {}
@@ -271,10 +257,8 @@ def test_a_line_of_which_no_single_call_can_be_named_is_kept_out_as_a_whole(
     program: Callable[[torch.Tensor], torch.Tensor], line: str, tmp_path: Path
 ) -> None:
     """What is announced is what was tried."""
-    options = {"on_divergence": "record", "compiler": WRONG, "report_dir": tmp_path}
-    with cb.collect() as session:
-        torch.compile(program, backend="numcheck", options=options)(torch.randn(8, requires_grad=True))
-    finding = session.report.findings[0]
+    compiled = checked(program, WRONG, localize=True, report_dir=tmp_path)
+    finding = gathered(lambda: compiled(torch.randn(8, requires_grad=True))).findings[0]
     assert finding.op == "aten.relu.default"
     assert finding.workaround is not None
     assert line in finding.workaround

@@ -18,6 +18,7 @@ from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.torchfuzz import LeftOut, TorchFuzz, find_torchfuzz
 from checked_backend.fuzz.program import FuzzProgram, decode_program, encode_program
 from checked_backend.runs.case import Status
+from tests.support import faults
 from tests.support.torchfuzz_checkout import write_checkout
 
 BODIES = (
@@ -116,13 +117,11 @@ def test_what_the_user_asks_for_holds(make: Make) -> None:
 @pytest.mark.more
 def test_the_oracle_is_check(make: Make) -> None:
     program = make("torch.exp(var)").program(0, 1)
-
-    def wrong(gm: Any, _inputs: Any) -> Any:
-        return lambda *args: [result * (1 + 1e-4) for result in gm(*args)]
-
     assert check_program(program, "eager").status is Status.PASS
-    result = check_program(program, wrong)  # torchfuzz takes five per cent of the sum for right
-    assert result.status is Status.FAIL
+    wrong = faults.every_output(
+        lambda result: result * (1 + 1e-4)
+    )  # torchfuzz takes five per cent of the sum for right
+    assert check_program(program, wrong).status is Status.FAIL
 
 
 @pytest.mark.parametrize("inside", [".", "tools/experimental", "tools/experimental/torchfuzz"])

@@ -19,15 +19,13 @@ from tests.support.region_tools import checked, gathered
 
 Make = Callable[[], models.Case]
 
-SMALL = (
-    *more_models.WRITTEN_HERE,
-    *(half_models.gated, half_models.residual, half_models.unet, half_models.points),
-    *(models.resnet, models.dropout_mlp),
-)
-LIKE_OTHERS = (
-    *("qwen3", "phi", "gpt_neox", "opt", "qwen2_moe", "qwen3_moe", "qwen3_next"),
-    *("mbart", "gemma2", "distilbert", "clip", "swin", "deepseek_v3"),
-)
+SMALL: Mapping[str, Make] = {
+    **more_models.WRITTEN_HERE,
+    **half_models.WRITTEN_HERE,
+    "resnet": models.resnet,
+    "dropout_mlp": models.dropout_mlp,
+}
+LIKE_OTHERS = ("gemma2", "distilbert", "clip", "swin")
 """Models for which another one stands: in 16 bits each takes up to 20 seconds."""
 
 REFUSED_BY_EAGER = {("fourier", "bfloat16"), ("graph_network", "bfloat16")}
@@ -35,9 +33,9 @@ QUICK = ("embedding_bag", "policy", "dropout_mlp")
 
 MODELS: Mapping[str, Make] = MappingProxyType(
     {
-        make.__name__: make
-        for make in (*more_models.HUGGING_FACE, *half_models.MODELS, *SMALL)
-        if make.__name__ not in LIKE_OTHERS
+        name: make
+        for name, make in {**more_models.HUGGING_FACE, **half_models.MODELS, **SMALL}.items()
+        if name not in LIKE_OTHERS
     }
 )
 
@@ -58,7 +56,7 @@ def cases() -> Iterator[Case]:
     """Each model clean and with a fault, small ones twice clean; precisions, compilers and faults take turns."""
     for number, (name, make) in enumerate(MODELS.items()):
         precisions = [precision for precision in PRECISIONS if (name, precision) not in REFUSED_BY_EAGER]
-        for place in range(1 + (make in SMALL)):
+        for place in range(1 + (name in SMALL)):
             precision, compiler = precisions[(number + place) % len(precisions)], CLEAN[(number + place) % len(CLEAN)]
             yield Case(
                 f"models/{name}/{precision}/{compiler}", partial(_clean, make, precision, compiler), name in QUICK

@@ -23,6 +23,7 @@ from checked_backend.regions.operator_check.findings import BY_ITSELF
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
 from tests.support.planted import Fault, in_half_precision, planted, tail_in_half_precision
+from tests.support.raising import raising
 from tests.support.region_tools import agreed, checked, gathered
 
 pytestmark = [pytest.mark.inductor]
@@ -73,25 +74,6 @@ def test_what_was_lowered_has_its_casts_written_out() -> None:
         assert report().verdict is cb.Verdict.FAIL
 
 
-def test_what_comes_before_code_generation_is_the_same_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    def counted(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (looked.append(kind), function(*args))[1]
-
-    monkeypatch.setattr(KernelCheck, "run", counted("kernels", KernelCheck.run))
-    monkeypatch.setattr(OperatorCheck, "_check_probe", counted("front", OperatorCheck._check_probe))
-    model = checked(program, "inductor")
-
-    def run() -> None:
-        for _ in range(8):
-            model(*inputs()).sum().backward()
-
-    with without_compile_caches():
-        assert agreed(gathered(run))
-    assert looked == ["kernels", "front", *["kernels"] * 3]
-
-
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's caches of graphs, empty at first."""
@@ -124,6 +106,14 @@ def next_run(
 def noting(looked: list[str], owner: type, name: str) -> Callable[..., Any]:
     method = getattr(owner, name)
     return lambda *args, **kwargs: (looked.append(f"{owner.__name__}.{name}"), method(*args, **kwargs))[1]
+
+
+def test_what_comes_before_code_generation_is_the_same_in_each_call() -> None:
+    with without_compile_caches():
+        report, looked = next_run(program, 8)
+    assert agreed(report)
+    checks = [one for one in looked if one != "GraphLowering.run"]
+    assert checks == ["KernelCheck.run", "OperatorCheck._check_probe", *["KernelCheck.run"] * 3]
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -205,11 +195,8 @@ def test_the_cached_code_of_another_program_is_not_taken_for_this_ones() -> None
 
 @pytest.mark.usefixtures("empty_cache")
 def test_a_front_that_was_not_found_right_is_looked_at_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("no graph can be traced")
-
     with monkeypatch.context() as patch:
-        patch.setattr(check, "expose", refuse)
+        patch.setattr(check, "expose", raising(RuntimeError("no graph can be traced")))
         next_run(program)
     report, looked = next_run(program)
     assert looked.count("OperatorCheck._check_probe") == 1
@@ -217,10 +204,7 @@ def test_a_front_that_was_not_found_right_is_looked_at_in_the_next_run(monkeypat
 
 
 def test_kernels_count_although_what_comes_before_them_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no graph can be traced")
-
-    monkeypatch.setattr(OperatorCheck, "_check_probe", refuse)
+    monkeypatch.setattr(OperatorCheck, "_check_probe", raising(RuntimeError("no graph can be traced")))
     report = cb.check(program, inputs(), compiler="inductor", localize=False)
     assert report.coverage.checked["operators"] > 8
     assert any("no graph can be traced" in skip.reason for skip in report.coverage.skipped)
@@ -281,11 +265,9 @@ def test_what_a_buffer_holds_is_known() -> None:
 
 
 def test_the_operator_is_found_with_nothing_compiled_to_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(*_: object, **__: object) -> None:
-        raise AssertionError("compiled with its inner tensors as results, or compared at a stage")
-
+    compiled = raising(AssertionError("compiled with its inner tensors as results, or compared at a stage"))
     for name in ("probe_isolated", "rerun_failure"):
-        monkeypatch.setattr(import_module("checked_backend.diagnose.localize.locate"), name, probe)
+        monkeypatch.setattr(import_module("checked_backend.diagnose.localize.locate"), name, compiled)
     with planted("tanh"), without_compile_caches():
         location = located(lambda f: f(*inputs()), lambda x, w: torch.tanh(x @ w).exp().sum(1), "inductor")
     assert (location.stage, location.graph, location.op) == ("compiled", "forward", "aten.tanh.default")

@@ -72,27 +72,23 @@ def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return made.exp().sum(-1)
 
 
-def with_junk(compiler: Callable[..., Any]) -> Callable[..., Any]:
+SEEDS = itertools.count(2)
+
+
+def with_junk(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     """A compiler whose programs find other values in memory that nothing was written to, at each run."""
-    seeds = itertools.count(2)
 
-    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = compiler(gm, inputs)
+    def run(*args: Any) -> Any:
+        with PoisonMode(next(SEEDS)):
+            return gm.forward(*args)
 
-        def run(*args: Any) -> Any:
-            with PoisonMode(next(seeds)):
-                return compiled(*args)
-
-        return run
-
-    return compile_
+    return run
 
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_memory_that_nothing_was_written_to_is_not_checked(dtype: torch.dtype) -> None:
     parts = [torch.randn(4, 64).to(dtype) for _ in range(2)]
-    compiled = checked(joined, with_junk(lambda gm, _inputs: gm.forward))
-    report = gathered(lambda: compiled(*parts))
+    report = gathered(lambda: checked(joined, with_junk)(*parts))
     assert report.verdict is cb.Verdict.PASS, str(report)
     assert report.coverage.checked["operators"] >= 3
     wrong = faults.wrong_operator("aten.sin.default", times(1.05), "aot")
@@ -109,9 +105,7 @@ def half_written(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-@half_written.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+half_written.register_fake(torch.empty_like)
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -120,7 +114,7 @@ def test_an_operator_that_reads_junk_in_eager_too_is_not_accused(dtype: torch.dt
         return half_written(x.sin())[2:].exp()
 
     x = torch.randn(512, 8).to(dtype)
-    report = gathered(lambda: checked(program, with_junk(lambda gm, _inputs: gm.forward))(x))
+    report = gathered(lambda: checked(program, with_junk)(x))
     assert not [finding for finding in report.findings if finding.fails], str(report)
     wrong = faults.wrong_operator("aten.exp.default", times(1.05), "aot")
     torch._dynamo.reset()
@@ -271,10 +265,13 @@ def test_what_inputs_make_before_their_rounding_is_right_as_well(unrounded: floa
 # a walk at a later call
 
 
-def noted(checks: TensorChecks, found: torch.Tensor, **where: Any) -> None:
+ONES = torch.ones(4)
+
+
+def noted(checks: TensorChecks, found: torch.Tensor, eager: torch.Tensor = ONES, **where: Any) -> None:
     """A walk through one node."""
-    node = next(node for node in fx.symbolic_trace(lambda x: torch.sin(x)).graph.nodes if node.op == "call_function")
-    checks.settle(node, found, torch.ones(4), **where)
+    [node] = fx.symbolic_trace(lambda x: torch.sin(x)).graph.find_nodes(op="call_function", target=torch.sin)
+    checks.settle(node, found, eager, **where)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +281,7 @@ def noted(checks: TensorChecks, found: torch.Tensor, **where: Any) -> None:
         (lambda checks: noted(checks, torch.tensor([1.0, 1.01, 1.0, 1.0])), [True, False]),
         (lambda checks: noted(checks, torch.tensor([1.0, math.nan, 1.0, 1.0])), [True, False]),
         (lambda checks: noted(checks, torch.tensor([1.0, 1.001, 1.0, 1.0]), gradient=True), [True, False]),
-        (lambda checks: noted(checks, torch.ones(4)), [True]),
+        (lambda checks: noted(checks, ONES), [True]),
     ],
     ids=["as far", "further", "not a number", "not seen before", "equal"],
 )
@@ -304,7 +301,7 @@ def test_all_lanes_walk_again_only_where_something_changed(
 
 
 def test_what_cannot_be_checked_any_more_is_told() -> None:
-    first = walk_again(lambda checks: noted(checks, torch.ones(4)), None)
+    first = walk_again(lambda checks: noted(checks, ONES), None)
     again = walk_again(lambda checks: checks.unchecked.update(sin="it is gone"), first)
     assert again.unchecked == {"sin": "it is gone"}
     assert not again.limits[False]
@@ -315,7 +312,7 @@ def test_no_lane_runs_for_what_is_eagers_bit_for_bit() -> None:
 
     def walk(checks: TensorChecks) -> None:
         walks.append(checks.quick)
-        noted(checks, torch.ones(4))
+        noted(checks, ONES)
 
     checks = walk_again(walk, None)
     assert walks == [True]
@@ -395,13 +392,8 @@ def test_a_write_that_no_operator_tells_of_is_made_once(body: Callable[..., tupl
 
 def test_infinities_that_eager_has_too_are_no_change() -> None:
     masked = torch.tensor([-math.inf, 1.0])
-    node = next(node for node in fx.symbolic_trace(lambda x: torch.sin(x)).graph.nodes if node.op == "call_function")
-
-    def walk(checks: TensorChecks) -> None:
-        checks.settle(node, masked, masked)
-
-    first = walk_again(walk, None)
-    assert walk_again(walk, first) is first
+    first = walk_again(lambda checks: noted(checks, masked, masked), None)
+    assert walk_again(lambda checks: noted(checks, masked, masked), first) is first
 
 
 @pytest.mark.parametrize("operator", ["aten.gelu.default", "aten.gelu_backward.default"])

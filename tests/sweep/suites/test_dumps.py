@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from checked_backend.errors import SuiteError
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.sweep.examine import examine
+from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.dumps import Dumps
+from tests.support.dump_tools import dumping
+from tests.support.sweep_tools import examined
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    options = {"dump": str(tmp_path / "dumps")}
-    compiled = torch.compile(lambda x: (x.sin() @ x).relu(), backend="graph_dumper", options=options)
-    compiled(torch.randn(4, 4))
+    dumping(lambda x: (x.sin() @ x).relu(), tmp_path / "dumps", values=False)(torch.randn(4, 4))
     return tmp_path / "dumps"
 
 
@@ -27,10 +26,8 @@ def test_every_dumped_graph_is_a_case_and_passes(folder: Path) -> None:
     models = suite.models()
     assert models
     assert all(model.fixed for model in models)
-    answers: list[CaseResult] = []
-    case = Case("dumps:dumps", models[0].name, "as dumped", "as dumped", compiler="eager")
-    examine(f"dumps:{folder}", case, Settings(), note=lambda _: None, answer=answers.append)
-    assert answers[-1].status.value == "pass", answers[-1].message
+    found = examined(f"dumps:{folder}", models[0].name, mode="as dumped", dtype="as dumped")
+    assert found.status.value == "pass", found.message
 
 
 def test_the_fingerprint_changes_with_a_graph(folder: Path) -> None:
@@ -53,20 +50,15 @@ def test_no_path_leaves_the_folder_and_a_folder_without_dumps_is_told(folder: Pa
 def test_a_broken_dump_is_no_pass(folder: Path) -> None:
     graph = next(folder.rglob("graph.json"))
     graph.write_text("{}")
-    answers: list[CaseResult] = []
-    case = Case("dumps:dumps", graph.parent.relative_to(folder).as_posix(), compiler="eager")
-    examine(f"dumps:{folder}", case, Settings(), note=lambda _: None, answer=answers.append)
-    assert answers[-1].status.value == "error"
-    assert "DumpError" in answers[-1].message
+    found = examined(f"dumps:{folder}", graph.parent.relative_to(folder).as_posix())
+    assert found.status.value == "error"
+    assert "DumpError" in found.message
 
 
 def test_a_compiler_of_a_file_checks_a_dump(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def off(gm, _):\n    return lambda *args: [r * 1.05 for r in gm(*args)]\n")
-    answers: list[CaseResult] = []
-    case = Case("dumps:dumps", Dumps(str(folder)).models()[0].name, "as dumped", "as dumped", compiler=f"{path}:off")
-    examine(f"dumps:{folder}", case, Settings(), note=lambda _: None, answer=answers.append)
-    assert answers[-1].status.value == "fail"
-    sized = Settings(batch_size=3)
-    examine(f"dumps:{folder}", case, sized, note=lambda _: None, answer=answers.append)
-    assert answers[-1].status.value == "unsupported"
+    way = {"mode": "as dumped", "dtype": "as dumped", "compiler": f"{path}:off"}
+    for settings, status in ((None, "fail"), (Settings(batch_size=3), "unsupported")):
+        found = examined(f"dumps:{folder}", Dumps(str(folder)).models()[0].name, settings, **way)
+        assert found.status.value == status

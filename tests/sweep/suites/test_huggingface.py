@@ -7,12 +7,12 @@ import importlib
 import pytest
 import torch
 
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.sweep.examine import examine
+from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import huggingface
 from checked_backend.sweep.suites.huggingface import HuggingFace
 from tests.support.stub_config import Stub
+from tests.support.sweep_tools import examined
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers
@@ -36,13 +36,6 @@ KINDS = [
 ]
 
 
-def examined(model: str, **way: str) -> CaseResult:
-    answers: list[CaseResult] = []
-    case = Case("huggingface", model, compiler="eager", **way)  # type: ignore[arg-type]
-    examine("huggingface", case, Settings(), note=lambda _: None, answer=answers.append)
-    return answers[-1]
-
-
 def test_the_registry_of_the_installed_transformers_is_the_suite() -> None:
     names = [model.name for model in HuggingFace().models()]
     assert len(names) > 200
@@ -61,7 +54,7 @@ def test_kinds_of_models_build_small_and_run(model: str) -> None:
 @pytest.mark.slow
 @pytest.mark.ci_sample
 def test_one_is_trained_under_autocast() -> None:
-    found = examined("LlamaForCausalLM", mode="training", dtype="amp")
+    found = examined("huggingface", "LlamaForCausalLM", mode="training", dtype="amp")
     assert (found.status.value, found.message) == ("pass", "")
 
 
@@ -99,7 +92,7 @@ def test_what_cannot_be_shrunk_is_unsupported_and_no_failure(
 ) -> None:
     monkeypatch.setattr(huggingface, "_architectures", lambda: {made.__name__: "stub"})
     monkeypatch.setattr(importlib.import_module("transformers"), made.__name__, made, raising=False)
-    found = examined(made.__name__)
+    found = examined("huggingface", made.__name__)
     assert (found.status.value, found.message) == ("unsupported", message)
 
 

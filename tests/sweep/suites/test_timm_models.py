@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from checked_backend.process.job import AnswerFolder
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.sweep.examine import examine
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites import list_models
 from checked_backend.sweep.suites.timm_models import Timm
+from tests.support.sweep_tools import examined
 
 
 def listed(folder: Path) -> str:
@@ -47,10 +46,8 @@ def test_models_of_the_real_registry_build_and_pass() -> None:
     pytest.importorskip("torchvision", exc_type=ImportError) if _shimmed() else pytest.skip("no torchvision")
     pytest.importorskip("timm")
     assert len(Timm().models()) > 500
-    answers: list[CaseResult] = []
-    case = Case("timm", "resnet10t", compiler="eager")
-    examine("timm", case, Settings(batch_size=1), note=lambda _: None, answer=answers.append)
-    assert (answers[-1].status.value, answers[-1].message) == ("pass", "")
+    found = examined("timm", "resnet10t", Settings(batch_size=1))
+    assert (found.status.value, found.message) == ("pass", "")
 
 
 def _shimmed() -> bool:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from checked_backend.errors import SuiteError
-from checked_backend.runs.case import Case, CaseResult
-from checked_backend.sweep.examine import examine
+from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
 from checked_backend.sweep.suites.torchbench import TorchBench
+from tests.support.sweep_tools import examined
 
 BASE = """
 import pathlib
@@ -87,13 +87,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def examined(checkout: Path, model: str, mode: str = "inference", settings: Settings | None = None) -> CaseResult:
-    answers: list[CaseResult] = []
-    case = Case("torchbench", model, mode=mode, compiler="eager")
-    examine(f"torchbench:{checkout}", case, settings or Settings(), note=lambda _: None, answer=answers.append)
-    return answers[-1]
-
-
 def test_models_are_folders_with_code_and_canaries_are_known_as_such(checkout: Path) -> None:
     found = {model.name: model.canary for model in TorchBench(str(checkout)).models()}
     own = ("plain", "keywords", "fixed_size", "cuda_only", "no_class", "needs", "internal")
@@ -104,7 +97,7 @@ def test_models_are_folders_with_code_and_canaries_are_known_as_such(checkout: P
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("model", ["plain", "keywords", "fixed_size", "internal", "tweety"])
 def test_models_pass_in_both_modes_from_the_checkouts_own_folder(checkout: Path, model: str, mode: str) -> None:
-    found = examined(checkout, model, mode)
+    found = examined(f"torchbench:{checkout}", model, mode=mode)
     assert (found.status.value, found.message) == ("pass", "")
 
 
@@ -118,7 +111,7 @@ def test_models_pass_in_both_modes_from_the_checkouts_own_folder(checkout: Path,
     ],
 )
 def test_models_that_cannot_be_run(checkout: Path, model: str, status: str, why: str) -> None:
-    found = examined(checkout, model)
+    found = examined(f"torchbench:{checkout}", model)
     assert found.status.value == status
     assert why in found.message
 
@@ -128,7 +121,7 @@ def test_batch_sizes(checkout: Path) -> None:
     built = suite.build(Case("torchbench", "plain"), Settings(batch_size=7))
     assert built.args[0].shape == (7, 3)
     assert suite.build(Case("torchbench", "plain", mode="training"), Settings()).args[0].shape == (4, 3)
-    found = examined(checkout, "fixed_size", settings=Settings(batch_size=7))
+    found = examined(f"torchbench:{checkout}", "fixed_size", Settings(batch_size=7))
     assert found.status.value == "unsupported"
     assert "cannot change its batch size" in found.message
 

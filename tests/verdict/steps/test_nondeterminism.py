@@ -10,6 +10,7 @@ import torch
 import checked_backend as cb
 from checked_backend import Verdict
 from tests.support import faults
+from tests.support.region_tools import checked, gathered
 
 
 @pytest.fixture
@@ -44,13 +45,8 @@ def unsteady():
 
 
 def numcheck(program, x, compiler="nop"):
-    compiled = torch.compile(
-        program, backend="numcheck", options={"compiler": compiler, "on_divergence": "record", "localize": False}
-    )
-    with cb.collect() as session:
-        for _ in range(3):
-            compiled(x)
-    return session.report
+    compiled = checked(program, compiler)
+    return gathered(lambda: [compiled(x) for _ in range(3)])
 
 
 def check(program, x, compiler="nop"):
@@ -98,9 +94,7 @@ def test_digits_that_cancel_in_float64_too_are_noise():
     def residue(x):  # what rounding leaves, in float64 too; it is nowhere zero on any processor
         return 1 / (x / 3.1 * 3.1 - x).square().sum()
 
-    def otherwise(gm, _example_inputs):
-        return lambda *args: [result * 3 for result in gm.forward(*args)]
-
+    otherwise = faults.every_output(lambda result: result * 3)
     report = cb.check(residue, (torch.linspace(0.1, 1.7, 12),), compiler=otherwise)
     assert report.verdict is Verdict.PASS
     assert report.coverage.detection_limit["output[0]"] > 1

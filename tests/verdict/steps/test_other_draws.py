@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
 from tests.support import faults
-from tests.support.region_tools import checked, found, gathered
+from tests.support.region_tools import checked, found, gathered, meanwhile
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,36 +36,14 @@ def x() -> torch.Tensor:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """A thread is alive, and does nothing."""
-    done = threading.Event()
-    idle = threading.Thread(target=done.wait)
-    idle.start()
-    try:
-        yield
-    finally:
-        done.set()
-        idle.join()
-
-
-@contextmanager
 def drawing() -> Iterator[None]:
-    """A thread draws random numbers all the time."""
-    done = threading.Event()
-
-    def draw() -> None:
-        while not done.is_set():
-            torch.rand(3)
-
-    drawer = threading.Thread(target=draw)
+    """A thread draws random numbers all the time, also during calls that take less than the usual 5 ms."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # it also draws during calls that take less than the usual 5 ms
-    drawer.start()
+    sys.setswitchinterval(1e-4)
     try:
-        yield
+        with meanwhile(lambda: torch.rand(3)):
+            yield
     finally:
-        done.set()
-        drawer.join()
         sys.setswitchinterval(interval)
 
 
@@ -79,7 +54,7 @@ def drawing() -> Iterator[None]:
 )
 def test_an_error_in_one_call_beside_random_numbers_fails(name: str, spoil: str, at: int) -> None:
     compiled = checked(PROGRAMS[name], faults.only_in_call(3, faults.spoiled_output(SPOILS[spoil], at)))
-    with waiting():
+    with meanwhile():
         report = gathered(lambda: [compiled(x()) for _ in range(4)])
     assert {subject for _, subject in found(report)} == {f"output[{at}]"}, str(report)
     assert not any("another thread" in skip.reason for skip in report.coverage.skipped)
@@ -120,7 +95,7 @@ def test_an_error_in_one_call_is_answered_as_asked() -> None:
 
 def test_a_random_state_left_otherwise_in_one_call_fails() -> None:
     compiled = checked(torch.tanh, faults.only_in_call(3, faults.too_many_random_numbers()))
-    with waiting():
+    with meanwhile():
         report = gathered(lambda: [compiled(x()) for _ in range(4)])
     assert found(report) == {("rng.state", "rng state")}
 
@@ -137,9 +112,7 @@ def test_a_thread_that_draws_is_named_and_hides_no_impossible_values() -> None:
 
 
 def test_a_compiler_that_draws_by_another_operator_is_not_said_to_round() -> None:
-    def by_rand(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda x: (x * (torch.rand(8, 6) > 0.5) / 0.5,)
-
+    by_rand = faults.instead(lambda x: x * (torch.rand(8, 6) > 0.5) / 0.5)
     report = gathered(lambda: checked(lambda x: F.dropout(x, 0.5), by_rand)(x()))
     assert found(report) == {("rng.stream", "output[0]")}, str(report)
     assert "draws otherwise than eager" in report.findings[0].message
