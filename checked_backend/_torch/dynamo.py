@@ -26,7 +26,7 @@ from torch._dynamo.exc import (
     TensorifyScalarRestartAnalysis,
     exceptions_allowed_to_be_fallback,
 )
-from torch._dynamo.source import GetItemSource
+from torch._dynamo.source import GetItemSource, LocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext, tracing
@@ -260,6 +260,21 @@ def traced_stack(error: BaseException) -> Sequence[FrameSummary]:
 def element_source(source: Any, index: int) -> Any:
     """The Dynamo source of a list's element, given the source of the list."""
     return GetItemSource(source, index)
+
+
+def as_from_dynamo(gm: fx.GraphModule) -> fx.GraphModule:
+    """Let AOT autograd see which inputs of a copied graph are parameters, as it sees that of Dynamo's own graph.
+
+    It keeps parameters for the backward pass rather than views of them, so Inductor would fuse other kernels without
+    (``_try_get_metadata_from_dynamo`` of ``torch/_functorch/_aot_autograd/frontend_utils.py``).
+    """
+    if "dynamo_compile_id" not in gm.meta:
+        gm.meta["dynamo_compile_id"] = None
+        held = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
+        gm._param_name_to_source = {name: LocalSource(name) for name, _ in held}  # type: ignore[assignment]
+        for node in gm.graph.find_nodes(op="placeholder"):
+            node._dynamo_source = LocalSource(node.name)
+    return gm
 
 
 def compile_id() -> str:

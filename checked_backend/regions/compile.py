@@ -18,6 +18,7 @@ from checked_backend._torch.autograd import is_accumulate_grad
 from checked_backend._torch.dynamo import (
     InvalidBackend,
     TracingContext,
+    as_from_dynamo,
     compiling,
     dynamo_disable,
     list_backends,
@@ -191,7 +192,7 @@ def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Se
     Raises:
         CandidateError: The compiler returned something that cannot be called.
     """
-    compiled = compiler(gm, example_inputs)
+    compiled = compiler(as_from_dynamo(gm), example_inputs)
     if not callable(compiled):
         raise CandidateError(
             f"the candidate compiler returned {compiled!r}, which is not callable. A Dynamo backend takes "
@@ -418,6 +419,7 @@ def _compiled(
     inputs: Sequence[Any],
     change: Callable[[torch.dtype], torch.dtype],
 ) -> Region:
+    as_from_dynamo(graph)
     fake_mode = detect_fake_mode(example_inputs)
     symbolic = fake_mode is not None and (
         any(isinstance(value, torch.SymInt) for value in example_inputs)
