@@ -62,6 +62,10 @@ _KINKED = frozenset(
 """Operators whose value has no step, though their gradient has."""
 
 _BLANK = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+_OVERWRITING = frozenset(
+    {"cauchy", "copy", "exponential", "fill", "geometric", "log_normal", "normal_functional", "random", "uniform"}
+)
+"""Operators without effects that read nothing but the size of their first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,10 @@ class Units:
     def is_blank(self, node: fx.Node) -> bool:
         """Whether a call makes a tensor of which no element has a value yet."""
         return node.op in ("call_function", "call_method") and _name(node) in _BLANK
+
+    def is_overwritten(self, node: fx.Node) -> bool:
+        """Whether nothing reads the values of a node, since all that takes it replaces each of them."""
+        return all(_name(user) in _OVERWRITING and user.args[:1] == (node,) for user in node.users)
 
     def carries(self, node: fx.Node) -> bool:
         """Whether what reads this tensor may have computed it anew, from other roundings than the tensor handed out."""

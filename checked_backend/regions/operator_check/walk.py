@@ -335,7 +335,7 @@ class Walk:
 
     def _reads_values(self, node: fx.Node, sources: Sequence[fx.Node]) -> bool:
         """Whether all inputs of a node have been written to. Junk differs from run to run."""
-        if self._blank.isdisjoint(sources):
+        if all(self._units.is_overwritten(source) for source in self._blank.intersection(sources)):
             return True
         self.checks.unchecked[node.name] = "it reads memory to which nothing may have been written"
         return False

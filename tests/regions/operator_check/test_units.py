@@ -54,3 +54,21 @@ def test_a_cast_to_few_values_has_steps(
     graph = make_fx(program)(torch.randn(4, 4).bfloat16(), torch.arange(4)).graph
     unit = Units(graph.owning_module, set()).of(graph.output_node().all_input_nodes[0])
     assert (unit.steady, unit.steady_gradient) == (steady, smooth)
+
+
+@pytest.mark.parametrize(
+    ("program", "overwritten"),
+    [
+        (lambda x: x * torch.ops.aten.normal_functional(torch.empty_like(x)), True),  # as Normal.rsample draws
+        (lambda x: torch.ops.aten.copy(torch.empty_like(x), x), True),
+        (lambda x: torch.ops.aten.copy(x, torch.empty_like(x)), False),
+        (lambda x: x * torch.ops.aten.bernoulli(torch.empty_like(x)), False),
+    ],
+)
+def test_junk_that_is_overwritten_is_not_read(
+    program: Callable[[torch.Tensor], torch.Tensor], overwritten: bool
+) -> None:
+    graph = make_fx(program, tracing_mode="fake")(torch.randn(4)).graph
+    units = Units(graph.owning_module, set())
+    (blank,) = filter(units.is_blank, graph.nodes)
+    assert units.is_overwritten(blank) is overwritten
