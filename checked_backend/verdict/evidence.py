@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
+from checked_backend.numerics.measure import measure
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.elements import (
@@ -48,6 +49,7 @@ class Evidence:
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
         closed: Whether the tensor is decided.
+        left_out: Elements that are not compared, because nothing was written to them; None if all are.
     """
 
     pair: TensorPair
@@ -69,6 +71,7 @@ class Evidence:
     right_recompiled: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
+    left_out: torch.Tensor | None = None
 
     @classmethod
     def of(cls, pair: TensorPair, metrics: Metrics, *, low_precision: bool = False) -> Evidence:
@@ -89,7 +92,18 @@ class Evidence:
         A perturbed comparison can change a shape.
         """
         found = None if values is None else values.get(self.pair.name)
-        return None if found is None or found.shape != self.pair.reference.shape else found
+        if found is None or found.shape != self.pair.reference.shape:
+            return None
+        return found if self.left_out is None else found.masked_fill(self.left_out, 0)
+
+    def leave_out(self, elements: torch.Tensor) -> None:
+        """Compare only the other elements from now on."""
+        self.left_out = elements
+        reference, candidate = (one.masked_fill(elements, 0) for one in (self.pair.reference, self.pair.candidate))
+        self.pair = replace(self.pair, reference=reference, candidate=candidate)
+        self.metrics = measure(reference=reference, candidate=candidate)
+        if self.same_bits:
+            self.outside = Outliers(0, 0, 0.0)
 
     def sample_in_float64(self, values: Values | None) -> torch.Tensor | None:
         """This tensor in a run in float64, infinite where it would be infinite at the program's own precision."""
