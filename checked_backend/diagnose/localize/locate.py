@@ -360,7 +360,8 @@ class Search:
             return self._faulty(*slight)
         found = self._past(slight) or self._differentiated()
         if found is None and slight is not None:
-            return self._faulty(*slight)
+            found = self._faulty(*slight)
+            found = None if found.cut is None else found  # it explains nothing, and what was compiled anew is right
         if found is None:
             notes = [*self.notes, "rounding alone would explain what each part does by itself"]
             found = replace(self, oracle=self.gross, killing=self.gross, notes=notes)._bisected()
