@@ -268,8 +268,7 @@ def as_from_dynamo(gm: fx.GraphModule) -> fx.GraphModule:
     It keeps parameters for the backward pass rather than views of them, so Inductor would fuse other kernels without
     (``_try_get_metadata_from_dynamo`` of ``torch/_functorch/_aot_autograd/frontend_utils.py``).
     """
-    if "dynamo_compile_id" not in gm.meta:
-        gm.meta["dynamo_compile_id"] = None
+    if "dynamo_compile_id" in gm.meta and not hasattr(gm, "_param_name_to_source"):
         held = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
         gm._param_name_to_source = {name: LocalSource(name) for name, _ in held}  # type: ignore[assignment]
         for node in gm.graph.find_nodes(op="placeholder"):

@@ -320,6 +320,7 @@ def _call_body(body: Callable[..., Any], _identifier: str, *operands: Any) -> An
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph so that a compiler's changes do not reach it; parameters and constants stay shared."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    copied.meta = dict(gm.meta)
     for name, child in list(copied.named_children()):
         if isinstance(child, fx.GraphModule):
             setattr(copied, name, copy_graph(child))

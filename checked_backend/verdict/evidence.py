@@ -49,7 +49,7 @@ class Evidence:
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
         closed: Whether the tensor is decided.
-        left_out: Elements that are not compared, because nothing was written to them; None if all are.
+        left_out: Elements that are not compared, since they follow from uninitialised memory; None if all are compared.
     """
 
     pair: TensorPair
@@ -94,12 +94,12 @@ class Evidence:
         found = None if values is None else values.get(self.pair.name)
         if found is None or found.shape != self.pair.reference.shape:
             return None
-        return found if self.left_out is None else found.masked_fill(self.left_out, 0)
+        return found if self.left_out is None else _without(self.left_out, found)
 
     def leave_out(self, elements: torch.Tensor) -> None:
         """Compare only the other elements from now on."""
         self.left_out = elements
-        reference, candidate = (one.masked_fill(elements, 0) for one in (self.pair.reference, self.pair.candidate))
+        reference, candidate = (_without(elements, one) for one in (self.pair.reference, self.pair.candidate))
         self.pair = replace(self.pair, reference=reference, candidate=candidate)
         self.metrics = measure(reference=reference, candidate=candidate)
         if self.same_bits:
@@ -274,6 +274,11 @@ class Evidence:
 
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+
+
+def _without(elements: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A tensor's values with 0 for some elements; ``masked_fill`` does not know all dtypes."""
+    return torch.where(elements, torch.zeros_like(values), values)
 
 
 @dataclass(slots=True)
