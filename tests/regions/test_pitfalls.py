@@ -721,17 +721,18 @@ def test_activation_checkpointing_with_dropout() -> None:
 
 def begun(x: torch.Tensor) -> torch.Tensor:
     """Hand out what is to be filled behind a break of the graph, as solvers of differential equations do."""
-    solution = torch.empty(3, *x.shape)
+    solution = torch.empty(3, *x.shape, dtype=x.dtype)
     solution[0] = x
     return solution
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("factor", [1.0, 1.001])
-def test_what_was_written_is_compared_where_the_rest_is_junk(factor: float) -> None:
+def test_what_was_written_is_compared_where_the_rest_is_junk(factor: float, dtype: torch.dtype) -> None:
     def other_junk(out: torch.Tensor) -> torch.Tensor:
         return torch.cat([out[:1] * factor, torch.full_like(out[1:], 7.0)])
 
-    report = gathered(lambda: checked(begun, faults.every_output(other_junk))(torch.randn(4, 5)))
+    report = gathered(lambda: checked(begun, faults.every_output(other_junk))(torch.randn(4, 5, dtype=dtype)))
     (note,) = report.coverage.notes
     assert "output[0]: 40 of its 60 elements are, or follow from, memory to which eager writes nothing" in note
     if factor == 1.0:
