@@ -262,18 +262,18 @@ def element_source(source: Any, index: int) -> Any:
     return GetItemSource(source, index)
 
 
-def as_from_dynamo(gm: fx.GraphModule) -> fx.GraphModule:
-    """Let AOT autograd see which inputs of a copied graph are parameters, as it sees that of Dynamo's own graph.
+def as_from_dynamo(gm: fx.GraphModule) -> None:
+    """Give a copy of Dynamo's graph the marks by which AOT autograd knows such a graph, and its parameters.
 
-    It keeps parameters for the backward pass rather than views of them, so Inductor would fuse other kernels without
-    (``_try_get_metadata_from_dynamo`` of ``torch/_functorch/_aot_autograd/frontend_utils.py``).
+    AOT autograd keeps parameters for the backward pass rather than views of them, so the copy is cut where the graph is
+    (``_try_get_metadata_from_dynamo`` of ``torch/_functorch/_aot_autograd/frontend_utils.py``). The inputs' sources are
+    invented: nothing may evaluate the guards of this compilation.
     """
     if "dynamo_compile_id" in gm.meta and not hasattr(gm, "_param_name_to_source"):
         held = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
         gm._param_name_to_source = {name: LocalSource(name) for name, _ in held}  # type: ignore[assignment]
         for node in gm.graph.find_nodes(op="placeholder"):
             node._dynamo_source = LocalSource(node.name)
-    return gm
 
 
 def compile_id() -> str:

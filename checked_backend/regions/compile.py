@@ -192,7 +192,7 @@ def compile_candidate(compiler: Compiler, gm: fx.GraphModule, example_inputs: Se
     Raises:
         CandidateError: The compiler returned something that cannot be called.
     """
-    compiled = compiler(as_from_dynamo(gm), example_inputs)
+    compiled = compiler(gm, example_inputs)
     if not callable(compiled):
         raise CandidateError(
             f"the candidate compiler returned {compiled!r}, which is not callable. A Dynamo backend takes "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.dynamo import TracingContext, compiling, tracing
+from checked_backend._torch.dynamo import TracingContext, as_from_dynamo, compiling, tracing
 from checked_backend._torch.fake_tensors import detect_fake_mode
 from checked_backend.findings import Finding
 from checked_backend.graphs.mode_blocks import with_mode_blocks
@@ -125,7 +125,9 @@ def run_with(failure: Failure, compiler: Compiler) -> None:
     """
     with failure.call.undisturbed():
         with _as_compiled_first(failure):
-            region = compile_candidate(compiler, copy_graph(failure.graph), failure.example_inputs)
+            graph = copy_graph(failure.graph)
+            as_from_dynamo(graph)
+            region = compile_candidate(compiler, graph, failure.example_inputs)
         failure.call.run(region, cotangents=failure.cotangents)
 
 

@@ -140,7 +140,7 @@ def learn(facts: Facts, recipe: Recipe, tape: EagerTape, modes: Modes) -> None:
         elif isinstance(mode, Float64Mode):
             facts.left_out[Control.FLOAT64] |= mode.lossy
         elif isinstance(mode, PoisonMode):
-            facts.has_junk |= mode.filled
+            facts.takes_junk |= mode.filled
         elif isinstance(mode, ReplayChoices) and mode.flips:
             facts.flips.add(recipe.float64)
 

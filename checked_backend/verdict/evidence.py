@@ -49,7 +49,7 @@ class Evidence:
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
         closed: Whether the tensor is decided.
-        left_out: Elements that are not compared, since they follow from uninitialised memory; None if all are compared.
+        junk: Elements that follow from uninitialised memory, and are not compared; None if there are none.
     """
 
     pair: TensorPair
@@ -71,7 +71,7 @@ class Evidence:
     right_recompiled: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
-    left_out: torch.Tensor | None = None
+    junk: torch.Tensor | None = None
 
     @classmethod
     def of(cls, pair: TensorPair, metrics: Metrics, *, low_precision: bool = False) -> Evidence:
@@ -94,12 +94,12 @@ class Evidence:
         found = None if values is None else values.get(self.pair.name)
         if found is None or found.shape != self.pair.reference.shape:
             return None
-        return found if self.left_out is None else _without(self.left_out, found)
+        return found if self.junk is None else _without(self.junk, found)
 
-    def leave_out(self, elements: torch.Tensor) -> None:
+    def leave_out(self, junk: torch.Tensor) -> None:
         """Compare only the other elements from now on."""
-        self.left_out = elements
-        reference, candidate = (_without(elements, one) for one in (self.pair.reference, self.pair.candidate))
+        self.junk = junk
+        reference, candidate = (_without(junk, one) for one in (self.pair.reference, self.pair.candidate))
         self.pair = replace(self.pair, reference=reference, candidate=candidate)
         self.metrics = measure(reference=reference, candidate=candidate)
         if self.same_bits:

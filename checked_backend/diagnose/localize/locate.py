@@ -361,7 +361,8 @@ class Search:
         found = self._past(slight) or self._differentiated()
         if found is None and slight is not None:
             found = self._faulty(*slight)
-            found = None if found.cut is None else found  # it explains nothing, and what was compiled anew is right
+            if found.cut is None:  # the slight error explains nothing, and the program compiled anew is right
+                found = None
         if found is None:
             notes = [*self.notes, "rounding alone would explain what each part does by itself"]
             found = replace(self, oracle=self.gross, killing=self.gross, notes=notes)._bisected()

@@ -137,7 +137,9 @@ class Units:
 
     def is_overwritten(self, node: fx.Node) -> bool:
         """Whether nothing reads the values of a node, since all that takes it replaces each of them."""
-        return all(_name(user) in _OVERWRITING and user.args[:1] == (node,) for user in node.users)
+        return all(
+            _name(user) in _OVERWRITING and user.args[0] is node and node not in user.args[1:] for user in node.users
+        )
 
     def carries(self, node: fx.Node) -> bool:
         """Whether what reads this tensor may have computed it anew, from other roundings than the tensor handed out."""
