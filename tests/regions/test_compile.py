@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import fx, nn
+from torch._dynamo import lookup_backend
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._inductor.exc import CppCompileError
 
 from checked_backend.regions.compile import compile_again, copy_graph
+from tests.support.region_tools import agreed, checked, gathered
 
 
 def test_it_keeps_for_its_backward_pass_what_the_candidate_keeps() -> None:
@@ -42,3 +45,22 @@ def test_it_keeps_for_its_backward_pass_what_the_candidate_keeps() -> None:
     compile_again(compiler, graph, inputs, real)
     first, again = kept
     assert first == again
+
+
+def test_the_guards_of_a_second_try_are_about_inputs_that_there_are() -> None:
+    """Dynamo evaluates what AOT autograd notes about inputs in one memory while a region is first compiled."""
+    tries: list[fx.GraphModule] = []
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        tries.append(gm)
+        if len(tries) == 1:
+            raise CppCompileError(["g++"], "garbage")
+        return lookup_backend("aot_eager")(gm, list(inputs))
+
+    def written(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a * 2 + b
+
+    base = torch.arange(24.0)
+    agreed(gathered(lambda: checked(written, compiler, dynamic=True)(base[:8], base[4:12])))
+    assert len(tries) == 2
