@@ -38,6 +38,11 @@ READS_JUNK = _plain(
     "eager, left as it is, repeats itself bit for bit, but with other junk in uninitialised memory it does not: so it "
     "reads memory that nothing wrote, and there is nothing to compare with",
 )
+HAS_JUNK = _plain(
+    Kind.NONDETERMINISTIC,
+    "some of its elements follow from memory to which eager writes nothing, so there is nothing to compare them with; the "
+    "others agree",
+)
 CHANGES_IN_FLOAT64 = _plain(
     Kind.NONDETERMINISTIC,
     "eager in float64 does not repeat itself, from the same inputs and random state, and at its own precision its "

@@ -12,6 +12,7 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import (
     CHANGES_IN_FLOAT64,
+    HAS_JUNK,
     UNSUPPORTED,
     Classification,
     classify,
@@ -42,6 +43,9 @@ _PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Cont
 def close_as_noise(context: Context, case: Evidence) -> None:
     """Decide that a tensor is right, unless its noise is so large that it hides any error."""
     if _hides_everything(context, case):
+        return
+    if case.junk is not None:
+        close_as(context, case, HAS_JUNK)
         return
     if case.metrics.nonfinite_mismatched == 0:
         context.decisions.scales[case.pair.name] = case.remembered()
