@@ -40,8 +40,8 @@ READS_JUNK = _plain(
 )
 HAS_JUNK = _plain(
     Kind.NONDETERMINISTIC,
-    "some of its elements follow from memory to which eager writes nothing, so there is nothing to compare them with; the "
-    "others agree",
+    "some of its elements follow from memory to which eager writes nothing, so there is nothing to compare them with; "
+    "the others agree",
 )
 CHANGES_IN_FLOAT64 = _plain(
     Kind.NONDETERMINISTIC,
