@@ -90,10 +90,10 @@ def find_sites(
     results: dict[Edge, Result] = {}
     for result, value in results_of(outputs, mutated).items():
         if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
-            edge = gradient_edge(value)
-            if edge is not None and (edge.node, edge.output_nr) not in edges:  # else it is an input passed through
+            edge = _edge_of_result(value, since)
+            if edge is not None and edge not in edges:  # else it is an input passed through
                 # two results on one edge are one tensor, whose gradient arrives once
-                results.setdefault((edge.node, edge.output_nr), result)
+                results.setdefault(edge, result)
     sites: dict[Node, Site] = {}
     for (node, output), result in results.items():
         sites.setdefault(node, Site()).results.append((output, result))
@@ -135,6 +135,25 @@ def find_sites(
                 behind = dict(sites[target].to_inputs)
                 site.to_gate += [(number, behind[target_number])] if target_number in behind else []
     return sites, list(seen), outside_edges
+
+
+def _edge_of_result(value: torch.Tensor, since: int) -> Edge | None:
+    """The place where the gradient of a result arrives.
+
+    What was copied to a view is known to its base too, whose gradient does not pass the view: both pass what was
+    copied.
+    """
+    edge = gradient_edge(value)
+    if edge is None:
+        return None
+    node: Node | None = edge.node
+    while value._is_view() and node is not None and node._sequence_nr() >= since:
+        (source, number), *others = node.next_functions or [(None, 0)]
+        if node.name().endswith("CopySlices"):
+            source, number = others[0] if len(others) == 1 else (None, 0)
+            return (edge.node, edge.output_nr) if source is None else (source, number)
+        node = None if others else source
+    return edge.node, edge.output_nr
 
 
 def _reached(nodes: Set[Node], edges: Mapping[Edge, int]) -> dict[Node, int]:

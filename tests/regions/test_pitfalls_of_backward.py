@@ -92,6 +92,25 @@ def test_a_view_without_history_may_be_an_input() -> None:
         assert agreed(gathered(lambda how=how: checked(torch.cos, faults.clean(how))(seen)))
 
 
+def test_gradients_of_a_mutated_view_also_come_through_its_base() -> None:
+    """They pass what was copied to the view, not the view."""
+
+    def double(v: torch.Tensor) -> torch.Tensor:
+        v.mul_(2)
+        return v.sum()
+
+    def program(compile_: Compile) -> None:
+        base = torch.randn(4, 3, requires_grad=True) * 1
+        total = compile_(double)(base.t()[1:])
+        (total + base.sum()).backward()
+
+    report = audit(program, faults.clean("aot"))
+    assert agreed(report)
+    assert report.coverage.checked["gradients"] == 1
+    report = audit(program, faults.scaled_gradient("v", "aot"))
+    assert {subject for _detail, subject in found(report)} == {"grad[v]"}
+
+
 def test_second_step_is_checked_too() -> None:
     """A gradient that is wrong from the third pass on."""
     passes: list[int] = []
