@@ -205,12 +205,6 @@ def test_what_both_raise_is_the_programs_own() -> None:
     assert not told(report, "")
 
 
-def test_another_exception_of_eager_alone_is_still_missing() -> None:
-    with planned(forward=always, error=lambda: ValueError("out of bounds")):
-        report = gathered(lambda: checked(net, sparing())(torch.ones(3)))
-    assert ("exception.missing", "candidate") in found(report)
-
-
 def test_check_is_no_finding_either() -> None:
     with planned(forward=lambda number: number == 1, error=ERRORS["cpu"]):
         report = cb.check(net, (torch.ones(3),), compiler=sparing())
