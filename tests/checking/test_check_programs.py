@@ -293,8 +293,7 @@ class Branching(nn.Module):
         self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.cond(x.sum() > 0, lambda y: self.one(y), lambda y: self.other(y).sin(), (x,))
-        return result
+        return torch.cond(x.sum() > 0, lambda y: self.one(y), lambda y: self.other(y).sin(), (x,))
 
 
 @pytest.mark.more

@@ -77,7 +77,6 @@ def test_the_report_tells_a_program_the_size_that_failed() -> None:
     [finding] = report.findings
     assert finding.kind is Kind.LOGIC
     assert finding.noise is not None
-    assert finding.metrics is not None
     assert finding.metrics.index is not None
     assert "with size 17" in finding.message
     assert report.environment["candidate"] == "uninitialised_tail"

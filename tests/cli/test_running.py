@@ -357,7 +357,6 @@ except KeyboardInterrupt:
 def test_a_signal_to_the_command_reaches_the_program(tmp_path: Path, number: str, code: int, said: str) -> None:
     (tmp_path / "p.py").write_text(WAITS)
     process = started((*VERB, "p.py"), tmp_path)
-    assert process.stdout is not None
     program = int(process.stdout.readline())
     time.sleep(0.1)
     process.send_signal(getattr(signal, number))

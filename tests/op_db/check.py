@@ -219,8 +219,7 @@ def _failing(lines: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str
 
 def known() -> dict[str, Any]:
     """The listed fails."""
-    listed: dict[str, Any] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return listed
+    return json.loads(KNOWN.read_text(encoding="utf-8"))
 
 
 def document(path: Path) -> dict[str, Any]:

@@ -156,8 +156,7 @@ def _sweep_in_worker(info: Any, limit: int | None) -> dict[str, Any]:
     told = run_in_worker(lambda: json.dumps(sweep_operator(info, limit)), timeout=SECONDS_PER_OPERATOR)
     if isinstance(told, JobEnd):
         return sweep_operator(info, limit, _told_alone)
-    result: dict[str, Any] = json.loads(told)
-    return result
+    return json.loads(told)
 
 
 _SITE = str(Path(torch.__file__).parent.parent) + "/"

@@ -123,8 +123,7 @@ def test_a_loop_has_a_float64_twin() -> None:
         def body(step: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return step + 1, torch.sin(y * 1.3) + 0.1
 
-        result: torch.Tensor = torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
-        return result
+        return torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
 
     with torch.no_grad():
         report = gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16)))

@@ -123,7 +123,6 @@ def test_an_input_with_gaps_that_is_written_to_has_its_strides_in_eager_too(comp
         base = torch.randn(4, 3, requires_grad=True)
         h = torch.empty_strided((4, 3), (6, 2)).copy_(base)
         checked(lambda h: h.mul_(3.0).sin(), compiler)(h).sum().backward()
-        assert base.grad is not None
         assert torch.equal(base.grad, 3 * (3 * base.detach()).cos())
 
     assert agreed(gathered(run))

@@ -51,8 +51,7 @@ def _meaning(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropou
     """As ``scaled_dot_product_attention``: a kernel where there is one for the dtype, else its parts."""
     if query.dtype is torch.float64:
         return torch.native_dropout(_weights(query, key), dropout_p, True)[0] @ value
-    result: torch.Tensor = getattr(torch.ops.checked_backend_hidden, _NAME)(query, key, value, dropout_p)[0]
-    return result
+    return getattr(torch.ops.checked_backend_hidden, _NAME)(query, key, value, dropout_p)[0]
 
 
 @contextmanager
@@ -100,5 +99,4 @@ def with_hidden_attention() -> Iterator[None]:
 
 def hidden_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> torch.Tensor:
     """Attention with dropout inside of its kernel; (batch, heads, length, width) each."""
-    result: torch.Tensor = torch.ops.checked_backend_hidden.attention(query, key, value, dropout_p)
-    return result
+    return torch.ops.checked_backend_hidden.attention(query, key, value, dropout_p)

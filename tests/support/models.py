@@ -36,8 +36,7 @@ class Case:
 def of_transformers(name: str, **settings: Any) -> nn.Module:
     """A model of transformers, from the configuration that goes with it."""
     cls = getattr(transformers, name)
-    model: nn.Module = cls(cls.config_class(**settings))
-    return model
+    return cls(cls.config_class(**settings))
 
 
 def _words(batch: int, length: int) -> torch.Tensor:

@@ -69,8 +69,7 @@ def backend_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     (tmp_path / "other_backends.py").write_text(OTHER_BACKENDS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "other_backends", raising=False)
-    backend: Callable[..., Any] = getattr(__import__("other_backends"), name)
-    return backend
+    return getattr(__import__("other_backends"), name)
 
 
 def wrote(case: GraphCase, folder: Path, kind: Kind, detail: str = "", **further: Any) -> Repro:

@@ -90,8 +90,7 @@ class WarmPython:
 
 def _text(file: Any) -> str:
     file.seek(0)
-    text: str = file.read().decode(errors="replace")
-    return text
+    return file.read().decode(errors="replace")
 
 
 # the warm process

@@ -25,7 +25,6 @@ def values(dtype: torch.dtype = torch.float32) -> Tensor:
 def places_of(reference: Tensor, candidate: Tensor, exact: Tensor) -> list[int]:
     """Where the candidate has lost digits that eager has."""
     lost = lost_digits(reference=reference, candidate=candidate, high_precision=exact)
-    assert lost is not None
     return lost.nonzero().flatten().tolist()
 
 

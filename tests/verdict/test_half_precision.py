@@ -25,7 +25,6 @@ def test_error_below_half_precision_is_found(how: faults.How, face: str) -> None
         report = gathered(lambda: checked(model, compiler)(x))
     assert found(report) == {("logic", "output[0]")}
     [finding] = report.findings
-    assert finding.metrics is not None
     assert finding.metrics.bitwise_equal
     assert finding.evidence["float64_twin_error"] == pytest.approx(1e-5, rel=10)
     assert "hides that bit for bit" in " ".join(report.to_text(verbose=True).split())
