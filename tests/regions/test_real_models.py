@@ -172,11 +172,7 @@ def unchecked(model: nn.Module, compiler: str = "inductor") -> Any:
 
 
 def train(make: Make, compile_model: Compile, steps: int) -> tuple[Case, list[torch.Tensor]]:
-    """Train a new model from a fixed seed.
-
-    Returns:
-        The case, and all that can be seen of the run: losses, weights, buffers, gradients, the random state.
-    """
+    """Train a new model from a fixed seed: the case, and losses, weights, buffers, gradients and random state."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     np.random.seed(0)  # wav2vec2 draws the times that it masks with NumPy
@@ -325,16 +321,7 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def train_with_trainer(
     folder: Path, compiler: str | None, prepare: Callable[[nn.Module], Any] = lambda _model: None
 ) -> tuple[nn.Module, float]:
-    """Train BERT for 3 steps with Hugging Face's Trainer.
-
-    Args:
-        folder: Where Trainer writes to.
-        compiler: Its ``torch_compile_backend``; None for no ``torch_compile``.
-        prepare: Called with the model before Trainer gets it.
-
-    Returns:
-        The trained model, and the mean loss.
-    """
+    """Train BERT for 3 steps with Hugging Face's Trainer: the trained model, and the mean loss."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = bert_classifier(layers=1).model

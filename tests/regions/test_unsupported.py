@@ -162,13 +162,7 @@ def net(x: Tensor) -> Tensor:
 
 
 class Failing:
-    """A compiler whose forward or backward graphs fail some times before they work.
-
-    Args:
-        error: What it raises.
-        times: How often.
-        when: ``compiling``, ``running``, ``compiling backward`` or ``backward``.
-    """
+    """A compiler whose forward or backward graphs fail some times before they work."""
 
     def __init__(self, error: Raising, times: int, when: str) -> None:
         self.left, self.error, self.when = times, error, when

@@ -20,13 +20,7 @@ VOCABULARY = 64
 
 @dataclass(frozen=True)
 class Case:
-    """A model and something to run it on.
-
-    Attributes:
-        model: Random weights from the global random state.
-        inputs: Keywords of its ``forward``.
-        loss: Makes a scalar of what ``forward`` returns.
-    """
+    """A model, the keywords of its ``forward``, and what makes a scalar of what that returns."""
 
     model: nn.Module
     inputs: Mapping[str, Any]

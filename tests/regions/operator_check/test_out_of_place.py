@@ -71,7 +71,6 @@ class Model(nn.Module):
         self.write = write
 
     def forward(self, x: Tensor) -> Tensor:
-        """The loss."""
         return self.second(F.gelu(self.write(self.first(x)))).float().square().mean()
 
 
