@@ -22,6 +22,7 @@ from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Kind, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.metadata.symbols import SizeValues
+from tests.support.lying_operators import NAME, define, with_effect
 from tests.support.lying_operators import record as checked
 
 
@@ -57,25 +58,20 @@ def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_
     assert "[60, 1, 15, 3]" in done.stdout
 
 
-def test_graphs_inside_of_cond_are_checked_on_both_branches() -> None:
-    with torch.library._scoped_library("checked_backend_programs", "FRAGMENT") as library:
-        library.define("liar(Tensor x) -> Tensor")
-        library.impl("liar", lambda x: x.t().contiguous().t(), "CPU")
-        torch.library.register_fake("checked_backend_programs::liar", torch.empty_like, lib=library)
-        liar = torch.ops.checked_backend_programs.liar
+def test_graphs_inside_of_cond_are_checked_on_both_branches(library: Any) -> None:
+    liar = define(library, "liar(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
 
-        def program(x: torch.Tensor) -> torch.Tensor:
-            return torch.cond(x.sum() > 0, lambda x: liar(x).sin(), lambda x: x.cos(), (x,))
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: liar(x).sin(), lambda x: x.cos(), (x,))
 
-        with torch.no_grad():
-            report = checked(program, (-torch.ones(3, 4),))
-            assert report.findings == ()
-            assert sum(report.coverage.checked.values()) >= 6  # the nodes inside are counted
-            torch._dynamo.reset()
-            report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
+    with torch.no_grad():
+        report = checked(program, (-torch.ones(3, 4),))
+        assert report.findings == ()
+        assert sum(report.coverage.checked.values()) >= 6  # the nodes inside are counted
+        report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
     first, *rest = report.findings
     assert first.subject == "node[true_graph_0 of cond: liar]"
-    assert first.op == "checked_backend_programs.liar.default"
+    assert first.op == f"{NAME}.liar.default"
     assert "liar(x).sin()" in first.source
     assert all(finding.evidence["inherited"] for finding in rest)
 
@@ -90,19 +86,10 @@ def test_subclasses_effects_and_complex_numbers() -> None:
     assert report.verdict is Verdict.PASS, str(report)
 
 
-def test_effect_tokens_are_no_values() -> None:
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    with torch.library._scoped_library("checked_backend_effects", "FRAGMENT") as library:
-        library.define("log(Tensor x) -> Tensor")
-        library.impl("log", lambda x: x.clone(), "CompositeExplicitAutograd")
-        torch.library.register_fake("checked_backend_effects::log", torch.empty_like, lib=library)
-        log = torch.ops.checked_backend_effects.log
-        handle = _register_effectful_op(log.default, _EffectType.ORDERED)
-        try:
-            report = checked(lambda x: log(x) + log(x * 2), (torch.ones(3),))
-        finally:
-            handle.destroy()
+def test_effect_tokens_are_no_values(library: Any) -> None:
+    log = define(library, "log(Tensor x) -> Tensor", lambda x: x.clone(), torch.empty_like)
+    with with_effect(log):
+        report = checked(lambda x: log(x) + log(x * 2), (torch.ones(3),))
     assert report.verdict is Verdict.PASS, str(report)
 
 
