@@ -275,14 +275,14 @@ def test_a_bug_that_only_dynamic_sizes_have() -> None:
     assert calls(location.cut.case) == ["aten.sin.default"]
 
 
+def factored(x: Tensor) -> Tensor:
+    return torch.linalg.cholesky(torch.sin(x) - 10) * 2
+
+
 def test_an_operator_that_should_have_raised() -> None:
-    def function(x: Tensor) -> Tensor:
-        return torch.linalg.cholesky(torch.sin(x) - 10) * 2
-
-    def program(compiled: Callable[..., Any]) -> None:
-        compiled(torch.eye(3))
-
-    location = located(program, function, faults.left_out(str(torch.linalg.cholesky), "python"))
+    location = located(
+        lambda compiled: compiled(torch.eye(3)), factored, faults.left_out(str(torch.linalg.cholesky), "python")
+    )
     alone = torch.__version__.startswith("2.11.")  # there AOT autograd, too, loses what raises
     assert location.stage == ("aot" if alone else "compiled")
     assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
@@ -293,12 +293,9 @@ def test_an_operator_that_should_have_raised() -> None:
 
 
 def test_the_stage_that_does_not_raise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def function(x: Tensor) -> Tensor:
-        return torch.linalg.cholesky(torch.sin(x) - 10) * 2
-
     wrong = faults.left_out(str(torch.linalg.cholesky), "python")
     monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", lambda **_how: wrong)
-    location = located(lambda compiled: compiled(torch.eye(3)), function, wrong)
+    location = located(lambda compiled: compiled(torch.eye(3)), factored, wrong)
     assert location.stage == "aot"
 
 
