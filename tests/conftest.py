@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from checked_backend.regions.process_state import ProcessState
@@ -50,6 +51,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """This process is a group of ranks by itself."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -120,8 +120,7 @@ def summary(lines: Iterable[str]) -> Table:
 
 def known() -> Table:
     """The table of the last refresh."""
-    table: Table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
-    return table
+    return json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
 
 
 def cost(row: Mapping[str, Any], kinds: Iterable[str] = KINDS) -> float:

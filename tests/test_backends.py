@@ -139,20 +139,6 @@ def test_graph_dumper_falls_back_to_report_dir(tmp_path: Path) -> None:
     assert module_files(tmp_path / "reports") == kinds
 
 
-@pytest.mark.parametrize("backend", [nop, debug_interpreter])
-def test_dump_in_the_environment_works_for_every_backend(
-    backend: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHECKED_BACKEND_DUMP", str(tmp_path / "dump"))
-
-    def fancy(x: torch.Tensor) -> torch.Tensor:
-        return x.sin()
-
-    torch.compile(fancy, backend=backend)(torch.ones(2))
-    kinds = ["fancy/fancy_dynamo_0/module.py", "fancy/fancy_inference_0/module.py"]
-    assert module_files(tmp_path / "dump") == kinds
-
-
 def test_a_dump_folder_that_cannot_be_made_is_a_dump_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     compiled = torch.compile(lambda x: x + 1, backend="graph_dumper", options={"dump": str(tmp_path / "file")})

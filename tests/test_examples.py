@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import runpy
@@ -15,7 +14,7 @@ import torch
 import yaml
 
 import checked_backend as cb
-from tests.support.started_programs import finished
+from tests.support.started_programs import finished, needs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -30,12 +29,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         monkeypatch.delenv(name, raising=False)
     torch._dynamo.reset()
-
-
-def needs(*modules: str) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
 
 
 def main_of(name: str) -> object:

@@ -20,8 +20,7 @@ def kept(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def traced(function: Any, *args: Any) -> fx.GraphModule:
-    gm: fx.GraphModule = make_fx(function, tracing_mode="fake")(*args)
-    return gm
+    return make_fx(function, tracing_mode="fake")(*args)
 
 
 def test_a_graph_computes_the_same_and_has_the_names_and_records_that_it_had() -> None:

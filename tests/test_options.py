@@ -133,7 +133,9 @@ def test_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.Mon
 
 def test_unknown_variable_lists_the_valid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKED_BACKEND_EVRY", "7")
-    with pytest.raises(OptionError, match=r"CHECKED_BACKEND_EVRY is not an option.*CHECKED_BACKEND_EVERY"):
+    with pytest.raises(
+        OptionError, match=r"_EVRY is not an option\. Did you mean 'CHECKED_BACKEND_EVERY'\? Valid.*_GRAD"
+    ):
         parse_options(CheckOptions, "numcheck", None)
 
 
@@ -200,10 +202,6 @@ def test_kinds_and_subjects_may_be_ignored(entry: str, monkeypatch: pytest.Monke
 def test_a_slip_in_the_environment_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKED_BACKEND_IGNORE", "alais")
     with pytest.raises(OptionError, match=r"CHECKED_BACKEND_IGNORE got 'alais'.*Did you mean 'alias'"):
-        parse_options(CheckOptions, "numcheck", {})
-    monkeypatch.delenv("CHECKED_BACKEND_IGNORE")
-    monkeypatch.setenv("CHECKED_BACKEND_EVRY", "7")
-    with pytest.raises(OptionError, match="Did you mean 'CHECKED_BACKEND_EVERY'"):
         parse_options(CheckOptions, "numcheck", {})
 
 

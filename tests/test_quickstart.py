@@ -54,7 +54,6 @@ def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(compiler: 
 
 def load_example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("quickstart", EXAMPLE)
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

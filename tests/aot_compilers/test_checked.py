@@ -95,8 +95,6 @@ def test_a_module_with_changing_buffers() -> None:
     assert session.report.verdict is cb.Verdict.PASS, str(session.report)
     assert all(map(torch.equal, module.state_dict().values(), twin.state_dict().values()))
     for one, other in zip(module.parameters(), twin.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
 
 

@@ -32,7 +32,6 @@ def saved_by(**overrides: Any) -> int:
     run = cb.memory_efficient_fusion(chain, fw_compiler=count, bw_compiler=aot.nop, **overrides)
     run(x).sum().backward()
     expected = torch.autograd.grad(chain(x).sum(), x)[0]
-    assert x.grad is not None
     torch.testing.assert_close(x.grad, expected)
     return seen[0]
 

@@ -36,7 +36,6 @@ def test_gradients_through_sparse_results(layout: str) -> None:
 def test_what_enters_at_a_sparse_result_is_random(layout: str) -> None:
     x = batch(4, 4, grad=True)
     run_backward({"output": SPARSE[layout](x)}, [x], OBJECTIVE)
-    assert x.grad is not None
     assert len(x.grad.to_dense().unique()) > 5
 
 
@@ -45,7 +44,6 @@ def test_what_enters_at_a_nested_result_is_random() -> None:
     nested = torch.nested.as_nested_tensor(leaves, layout=torch.jagged)
     run_backward({"output": nested * 1}, leaves, OBJECTIVE)
     for leaf in leaves:
-        assert leaf.grad is not None
         assert len(leaf.grad.unique()) > 2
 
 

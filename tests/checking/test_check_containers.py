@@ -178,11 +178,14 @@ def test_numpy_arrays_are_compared() -> None:
 
 
 def test_complex_outputs_get_complex_gradients() -> None:
+    """The gradient of a real loss has the conjugate factor; a sum of real parts as the loss would not show it."""
     z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
     report = cb.check(lambda z: (z * z.conj(), z.abs(), torch.fft.fft(z)), (z,), compiler="aot_eager")
     agreed(report, outputs=3, gradients=1)
     wrong = faults.spoiled_gradient("z", lambda gradient: gradient.conj() * 1.0)
     assert found(cb.check(lambda z: z * (1 + 2j), (z,), compiler=wrong)) == {("logic", "grad[z]")}
+    conjugated = faults.spoiled_output(lambda value: value.conj().clone())
+    assert ("logic", "output[0]") in found(cb.check(lambda z: z * (1 + 2j), (z,), compiler=conjugated))
 
 
 @dataclass

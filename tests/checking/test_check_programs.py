@@ -85,8 +85,7 @@ def yields(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def test_a_generator_is_read_to_its_end() -> None:
-    report = cb.check(lambda x: list(yields(x)), (batch(3),), compiler="eager")
-    agreed(report)
+    agreed(cb.check(lambda x: list(yields(x)), (batch(3),), compiler="eager"))
     report = cb.check(yields, (batch(3),), compiler="eager")  # Dynamo leaves such a function alone
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "Dynamo compiled no region of it: Attempt to trace generator" in skips(report)
@@ -100,14 +99,12 @@ def test_what_a_function_captures_is_compared_and_left_alone() -> None:
         calls.append(1)
         return norm(layer(x)) * len(calls)
 
-    report = agreed(cb.check(closure, (batch(4, 3),), compiler="aot_eager"))
+    agreed(cb.check(closure, (batch(4, 3),), compiler="aot_eager"))
     assert norm.num_batches_tracked == 0
     assert not calls
     assert layer.weight.grad is None
     report = cb.check(closure, (batch(4, 3),), compiler=faults.scaled_gradient("layer.weight"))
     assert {detail for detail, _ in found(report)} == {"logic"}
-    report = cb.check(closure, (batch(4, 3),), compiler="eager")
-    agreed(report)
 
 
 def uses_globals(x: torch.Tensor) -> torch.Tensor:
@@ -296,8 +293,7 @@ class Branching(nn.Module):
         self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.cond(x.sum() > 0, lambda y: self.one(y), lambda y: self.other(y).sin(), (x,))
-        return result
+        return torch.cond(x.sum() > 0, lambda y: self.one(y), lambda y: self.other(y).sin(), (x,))
 
 
 @pytest.mark.more

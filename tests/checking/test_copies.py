@@ -229,8 +229,7 @@ def scaled_in_shape(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callab
     """Scale the gradient that goes to the one input of three elements."""
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
     (place,) = [place for place, value in enumerate(example_inputs) if tuple(value.shape) == (3,)]
-    compiled: Callable[..., Any] = faults.scaled_gradient(names[place])(gm, example_inputs)
-    return compiled
+    return faults.scaled_gradient(names[place])(gm, example_inputs)
 
 
 @pytest.mark.sampled(6)

@@ -39,9 +39,8 @@ def doubled() -> Iterator[Callable[[Tensor], Tensor]]:
     library._destroy()
 
 
-@pytest.fixture(autouse=True)
-def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path / "reports"))
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
     return tmp_path / "reports"
 
 

@@ -60,8 +60,7 @@ def tuned(fast: Compiled, slow: Compiled) -> Compiled:
         for saver in savers:
             saver(timings, "mm", [FASTER], [*timings], None, {})
         best = min(timings, key=lambda kernel: timings[kernel])
-        made: Compiled = (fast if best is FASTER else slow)(gm, example_inputs)
-        return made
+        return (fast if best is FASTER else slow)(gm, example_inputs)
 
     return compiler
 

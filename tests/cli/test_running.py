@@ -104,24 +104,6 @@ def test_a_wrong_backend_is_caught(tmp_path: Path) -> None:
     assert out.startswith("\n::error file=wrong.py,line=13,title=checked_backend%3A logic::f: output[0] is wrong")
 
 
-PAST_TORCH_COMPILE = f"""
-import torch, torch._dynamo
-
-{COMPILER_WITH_COSINE_FOR_SINE}
-def f(x):
-    return x.sin() + 1
-
-print(torch._dynamo.optimize(wrong)(f)(torch.arange(4.0)).tolist())
-"""
-
-
-def test_what_is_compiled_without_torch_compile_is_checked(tmp_path: Path) -> None:
-    (tmp_path / "p.py").write_text(PAST_TORCH_COMPILE)
-    code, out, err = finished((*VERB, "p.py"), tmp_path)
-    assert (code, out) == (1, f"{(torch.arange(4.0).cos() + 1).tolist()}\n"), err
-    assert "checked-backend: FAIL: f: output[0] is wrong" in err
-
-
 TRANSLATED = """
 import torch
 
@@ -357,7 +339,6 @@ except KeyboardInterrupt:
 def test_a_signal_to_the_command_reaches_the_program(tmp_path: Path, number: str, code: int, said: str) -> None:
     (tmp_path / "p.py").write_text(WAITS)
     process = started((*VERB, "p.py"), tmp_path)
-    assert process.stdout is not None
     program = int(process.stdout.readline())
     time.sleep(0.1)
     process.send_signal(getattr(signal, number))

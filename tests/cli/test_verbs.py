@@ -123,7 +123,6 @@ def test_python_m_and_a_reader_that_leaves(tmp_path: Path) -> None:
         write_report(FAIL, tmp_path)
     command = [sys.executable, "-m", "checked_backend", "report", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith("FAIL: ")
         process.stdout.close()

@@ -81,7 +81,6 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     first = report.findings[0]
     assert (str(first.kind), first.subject) == ("logic", "output[0]")
     assert (first.stage, first.graph, first.node, first.op) == ("compiled", "forward", "relu", "aten.relu.default")
-    assert first.source is not None
     assert first.source.endswith("in forward: hidden = torch.relu(hidden)")
     assert first.source.startswith("tests/diagnose/test_investigate.py:")
     assert first.module is None  # it is the compiled module's own line
@@ -182,12 +181,10 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     unfused = heeds_annotations()
     seen = f"the {'small program' if unfused else 'region'} is right with eager's kernel for aten.relu.default"
     assert finding.evidence["broken_by"] == f"lowering of aten.relu.default: {seen}"
-    assert finding.workaround is not None
     assert finding.workaround.endswith("True}):\n    hidden = torch.relu(hidden)") is unfused
     script = Path(finding.repro).read_text(encoding="utf-8")
     assert "torch.relu(" in script
     assert "checked_backend" not in script
-    assert finding.kernel is not None
     assert "relu" in finding.kernel.computes
     assert "void  kernel(" in finding.kernel.code
     assert finding.kernel.code in Path(finding.repro).with_suffix(".md").read_text(encoding="utf-8")
@@ -205,7 +202,6 @@ def test_where_no_small_program_is_written_the_kernel_is_the_repro(
 ) -> None:
     monkeypatch.setattr(module, "write_repro", raising(Untranslatable("no script has such a thing")))
     [finding] = report_of(tmp_path, inference, compiler_options=RELU_BUG).findings
-    assert finding.repro is not None
     assert Path(finding.repro).stem.endswith("_kernel")
     assert not {"repro", "one_kernel"} & finding.evidence.keys()
 
@@ -220,10 +216,8 @@ def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_se
         compiled(*inputs).sum().backward()
     [finding] = session.report.findings
     assert (finding.detail, finding.op, finding.stage) == ("logic.this_dtype", "torch.sin", "compiled")
-    assert finding.repro is not None
     assert Path(finding.repro).stem.endswith("_kernel")
     assert "torch.cos(" in Path(finding.repro).read_text(encoding="utf-8")
-    assert finding.kernel is not None
     assert "cos" in finding.kernel.computes
     assert "localization" not in finding.evidence
 
@@ -265,7 +259,6 @@ def test_a_bug_of_inductor_inside_of_a_checkpoint_that_draws_gets_its_line_and_a
         return
     finding = session.report.findings[0]
     assert (finding.stage, finding.op, finding.repro_confirmed) == ("compiled", "aten.relu.default", True)
-    assert finding.source is not None
     assert "hidden = torch.relu(hidden)" in finding.source
     assert finding.repro is not None
     assert "stopped" not in finding.evidence
@@ -377,7 +370,6 @@ def test_an_operator_of_which_no_part_could_be_cut_out_has_a_workaround_a_flow_a
     assert (finding.op, finding.repro) == ("aten.relu.default", None)
     assert finding.evidence["repro"] == "none: no part of the region was found to be wrong by itself"
     assert finding.evidence["generated_code"] == "none: only Inductor shows the code that it generates"
-    assert finding.workaround is not None
     assert "torch.compiler.disable(torch.relu)" in finding.workaround
     assert any(node.own for node in finding.flow)
 
@@ -433,5 +425,4 @@ def test_an_operator_that_was_found_in_another_region_is_tried_first(tmp_path: P
     assert "was found in another region" in str(again.evidence["localization"])
     assert again.repro is None
     assert all("another region" not in str(one.evidence.get("localization")) for one in (first, other))
-    assert again.source is not None
     assert "x.exp().sin()" in again.source

@@ -42,7 +42,6 @@ def dump_inputs(args: list[Any], folder: Path, *, values: bool) -> cb.Dump:
         nodes.append(node)
     graph.output(tuple(nodes))
     dump = RegionDump.claim(folder, "net", values=values)
-    assert dump is not None
     dump.write("inference", fx.GraphModule(nn.Module(), graph))
     dump.observe("inference", args)
     (path,) = dumps(folder).values()

@@ -209,7 +209,6 @@ def test_a_backward_that_is_compiled_twice_is_dumped_once(tmp_path: Path) -> Non
 
 def test_another_graph_of_the_same_kind_is_told(tmp_path: Path) -> None:
     dump = RegionDump.claim(tmp_path, "net", values=False)
-    assert dump is not None
     dump.write("backward", torch.fx.symbolic_trace(lambda x: x + 1))
     written = (tmp_path / "net" / "net_backward_0" / "graph.json").read_bytes()
     with pytest.warns(cb.DumpWarning, match=r"not dumped, the program goes on: .*net_backward_0 is there already"):
@@ -315,8 +314,6 @@ def test_dump_graph_is_a_compiler(entry: Callable[..., Any], tmp_path: Path) -> 
         bias = net.linear.bias.detach()
         aot_function(function, fw_compiler=compiler, bw_compiler=compiler)(x, weight, bias).sum().backward()
         actual = weight.grad
-    assert expected is not None
-    assert actual is not None
     assert torch.equal(expected, actual)
     found = dumps(tmp_path)
     assert sorted(found) == ["mine_backward_0", "mine_forward_0"]

@@ -149,8 +149,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "reach_program.py"
 def tried(part: int, parts: int, folder: Path) -> dict[str, Any]:
     done = python(PROGRAM, part, parts, folder=folder, module_path=Path(__file__).parents[2])
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.process

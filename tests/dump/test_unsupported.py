@@ -27,7 +27,6 @@ class Opaque(nn.Module):
 
 def dumped(gm: fx.GraphModule, args: list[Any], folder: Path) -> cb.Dump:
     dump = RegionDump.claim(folder, "net", values=True)
-    assert dump is not None
     dump.write("dynamo", gm)
     dump.observe("dynamo", args)
     (path,) = dumps(folder).values()

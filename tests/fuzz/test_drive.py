@@ -27,12 +27,7 @@ MADE = [program_of("torch.exp"), program_of(WRONG), program_of("torch.abs", WRON
 
 
 class World:
-    """Stands in for the processes: a compiler that gets one operator wrong.
-
-    Attributes:
-        asked: What was asked for, in order.
-        shows_again: Whether a failure shows again.
-    """
+    """Stands in for the processes: a compiler that gets one operator wrong. It notes what it is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -71,12 +71,7 @@ class Planted:
 
 
 def where_it_fits(faulty: Compiler, needs: Callable[[list[Any]], bool] = bool) -> Compiler:
-    """The wrong compiler for graphs that have what it spoils; a right one for others.
-
-    Args:
-        faulty: The wrong compiler.
-        needs: Whether the values that a graph returns, as they were traced, are such that it can spoil them.
-    """
+    """The wrong compiler for graphs whose results, as they were traced, it can spoil; a right one for others."""
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         returned = gm.graph.find_nodes(op="output")[0].all_input_nodes

@@ -83,7 +83,6 @@ def test_who_is_stopped_from_here_is_not_blamed(monkeypatch: pytest.MonkeyPatch)
 def test_a_failure_that_shows_again_is_confirmed_with_the_smaller_program(monkeypatch: pytest.MonkeyPatch) -> None:
     told = answer(Record(group=group_of("torch.exp")))
     group, asked = _confirm(monkeypatch, told, entry_of(0, program_of("torch.neg", "torch.exp"), failing()))
-    assert group is not None
     assert (group.confirmed, group.op) == (True, "exp")
     assert not asked["isolate"]
 
@@ -97,7 +96,6 @@ def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.Monkey
     died = replace(FAILED, result=failing("crash", "crash.signal", "crash"))
     group, asked = _confirm(monkeypatch, answer(None, "confirming", -signal.SIGSEGV), died)
     assert asked["isolate"]
-    assert group is not None
     assert group.confirmed
     assert group.detail == "crash.signal: SIGSEGV"
 
@@ -108,7 +106,6 @@ def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPat
     told = answer(Record(group=found))
     monkeypatch.setattr(drive, "_run", answering(told, asked=[]))
     made = ConfirmTask(known).run(FuzzOptions(), RunningProcesses())
-    assert made is not None
     assert (made.op, made.localized, made.script, made.script_shows) == ("exp", True, "x", True)
 
 

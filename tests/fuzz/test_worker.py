@@ -29,11 +29,7 @@ MADE = {
 
 
 class World:
-    """Stands in for the generator and the check, which gets ``torch.neg`` wrong.
-
-    Attributes:
-        lost: The numbers of the programs that an answer said to be at, by check.
-    """
+    """Stands in for the generator and the check, which gets ``torch.neg`` wrong; notes what is lost if it dies now."""
 
     def __init__(self, folder: Path) -> None:
         self.answers = AnswerFolder(folder)

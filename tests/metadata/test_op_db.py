@@ -19,8 +19,7 @@ SECONDS = 60
 
 
 def known() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return document
+    return json.loads(KNOWN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.process

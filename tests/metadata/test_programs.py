@@ -22,6 +22,7 @@ from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Kind, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.metadata.symbols import SizeValues
+from tests.support.lying_operators import NAME, define, with_effect
 from tests.support.lying_operators import record as checked
 
 
@@ -44,7 +45,6 @@ def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_
     finding, text = caught.value.finding, str(caught.value)
     assert (finding.op, finding.graph) == ("aten.replication_pad2d_backward.default", "backward")
     assert (finding.detail, finding.actual) == ("structure.stride", "(60, 1, 15, 3)")
-    assert finding.source is not None
     assert "test_programs.py:" in finding.source
     assert finding.source.endswith('in pad: return F.pad(x, (1, 1, 1, 1), mode="replicate")')
     assert "contiguous recorded, channels_last ran" in text
@@ -58,27 +58,20 @@ def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_
     assert "[60, 1, 15, 3]" in done.stdout
 
 
-def test_graphs_inside_of_cond_are_checked_on_both_branches() -> None:
-    with torch.library._scoped_library("checked_backend_programs", "FRAGMENT") as library:
-        library.define("liar(Tensor x) -> Tensor")
-        library.impl("liar", lambda x: x.t().contiguous().t(), "CPU")
-        torch.library.register_fake("checked_backend_programs::liar", torch.empty_like, lib=library)
-        liar = torch.ops.checked_backend_programs.liar
+def test_graphs_inside_of_cond_are_checked_on_both_branches(library: Any) -> None:
+    liar = define(library, "liar(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
 
-        def program(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: liar(x).sin(), lambda x: x.cos(), (x,))
-            return result
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: liar(x).sin(), lambda x: x.cos(), (x,))
 
-        with torch.no_grad():
-            report = checked(program, (-torch.ones(3, 4),))
-            assert report.findings == ()
-            assert sum(report.coverage.checked.values()) >= 6  # the nodes inside are counted
-            torch._dynamo.reset()
-            report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
+    with torch.no_grad():
+        report = checked(program, (-torch.ones(3, 4),))
+        assert report.findings == ()
+        assert sum(report.coverage.checked.values()) >= 6  # the nodes inside are counted
+        report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
     first, *rest = report.findings
     assert first.subject == "node[true_graph_0 of cond: liar]"
-    assert first.op == "checked_backend_programs.liar.default"
-    assert first.source is not None
+    assert first.op == f"{NAME}.liar.default"
     assert "liar(x).sin()" in first.source
     assert all(finding.evidence["inherited"] for finding in rest)
 
@@ -93,19 +86,10 @@ def test_subclasses_effects_and_complex_numbers() -> None:
     assert report.verdict is Verdict.PASS, str(report)
 
 
-def test_effect_tokens_are_no_values() -> None:
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    with torch.library._scoped_library("checked_backend_effects", "FRAGMENT") as library:
-        library.define("log(Tensor x) -> Tensor")
-        library.impl("log", lambda x: x.clone(), "CompositeExplicitAutograd")
-        torch.library.register_fake("checked_backend_effects::log", torch.empty_like, lib=library)
-        log = torch.ops.checked_backend_effects.log
-        handle = _register_effectful_op(log.default, _EffectType.ORDERED)
-        try:
-            report = checked(lambda x: log(x) + log(x * 2), (torch.ones(3),))
-        finally:
-            handle.destroy()
+def test_effect_tokens_are_no_values(library: Any) -> None:
+    log = define(library, "log(Tensor x) -> Tensor", lambda x: x.clone(), torch.empty_like)
+    with with_effect(log):
+        report = checked(lambda x: log(x) + log(x * 2), (torch.ones(3),))
     assert report.verdict is Verdict.PASS, str(report)
 
 
@@ -193,7 +177,6 @@ def test_the_first_nan_is_named_with_the_range_of_its_inputs() -> None:
         compiled(torch.tensor([3.0, 0.5]))
     finding = caught.value.finding
     assert (finding.kind, finding.op) == (Kind.NONFINITE, "aten.log.default")
-    assert finding.source is not None
     assert finding.source.endswith("return (y.log() + 1).exp()")
     torch._dynamo.reset()
     torch.compile(program, backend=debug_interpreter)(torch.tensor([3.0, 0.5]))  # off by default

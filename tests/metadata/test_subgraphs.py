@@ -12,13 +12,13 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
-import checked_backend as cb
 from checked_backend.aot.boxed import boxed
-from checked_backend.backends import debug_interpreter
 from checked_backend.findings import Finding
 from checked_backend.metadata.interpreter import MetadataInterpreter
 from checked_backend.metadata.steps import producer
+from tests.support.lying_operators import NAME, define, record
 
 Program = Callable[..., Any]
 Plant = Callable[[fx.Node], "torch.Tensor | None"]
@@ -182,35 +182,22 @@ def test_a_lie_inside_is_found_inside(name: str) -> None:
             "torch.float16",
             "torch.float32",
         )
-    assert findings[0].source is not None
     assert "sinh()" in findings[0].source
     assert "test_subgraphs.py:" in findings[0].source
 
 
-def test_a_lie_inside_of_a_checkpoint_is_found_in_the_forward_and_where_it_is_recomputed() -> None:
-    with torch.library._scoped_library("checked_backend_checkpoint", "FRAGMENT") as library:
-        library.define("liar(Tensor x) -> Tensor")
-        library.impl("liar", lambda x: x.t().contiguous().t(), "CPU")
-        torch.library.register_fake("checked_backend_checkpoint::liar", torch.empty_like, lib=library)
-        liar = torch.ops.checked_backend_checkpoint.liar
+def test_a_lie_inside_of_a_checkpoint_is_found_in_the_forward_and_where_it_is_recomputed(library: Any) -> None:
+    liar = define(library, "liar(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
 
-        def program(x: torch.Tensor) -> Any:
-            from torch.utils.checkpoint import checkpoint
+    def program(x: torch.Tensor) -> Any:
+        return checkpoint(lambda x: (liar(x.detach()).sin() * x).sin(), x, use_reentrant=False)
 
-            return checkpoint(lambda x: (liar(x.detach()).sin() * x).sin(), x, use_reentrant=False)
-
-        compiled = torch.compile(program, backend=debug_interpreter, options={"on_divergence": "record"})
-        with cb.collect() as session:
-            compiled(torch.randn(3, 4, requires_grad=True)).sum().backward()
-    local = [f for f in session.report.findings if not f.evidence["inherited"]]
-    assert {(f.graph, f.op) for f in local} == {
-        (graph, "checked_backend_checkpoint.liar.default") for graph in ("forward", "backward")
-    }
+    report = record(program, (torch.randn(3, 4, requires_grad=True),))
+    local = [f for f in report.findings if not f.evidence["inherited"]]
+    assert {(f.graph, f.op) for f in local} == {(graph, f"{NAME}.liar.default") for graph in ("forward", "backward")}
 
 
 def dropped(x: torch.Tensor) -> Any:
-    from torch.utils.checkpoint import checkpoint
-
     return checkpoint(lambda x: F.dropout(x.sin(), 0.5).sin(), x, use_reentrant=False)
 
 

@@ -209,14 +209,18 @@ def test_sums_inside_a_normalisation_are_as_noisy_as_those_of_a_loop(shape):
 
     looped = torch.stack([torch.tensor(np.full(count, one).cumsum(dtype=np.float32)[-1]) for one in arriving.numpy()])
     of_loop = (deviation * (count * arriving.double() - looped)).abs()
-    runs = []
-    for seed in range(8):
-        with MonteCarloMode(seed, 2.0, correlated=True):
-            runs.append(left_over())
-    noise = torch.stack(runs).abs().amax(0)
+    noise = noise_of(left_over)
     assert float(left_over().abs().max()) < 0.1 * float(of_loop.max())  # eager's kernel adds up in another way
     assert float(of_loop.max()) < 8 * float(noise.square().mean().sqrt())
     assert float(noise.max()) < 16 * float(of_loop.max())
+
+
+def noise_of(program):
+    runs = []
+    for seed in range(8):
+        with MonteCarloMode(seed, 2.0, correlated=True):
+            runs.append(program())
+    return torch.stack(runs).abs().amax(0)
 
 
 @pytest.mark.parametrize("made", ["sum", "mean", "bias of a convolution"])
@@ -240,11 +244,7 @@ def test_a_sum_that_cancels_is_as_noisy_as_that_of_a_loop(made, kept):
     ordered = (terms if kept else terms.transpose(0, 1)).transpose(0, 1).flatten(1).numpy()
     of_loop = torch.from_numpy(ordered.cumsum(1, dtype=np.float32)[:, -1]).abs()
     of_loop = of_loop / count if made == "mean" else of_loop
-    runs = []
-    for seed in range(8):
-        with MonteCarloMode(seed, 2.0, correlated=True):
-            runs.append(left_over())
-    noise = torch.stack(runs).abs().amax(0)
+    noise = noise_of(left_over)
     assert 0 < float(of_loop.max()) < 8 * float(noise.square().mean().sqrt())
     assert float(noise.max()) < 16 * float(of_loop.max())
 

@@ -49,13 +49,7 @@ def _called(info: Any) -> Callable[..., Any]:
 
 
 def check_sample(info: Any, sample: Any, *, gradients: bool) -> cb.Report:
-    """Check one sample.
-
-    Args:
-        info: Its entry.
-        sample: A ``SampleInput``.
-        gradients: Check the backward pass too.
-    """
+    """Check one sample of an entry."""
     given = (sample.input, *sample.args)
     with _traceable():
         return cb.check(_called(info), given, sample.kwargs, compiler=cb.nop, gradients=gradients)
@@ -152,15 +146,7 @@ def _progress(lines: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
 def sweep(
     path: Path, *, seconds: float, samples: int | None = None, every: int = 1, dtypes: tuple[str, ...] = tuple(DTYPES)
 ) -> Iterator[dict[str, Any]]:
-    """Go on where the file ends, until the time is up.
-
-    Args:
-        path: The file.
-        seconds: How long.
-        samples: How many of each operator and dtype; None for all.
-        every: Take every k-th operator.
-        dtypes: Names of dtypes.
-    """
+    """Go on where the file ends, until the time is up, with every k-th operator and so many samples of each."""
     began = time.monotonic()
     lines = read(path)
     if lines and "begun" in lines[-1]:  # it killed the process
@@ -219,8 +205,7 @@ def _failing(lines: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str
 
 def known() -> dict[str, Any]:
     """The listed fails."""
-    listed: dict[str, Any] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return listed
+    return json.loads(KNOWN.read_text(encoding="utf-8"))
 
 
 def document(path: Path) -> dict[str, Any]:

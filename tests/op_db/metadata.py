@@ -49,10 +49,7 @@ def _is_picture(leaf: Any) -> bool:
 def run_sample(info: Any, sample: Any, *, bare: bool = False) -> tuple[str, list[Finding] | str]:
     """Trace and run one sample, with its gradients: ``ran`` and findings, or ``untraceable`` or ``errors`` and why.
 
-    Args:
-        info: Its entry.
-        sample: A ``SampleInput``.
-        bare: Run the graph without this package.
+    ``bare``: the graph runs without this package.
     """
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -156,22 +153,14 @@ def _sweep_in_worker(info: Any, limit: int | None) -> dict[str, Any]:
     told = run_in_worker(lambda: json.dumps(sweep_operator(info, limit)), timeout=SECONDS_PER_OPERATOR)
     if isinstance(told, JobEnd):
         return sweep_operator(info, limit, _told_alone)
-    result: dict[str, Any] = json.loads(told)
-    return result
+    return json.loads(told)
 
 
 _SITE = str(Path(torch.__file__).parent.parent) + "/"
 
 
 def sweep(path: Path, *, seconds: float, samples: int | None = None, every: int = 1) -> Iterator[dict[str, Any]]:
-    """Go on where the file ends, until the time is up.
-
-    Args:
-        path: The file.
-        seconds: How long.
-        samples: How many of each operator; None for all.
-        every: Take every k-th operator.
-    """
+    """Go on where the file ends, until the time is up, with every k-th operator and so many samples of each."""
     done, began = {result["name"] for result in read(path)}, time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -171,7 +171,6 @@ def test_nothing_outlives_a_driver(how: str, end: signal.Signals) -> None:
     command = [sys.executable, "-c", DRIVER, how]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as driver:
-        assert driver.stdout is not None
         pid = int(driver.stdout.readline())
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         driver.send_signal(end)
@@ -237,7 +236,6 @@ def test_sigterm_reaches_a_job_as_ctrl_c() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", TERMINATED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
-        assert running.stdout is not None
         running.stdout.readline()
         running.send_signal(signal.SIGTERM)
         assert running.stdout.read() == "7\n"

@@ -5,7 +5,6 @@ Each program prints checksums of its weights and results. The packages are none 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -13,17 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.started_programs import finished
+from tests.support.started_programs import finished, needs
 
 PROGRAMS = Path(__file__).parent / "third_party"
 
 RUN = (sys.executable, "-m", "checked_backend", "run", "--no-localize", "--json-file", "run.json")
-
-
-def needs(*modules: str) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
 
 
 def checked_calls(told: str) -> int:

@@ -42,14 +42,7 @@ def afresh():
 
 @dataclass(frozen=True)
 class Result:
-    """One run of pytest.
-
-    Attributes:
-        code: Exit code.
-        output: Standard output and error.
-        outcomes: By test: ``passed``, ``failure``, ``error`` or ``skipped``.
-        properties: By test.
-    """
+    """One run of pytest: its exit code, all that it printed, and outcome and properties by test."""
 
     code: int
     output: str

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,25 +13,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from checked_backend.ranks.collectives import communicates
 from checked_backend.ranks.cut import CutGraph, cut_collectives, with_sent_aliases
 from checked_backend.regions.compile import copy_graph
+from tests.support.region_tools import dynamo_graph
 
-
-@pytest.fixture(autouse=True)
-def _group() -> Iterator[None]:
-    torch._dynamo.reset()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def traced(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
-    graphs: list[fx.GraphModule] = []
-
-    def keep(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        graphs.append(copy_graph(gm))
-        return gm.forward
-
-    torch.compile(function, backend=keep)(*args)
-    return graphs[0]
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def cut(gm: fx.GraphModule) -> CutGraph:
@@ -54,7 +35,7 @@ def several(x: torch.Tensor) -> torch.Tensor:
 
 def test_what_is_sent_and_received_are_results_and_inputs_in_the_order_of_eager() -> None:
     x = torch.randn(4)
-    gm = traced(several, x)
+    gm = dynamo_graph(several, x)
     made = cut(gm)
     assert not communicates(made.graph)
     assert made.names == ("all_reduce_0", "all_reduce_1", "all_reduce_2", "all_reduce_3", "all_gather_0")
@@ -73,7 +54,7 @@ def test_what_is_sent_is_what_it_was_then() -> None:
         return y + total
 
     x = torch.ones(3)
-    _, sent = cut(traced(program, x)).graph(x, torch.zeros(3))
+    _, sent = cut(dynamo_graph(program, x)).graph(x, torch.zeros(3))
     assert torch.equal(sent, x * 2)
 
 
@@ -83,7 +64,7 @@ def test_gradients_through_other_ranks_alone_reach_the_aliases() -> None:
         return y + 3 * functional.all_reduce(y, "sum", dist.group.WORLD)
 
     x = torch.ones(3, requires_grad=True)
-    result, alias = with_sent_aliases(copy_graph(traced(program, x)))(x)
+    result, alias = with_sent_aliases(copy_graph(dynamo_graph(program, x)))(x)
     [gradient] = torch.autograd.grad([result], [alias], [torch.ones(3)])
     assert torch.equal(gradient, torch.full((3,), 3.0))
 
@@ -97,8 +78,8 @@ def test_graphs_that_cannot_be_cut_say_why() -> None:
 
     shard = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
     reasons = [
-        cut_collectives(traced(checkpointed, torch.ones(4, requires_grad=True))),
-        cut_collectives(traced(lambda x: x.sin(), shard)),
+        cut_collectives(dynamo_graph(checkpointed, torch.ones(4, requires_grad=True))),
+        cut_collectives(dynamo_graph(lambda x: x.sin(), shard)),
     ]
     assert "in the body of another operator" in str(reasons[0])
     assert "distributed tensors" in str(reasons[1])

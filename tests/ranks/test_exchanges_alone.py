@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,13 +22,7 @@ from tests.support.faults import PlantedError
 from tests.support.rank_faults import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
 
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    torch._dynamo.reset()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def exchanged(x: torch.Tensor) -> torch.Tensor:

@@ -87,8 +87,6 @@ def test_a_backward_pass_that_must_be_one_graph_is_not_watched_and_that_is_told(
         assert [skip.subject for skip in report.coverage.skipped if "fullgraph" in skip.reason] == ["gradients"]
         captured(bare, plain, "aot_eager", fullgraph=True)
     for expected, actual in zip(bare.parameters(), model.parameters(), strict=True):
-        assert expected.grad is not None
-        assert actual.grad is not None
         assert torch.equal(actual.grad, expected.grad)
 
 

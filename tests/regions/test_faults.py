@@ -275,5 +275,4 @@ def test_backward_that_writes_to_the_gradient_it_is_given() -> None:
     given = torch.ones(6)
     report = gathered(lambda: checked(torch.sin, faults.overwritten_cotangent())(x).backward(given))
     assert found(report) == {("mutation.unexpected", "gradient of output[0]")}
-    assert x.grad is not None
     torch.testing.assert_close(x.grad, x.detach().cos())  # and the checker's own runs have not changed it

@@ -14,7 +14,7 @@ import checked_backend as cb
 from checked_backend.regions.float64_twin import computes_in_low_precision, float64_graph
 from tests.support import faults
 from tests.support.noise_tools import mlp, rounding_otherwise, train
-from tests.support.region_tools import agreed, checked, found, gathered
+from tests.support.region_tools import agreed, checked, dynamo_graph, found, gathered
 
 
 class Counting:
@@ -123,8 +123,7 @@ def test_a_loop_has_a_float64_twin() -> None:
         def body(step: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return step + 1, torch.sin(y * 1.3) + 0.1
 
-        result: torch.Tensor = torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
-        return result
+        return torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
 
     with torch.no_grad():
         report = gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16)))
@@ -242,15 +241,9 @@ def test_a_cast_that_makes_another_tensor_does_so_in_float64(cast: str) -> None:
         wide.mul_(3.0)
         return x.float() + wide
 
-    graphs: list[fx.GraphModule] = []
-
-    def keep(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        graphs.append(gm)
-        return gm.forward
-
-    torch.compile(program, backend=keep)(torch.ones(4, dtype=torch.bfloat16))
+    graph = dynamo_graph(program, torch.ones(4, dtype=torch.bfloat16))
     exact = torch.ones(4, dtype=torch.float64)
-    [made] = float64_graph(graphs[0])(exact)
+    [made] = float64_graph(graph)(exact)
     assert made.dtype is torch.float64
     assert torch.equal(made, torch.full_like(exact, 4.0))
     assert torch.equal(exact, torch.ones_like(exact))

@@ -104,8 +104,7 @@ class Checkpointed(torch.nn.Module):
         self.block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = checkpoint(self.block, x, use_reentrant=False)
-        return result
+        return checkpoint(self.block, x, use_reentrant=False)
 
 
 def test_statistics_of_a_checkpointed_batch_norm() -> None:

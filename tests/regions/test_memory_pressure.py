@@ -103,7 +103,6 @@ def trained(compiler: Any, times: int = 1, folder: Path | None = None, **options
             out = compiled(x)
             assert torch.equal(out, torch.tanh(x) * 2)
             out.sum().backward()
-            assert x.grad is not None
             torch.testing.assert_close(x.grad, 2 * (1 - torch.tanh(x) ** 2))
 
     return gathered(run)
@@ -203,12 +202,6 @@ def test_what_both_raise_is_the_programs_own() -> None:
         report = gathered(run)
     assert not report.findings
     assert not told(report, "")
-
-
-def test_another_exception_of_eager_alone_is_still_missing() -> None:
-    with planned(forward=always, error=lambda: ValueError("out of bounds")):
-        report = gathered(lambda: checked(net, sparing())(torch.ones(3)))
-    assert ("exception.missing", "candidate") in found(report)
 
 
 def test_check_is_no_finding_either() -> None:

@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 from tests.support import faults
@@ -25,7 +26,129 @@ from tests.support.models import VOCABULARY, Case, bert_classifier, bert_masked_
 from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 from tests.support.ranks import run_ranks, values_of
 from tests.support.region_tools import agreed, backwards, checked, gathered, same_bits, training_state
-from tests.support.training_runs import RUNS, Compile, Left
+
+Compile = Callable[[Any], Any]
+Left = list[torch.Tensor]
+
+STEPS = 6
+
+
+class Blocks(nn.Module):
+    """Blocks with dropout. Each may be computed again in the backward pass, in a compiled program or around it."""
+
+    def __init__(self, run: Callable[..., Any] = lambda block, x: block(x)) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.2), nn.Linear(24, 12), nn.LayerNorm(12))
+            for _ in range(2)
+        )
+        self.run = run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + self.run(block, x)
+        return x
+
+
+def _recomputed(block: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Any:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def _data(number: int) -> torch.Tensor:
+    return torch.randn(8, 12, generator=torch.Generator().manual_seed(number))
+
+
+def _left(model: nn.Module, optimizer: torch.optim.Optimizer) -> Left:
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    tensors = [value for value in states if isinstance(value, torch.Tensor)]
+    return [*(parameter.detach() for parameter in model.parameters()), *tensors, torch.get_rng_state()]
+
+
+def _trained(model: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], *, micro: int = 1) -> Left:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(STEPS):
+        for part in range(micro):
+            loss = run(_data(number * micro + part)).square().mean() / micro
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return _left(model, optimizer)
+
+
+def checkpoint_inside(compiled: Compile) -> Left:
+    """Activation checkpointing inside of the compiled program."""
+    model = Blocks(_recomputed)
+    return _trained(model, compiled(model))
+
+
+def checkpoint_around(compiled: Compile) -> Left:
+    """Activation checkpointing around compiled blocks."""
+    model = Blocks(_recomputed)
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = compiled(block)
+    return _trained(model, model)
+
+
+def accumulation(compiled: Compile) -> Left:
+    """Gradients of several small batches are added up before a step."""
+    model = Blocks()
+    return _trained(model, compiled(model), micro=3)
+
+
+def scaled(compiled: Compile) -> Left:
+    """A loss scaler in float16, with steps that overflow and are left out."""
+    model = Blocks()
+    run = compiled(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    scales = []
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = run(_data(number)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    if len(set(scales)) < 2:
+        raise AssertionError(f"nothing overflowed: {scales}")
+    return [*_left(model, optimizer), torch.tensor(scales)]
+
+
+def compiled_optimizer(compiled: Compile) -> Left:
+    """A compiled optimizer step beside a compiled model."""
+    model = Blocks()
+    run = compiled(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = compiled(lambda: optimizer.step())
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        run(_data(number)).square().mean().backward()
+        step()
+    return _left(model, optimizer)
+
+
+def compiled_backward(compiled: Compile) -> Left:
+    """Compiled autograd: a whole training step, backward pass included, is compiled."""
+    model = Blocks()
+
+    def step(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+
+    run = compiled(step)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        for number in range(STEPS):
+            run(_data(number))
+            optimizer.step()
+            optimizer.zero_grad()
+    return _left(model, optimizer)
+
+
+RUNS = (checkpoint_inside, checkpoint_around, accumulation, scaled, compiled_optimizer, compiled_backward)
+
 
 pytestmark = [
     # Dynamo looks at `.grad` of every tensor that enters a region after a graph break
@@ -49,11 +172,7 @@ def unchecked(model: nn.Module, compiler: str = "inductor") -> Any:
 
 
 def train(make: Make, compile_model: Compile, steps: int) -> tuple[Case, list[torch.Tensor]]:
-    """Train a new model from a fixed seed.
-
-    Returns:
-        The case, and all that can be seen of the run: losses, weights, buffers, gradients, the random state.
-    """
+    """Train a new model from a fixed seed: the case, and losses, weights, buffers, gradients and random state."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     np.random.seed(0)  # wav2vec2 draws the times that it masks with NumPy
@@ -131,7 +250,6 @@ def test_a_wrong_gradient_in_bert_has_the_users_parameter_name(dropout: float) -
     assert finding.kind.fails
     assert finding.kind is cb.Kind.LOGIC or dropout  # 1% of a gradient; dropout can keep float64 from showing it
     assert f"grad[{name}]" in " ".join(report.to_text(verbose=True).split())
-    assert finding.metrics is not None
     assert finding.metrics.max_rel_diff == pytest.approx(0.01, rel=1e-3)
 
 
@@ -200,19 +318,8 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words[0] % 2}
 
 
-def train_with_trainer(
-    folder: Path, compiler: str | None, prepare: Callable[[nn.Module], Any] = lambda _model: None
-) -> tuple[nn.Module, float]:
-    """Train BERT for 3 steps with Hugging Face's Trainer.
-
-    Args:
-        folder: Where Trainer writes to.
-        compiler: Its ``torch_compile_backend``; None for no ``torch_compile``.
-        prepare: Called with the model before Trainer gets it.
-
-    Returns:
-        The trained model, and the mean loss.
-    """
+def train_with_trainer(folder: Path, prepare: Callable[[nn.Module], Any]) -> tuple[nn.Module, float]:
+    """Train BERT for 3 steps with Hugging Face's Trainer: the trained model, and the mean loss."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = bert_classifier(layers=1).model
@@ -223,8 +330,6 @@ def train_with_trainer(
         per_device_train_batch_size=4,
         learning_rate=1e-2,
         use_cpu=True,
-        torch_compile=compiler is not None,
-        torch_compile_backend=compiler,
         report_to="none",
         save_strategy="no",
         logging_steps=1,
@@ -247,8 +352,8 @@ def compiled_in_place(backend: str, **options: Any) -> Callable[[nn.Module], Non
 def test_hugging_face_trainer_with_a_model_compiled_in_place(tmp_path: Path) -> None:
     runs: list[tuple[nn.Module, float]] = []
     prepare = compiled_in_place("numcheck", on_divergence="record")
-    report = gathered(lambda: runs.append(train_with_trainer(tmp_path, None, prepare)))
-    runs.append(train_with_trainer(tmp_path, None, compiled_in_place("inductor", fallback_random=True)))
+    report = gathered(lambda: runs.append(train_with_trainer(tmp_path, prepare)))
+    runs.append(train_with_trainer(tmp_path, compiled_in_place("inductor", fallback_random=True)))
     assert covered(report)
     assert backwards(report) == 3
     (model, loss), (unchecked_model, unchecked_loss) = runs
@@ -262,7 +367,7 @@ def test_hugging_face_trainer_with_a_model_compiled_in_place(tmp_path: Path) -> 
 def test_hugging_face_trainer_stops_at_a_wrong_compiler(tmp_path: Path) -> None:
     wrong = faults.scaled_gradient("classifier.weight", how="aot")
     with pytest.raises(cb.DivergenceError, match=r"grad\[.*classifier\.weight\]"):
-        train_with_trainer(tmp_path, None, lambda model: model.compile(backend="numcheck", options={"compiler": wrong}))
+        train_with_trainer(tmp_path, lambda model: model.compile(backend="numcheck", options={"compiler": wrong}))
 
 
 # whole programs

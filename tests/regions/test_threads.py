@@ -68,14 +68,6 @@ def sharing_a_model(compiler: str) -> None:
         assert torch.equal(y, model(x))
 
 
-def sharing_a_model_in_eager() -> None:
-    sharing_a_model("eager")
-
-
-def sharing_a_model_through_aot() -> None:
-    sharing_a_model("aot_eager")
-
-
 def sharing_a_wrong_model() -> None:
     compiled = checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
 
@@ -123,20 +115,20 @@ def wrong_in_a_worker() -> None:
     assert calls(report) == 2
 
 
-PROGRAMS = (
-    wrong_in_a_worker,
-    each_with_its_own_model,
-    sharing_a_model_in_eager,
-    sharing_a_model_through_aot,
-    sharing_a_wrong_model,
-    drawing_meanwhile,
-    watching_the_default_dtype,
-)
-
-
 @pytest.mark.process
-@pytest.mark.parametrize("name", [program.__name__ for program in PROGRAMS])
-def test_threads(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        "wrong_in_a_worker()",
+        "each_with_its_own_model()",
+        "sharing_a_model('eager')",
+        "sharing_a_model('aot_eager')",
+        "sharing_a_wrong_model()",
+        "drawing_meanwhile()",
+        "watching_the_default_dtype()",
+    ],
+)
+def test_threads(program: str, tmp_path: Path, warm_python: WarmPython) -> None:
     script = tmp_path / "program.py"
     script.write_text(f"""
 import sys, warnings
@@ -145,7 +137,7 @@ warnings.simplefilter("error", RuntimeWarning)
 import torch
 torch.set_num_threads(1)
 from tests.regions import test_threads
-test_threads.{name}()
+test_threads.{program}
 print("done")
 """)
     done = warm_python.run(script, cwd=tmp_path, timeout=300)

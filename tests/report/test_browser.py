@@ -27,7 +27,6 @@ from checked_backend.findings import (
     NodeError,
     NoiseScale,
     RegionInfo,
-    Severity,
     WorstElement,
 )
 from checked_backend.report import Report
@@ -166,22 +165,6 @@ PAGES = {
         CHECKED,
         "a NaN",
     ),
-    "stride": Report(
-        (
-            Finding(
-                Kind.STRUCTURE,
-                "output[0]",
-                "stride differs from eager's",
-                "structure.stride",
-                expected="(8, 1)",
-                actual="(1, 4)",
-                severity=Severity.WARNING,
-            ),
-        ),
-        CHECKED,
-        "strides",
-    ),
-    "clean": Report((), replace(CHECKED, own_precision_limit={"grad[layers.1.weight]": 0.02}), "bfloat16"),
     "fifty": Report(
         tuple(replace(WRONG, subject=f"output[{place}]", op=f"aten.op_{place}.default") for place in range(50)),
         CHECKED,
@@ -196,7 +179,7 @@ PICTURES = {"wrong_gradient": 4, "nan": 1, "stride": 0, "clean": 0, "fifty": 3}
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_as_wide_as_its_window(name: str, width: int, tmp_path: Path) -> None:
+def test_a_page_of_long_names_and_many_findings_is_as_wide_as_its_window(name: str, width: int, tmp_path: Path) -> None:
     check_page(PAGES[name].to_html(), name, width, tmp_path)
 
 

@@ -50,15 +50,6 @@ def parse(page: str) -> Tags:
     return tags
 
 
-def test_page_stands_alone_and_escapes() -> None:
-    tags = parse(Report((FINDING,), CHECKED, EVIL, {EVIL: EVIL}, Path("a<b>.json")).to_html())
-    assert not {"img", "script", "link", "iframe", "b"} & {tag for tag, _ in tags.seen}
-    attributes = {name for _, given in tags.seen for name in given}
-    assert not {name for name in attributes if name.startswith("on")} | ({"src"} & attributes)
-    assert EVIL.replace("\x00", "\\x00") in tags.texts
-    assert "alert(1)" in " ".join(tags.texts)
-
-
 def test_page_of_many_reports_lists_the_broken() -> None:
     page = render_html([Report((FINDING,), CHECKED), Report((), CHECKED, "fine")], [(Path("bad<i>.json"), "not JSON")])
     tags = parse(page)
@@ -101,9 +92,10 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
     kernel = Kernel(EVIL, EVIL, "</pre>" + EVIL * 200, 2**64, (EVIL,) * MOST_NODES, (EVIL,) * MOST_NODES)
     wrong = replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes, kernel=kernel, script=EVIL)
     many = tuple(wrong for _ in range(30))
-    report = Report.from_json(Report(many, CHECKED, EVIL).to_json())
-    page = report.to_html()
+    report = Report.from_json(Report(many, CHECKED, EVIL, {EVIL: EVIL}).to_json())
+    page = replace(report, path=Path("a<b>.json")).to_html()
     tags = parse(page)
+    assert EVIL.replace("\x00", "\\x00") in tags.texts
     assert len(page) < 4_000_000
     assert not {"img", "script", "link", "iframe", "b"} & {tag for tag, _ in tags.seen}
     attributes = {name for _, given in tags.seen for name in given}

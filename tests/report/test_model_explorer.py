@@ -35,17 +35,7 @@ _FLAGS = (
 
 
 def shown_text(url: str, wanted: str, folder: Path, *, seconds: float = 120.0) -> str:
-    """Open a page and wait until some text is there.
-
-    Args:
-        url: The page.
-        wanted: The text.
-        folder: Where the browser keeps its profile.
-        seconds: How long to wait for it.
-
-    Returns:
-        All text of the page, as far as it was there in that time.
-    """
+    """Open a page and wait until some text is there: all text of the page, as far as it was there in that time."""
     until, text = time.monotonic() + seconds, ""
     with _browser(folder) as ask:
         target = ask("Target.createTarget", url=url)["targetId"]

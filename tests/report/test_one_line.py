@@ -109,9 +109,3 @@ def test_annotations_cannot_be_ended_or_begun_by_a_name() -> None:
     assert text.startswith("::warning ")
     assert "\n" not in text
     assert text.count("::error") <= text.count("%0A") + 1
-
-
-def test_a_script_that_does_not_show_it_is_not_announced_as_a_repro() -> None:
-    finding = Finding(Kind.LOGIC, "output[0]", "m", op="aten.relu.default", repro="r.py", repro_confirmed=False)
-    assert "repro r.py" not in one_line(Cause((finding,)))
-    assert "repro r.py" in one_line(Cause((replace(finding, repro_confirmed=True),)))

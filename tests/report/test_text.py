@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Severity, Skip
+from checked_backend.findings import Coverage, Finding, Kind, Metrics, NoiseScale, RegionInfo, Skip
 from checked_backend.report import Report
 from checked_backend.report.advice import ADVICE
 from checked_backend.report.text import render_rich
@@ -178,12 +178,6 @@ def test_how_to_find_the_operator_is_said_until_it_was_looked_for() -> None:
         assert "localize=True" not in str(report)
 
 
-def test_what_fails_comes_before_warnings() -> None:
-    warning = replace(STRIDE, severity=Severity.WARNING)
-    text = str(Report((warning, warning, WRONG), Coverage(checked={"outputs": 3})))
-    assert text.index("\n1. relu") < text.index("\n2. warning: output[0] in region 0")
-
-
 def test_a_workaround_that_was_not_tried_is_not_said_to_help() -> None:
     finding = Finding(Kind.LOGIC, "output[0]", "wrong", workaround="f = torch.compiler.disable(f)")
     assert "was seen to make the finding vanish" in str(Report((finding,), CHECKED))
@@ -248,14 +242,6 @@ def test_how_many_causes_there_are_is_said_only_where_it_is_known() -> None:
     assert title(*named, vague[0]) == "Net: 3 findings, 2 parts"
     assert headline(*vague, coverage=CHECKED).endswith("; 49 other parts below")
     assert headline(*named, vague[0], coverage=CHECKED).endswith("; 1 other part below")
-
-
-def test_wrong_values_of_code_that_was_compiled_many_times_are_one_block() -> None:
-    vague = [replace(RELU, op=None, node=None, region=f"Net [0/{place}]") for place in range(50)]
-    text = str(Report(tuple(vague), CHECKED, "Net"))
-    assert text.startswith("FAIL: Net: output[0] is wrong in 50 regions")
-    assert "\n1. output[0] in Net, 50 regions, compiled code\n" in text
-    assert "\n2. " not in text
 
 
 def test_what_is_ignored_is_no_agreement() -> None:

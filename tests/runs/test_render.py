@@ -116,6 +116,5 @@ def test_three_hundred_models_in_a_browser(tmp_path: Path) -> None:
         [browser, *flags, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=120, check=True
     )
     title = re.search("<title>(.*?)</title>", done.stdout)
-    assert title is not None
     assert title[1].startswith("11 of 300 cases; ")
     assert int(title[1].rpartition("; ")[2].removesuffix(" ms")) < 2000

@@ -17,10 +17,6 @@ def compared(folder: Path, before: dict[str, CaseResult], after: dict[str, CaseR
     return compare(summary_of(folder, before, "2.12.0"), summary_of(folder, after))
 
 
-def changes_of(found: Comparison) -> dict[str, list[tuple[str, str]]]:
-    return {heading: [(c.after.case.model, c.words) for c in changes] for heading, changes in found.changes.items()}
-
-
 def attempted(folder: Path, *statuses: str) -> CaseSummary:
     for status in statuses:
         keep(folder / "a", {"m": outcome(status)})

@@ -25,13 +25,11 @@ def made_by_code(*tensors: torch.Tensor) -> list[Any]:
     assert not writer.saved
     names: dict[str, Any] = {"torch": torch}
     exec("\n".join([*writer.lines, f"made = [{', '.join(values)}]"]), names)
-    made: list[Any] = names["made"]
-    return made
+    return names["made"]
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
-    numbers: list[int] = tensor.contiguous().as_strided(tensor.shape, (1,)).view(torch.uint8).tolist()
-    return numbers
+    return tensor.contiguous().as_strided(tensor.shape, (1,)).view(torch.uint8).tolist()
 
 
 MEMORY = torch.tensor([3, 200, 7, 9, 1, 2, 3, 4, 5, 6, 7, 248], dtype=torch.uint8)

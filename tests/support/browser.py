@@ -26,19 +26,10 @@ document.documentElement.title = d.documentElement.title; }}
 
 
 def check_page(text: str, name: str, width: int, folder: Path, *, dark: bool = False) -> int:
-    """Open a page in a window of some width. Nothing of it may be cut, and it may not scroll sideways.
+    """Open a page in a window of some width: nothing of it may be cut, and it may not scroll sideways.
 
-    A picture of it is kept, in the folder that ``TEST_ARTIFACTS`` names, else in the test's folder.
-
-    Args:
-        text: The page.
-        name: What the picture is called.
-        width: The width of the window.
-        folder: The test's folder.
-        dark: Ask for dark colours.
-
-    Returns:
-        How many pictures the page shows at that width.
+    A picture of it is kept, in the folder that ``TEST_ARTIFACTS`` names, else in the test's folder. Returns how many
+    pictures the page shows at that width.
     """
     page, frame = folder / f"{name}.html", folder / f"frame-{name}-{width}.html"
     page.write_text(text, encoding="utf-8")

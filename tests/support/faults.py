@@ -40,15 +40,7 @@ MakeEdit = Callable[[fx.GraphModule], Edit]
 
 
 def input_position(gm: fx.GraphModule, name: str) -> int:
-    """Which placeholder of a Dynamo graph is the input of this name.
-
-    Args:
-        gm: The graph.
-        name: The end of the user's name, such as ``"x"`` or ``"layers.0.weight"``.
-
-    Raises:
-        LookupError: No placeholder, or more than one, fits.
-    """
+    """Which placeholder of a Dynamo graph is the input whose name ends so: ``"x"`` or ``"layers.0.weight"``."""
     names = _placeholders(gm)
     steps = r"(?:_modules|_parameters|_buffers)*_".join(re.escape(step) for step in name.lower().split("."))
     fitting = [place for place, found in enumerate(names) if re.search(rf"(?:^|_){steps}_?$", found.lower())]
@@ -101,12 +93,7 @@ def run_in_python(make_edit: MakeEdit) -> Compiler:
 
 
 def interpreted(result: Callable[[fx.Node, Any], Any], how: Literal["python", "aot"]) -> Compiler:
-    """A compiler that runs graphs node by node.
-
-    Args:
-        result: Gets each node and its value; gives back the value that it has instead.
-        how: Whether it runs the region's own graph, or AOT autograd's graphs.
-    """
+    """A compiler that runs the region's own graph, or AOT autograd's: ``result`` gives each node another value."""
 
     def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return run_nodes(gm, result)
@@ -146,13 +133,7 @@ def compiled_by_aot(
     backward: MakeEdit | None = None,
     around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Compiler:
-    """AOT autograd with compilers that run the graphs and edit their results.
-
-    Args:
-        forward: Makes the edit of the forward (or inference) graph.
-        backward: Makes the edit of the backward graph.
-        around: Wraps the function that runs the forward graph.
-    """
+    """AOT autograd with compilers that run the graphs and edit their results; ``around`` wraps the forward graph."""
 
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def compile_forward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -242,13 +223,7 @@ def replaced(at: int, spoil: Spoil) -> Edit:
 
 
 def wrong_operator(name: str, spoil: Spoil = changed, how: How = "python") -> Compiler:
-    """Every call of an operator gives a spoiled result.
-
-    Args:
-        name: The operator, such as ``"aten.relu.default"``.
-        spoil: Takes the right tensor, returns the wrong one.
-        how: Whether the compiler is given the region's own graph, or AOT autograd's graphs, forward and backward.
-    """
+    """Every call of an operator, such as ``"aten.relu.default"``, gives a spoiled result."""
     return interpreted(lambda node, value: spoil(value) if str(node.target) == name else value, how)
 
 
@@ -321,12 +296,7 @@ def wrong_if_compiled_together(forward: str, backward: str, spoil: Spoil = chang
 
 
 def left_out(name: str, how: How = "aot") -> Compiler:
-    """An operator is not executed: its first argument takes its place.
-
-    Args:
-        name: The operator.
-        how: As for `wrong_operator`.
-    """
+    """An operator is not executed: its first argument takes its place."""
 
     def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         for node in list(gm.graph.nodes):
@@ -355,20 +325,18 @@ def refuses(name: str) -> Compiler:
 
 def from_call(first: int, faulty: Compiler) -> Compiler:
     """A compiler whose programs are right until a call of them, counted from 1, and wrong from that one on."""
-
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        wrong, number = faulty(gm, example_inputs), itertools.count(1)
-        return lambda *args: wrong(*args) if next(number) >= first else gm.forward(*args)
-
-    return compiler
+    return _in_calls(lambda number: number >= first, faulty)
 
 
 def only_in_call(number: int, faulty: Compiler) -> Compiler:
     """A compiler whose programs are wrong in one call of them, counted from 1, and right before and after it."""
+    return _in_calls(lambda call: call == number, faulty)
 
+
+def _in_calls(wrong: Callable[[int], bool], faulty: Compiler) -> Compiler:
     def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        wrong, calls = faulty(gm, example_inputs), itertools.count(1)
-        return lambda *args: wrong(*args) if next(calls) == number else gm.forward(*args)
+        numbers = itertools.count(1)
+        return on_data(lambda _args: wrong(next(numbers)), faulty)(gm, example_inputs)
 
     return compiler
 
@@ -447,16 +415,12 @@ def forgets_to_count(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Call
 
 
 def crash_when_compiling(how: How = "python") -> Compiler:
-    """The compiler raises."""
-
     crash = raising(PlantedError("the compiler crashed"))
     return compiled_by_aot(forward=crash) if how == "aot" else crash
 
 
 def crash_when_running(how: How = "python") -> Compiler:
-    """The compiled region raises."""
-    edit = raising(PlantedError("the compiled region crashed"))
-    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
+    return _after(raising(PlantedError("the compiled region crashed")), how)
 
 
 def crash_in_backward(when: Literal["compiling", "running"] = "running") -> Compiler:
@@ -481,24 +445,22 @@ def dies_on(condition: Callable[[fx.GraphModule], bool], name: str, spoil: Spoil
 # random numbers
 
 
-def too_many_random_numbers(how: How = "python") -> Compiler:
-    """One random number is drawn after the region has run: its values are right, the state it leaves is not."""
-
+def _after(work: Callable[[], object], how: How) -> Compiler:
     def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        torch.rand(())
+        work()
         return tuple(results)
 
     return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
+
+
+def too_many_random_numbers(how: How = "python") -> Compiler:
+    """One random number is drawn after the region has run: its values are right, the state it leaves is not."""
+    return _after(lambda: torch.rand(()), how)
 
 
 def reseeded(how: How = "python") -> Compiler:
     """The region seeds torch's random generator when it has run."""
-
-    def edit(results: list[Any], _args: Sequence[Any]) -> Any:
-        torch.manual_seed(1234)
-        return tuple(results)
-
-    return compiled_by_aot(forward=lambda _gm: edit) if how == "aot" else run_in_python(lambda _gm: edit)
+    return _after(lambda: torch.manual_seed(1234), how)
 
 
 def other_random_numbers(how: How = "python") -> Compiler:
@@ -588,13 +550,7 @@ def spoiled_tangents(spoil: Spoil) -> Compiler:
 
 
 def spoiled_output(spoil: Spoil, at: int = 0, how: How = "python") -> Compiler:
-    """Replace one output with what ``spoil`` makes of it.
-
-    Args:
-        spoil: Takes the right tensor, returns the wrong one.
-        at: Number of the region's output.
-        how: ``"python"``: after the region has run; ``"aot"``: in the compiled forward graph.
-    """
+    """Replace one output with what ``spoil`` makes of it, after the region has run or in the compiled forward graph."""
     if how == "aot":
         mutated = MutatedInputs()
         return compiled_by_aot(forward=lambda gm: replaced(at + len(mutated.of(gm)), spoil))
@@ -649,7 +605,6 @@ def wrong_stride(at: int = 0, how: How = "python") -> Compiler:
 
 
 def made_nan(at: int = 0, how: How = "python") -> Compiler:
-    """An output has a NaN that eager does not have."""
     return spoiled_output(with_nan, at, how)
 
 
@@ -672,7 +627,6 @@ def extra_output() -> Compiler:
 
 
 def returns_none() -> Compiler:
-    """The compiled region returns None."""
     return run_in_python(lambda _gm: lambda _results, _args: None)
 
 
@@ -767,7 +721,6 @@ def overwritten_cotangent() -> Compiler:
 
 
 def zeroed_gradient(name: str, how: How = "python") -> Compiler:
-    """An input's gradient is zero."""
     return spoiled_gradient(name, torch.zeros_like, how)
 
 

@@ -35,7 +35,6 @@ def program_of(*ops: str) -> FuzzProgram:
 
 
 def failing(kind: str = "logic", detail: str = "", status: str = "fail", **more: Any) -> ProgramResult:
-    """A failure."""
     return ProgramResult(Status(status), f"{kind}: output[0]: wrong", 1.0, True, kind=kind, detail=detail, **more)
 
 

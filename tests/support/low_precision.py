@@ -39,7 +39,6 @@ class Block(nn.Module):
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss."""
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         weights = torch.softmax(heads[0] @ heads[1].transpose(-1, -2) * 8**-0.5, -1)
         x = x + (weights @ heads[2]).transpose(1, 2).flatten(2)

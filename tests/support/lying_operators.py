@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import checked_backend as cb
 from checked_backend.backends import debug_interpreter
@@ -36,6 +37,31 @@ def define(library: Any, schema: str, kernel: Callable[..., Any], fake: Callable
     if fake is not None:
         torch.library.register_fake(f"{NAME}::{name}", fake, lib=library)
     return getattr(getattr(torch.ops, NAME), name)
+
+
+@contextmanager
+def with_effect(operator: Any) -> Iterator[None]:
+    """The calls of an operator keep their order, as those of one that prints."""
+    handle = _register_effectful_op(operator.default, _EffectType.ORDERED)
+    try:
+        yield
+    finally:
+        handle.destroy()
+
+
+def differentiated_by(operator: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function whose backward pass calls an operator."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return operator(gradients[0])
+
+    return Function.apply
 
 
 def record(program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None, **options: Any) -> Any:

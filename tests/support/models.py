@@ -20,13 +20,7 @@ VOCABULARY = 64
 
 @dataclass(frozen=True)
 class Case:
-    """A model and something to run it on.
-
-    Attributes:
-        model: Random weights from the global random state.
-        inputs: Keywords of its ``forward``.
-        loss: Makes a scalar of what ``forward`` returns.
-    """
+    """A model, the keywords of its ``forward``, and what makes a scalar of what that returns."""
 
     model: nn.Module
     inputs: Mapping[str, Any]
@@ -36,8 +30,7 @@ class Case:
 def of_transformers(name: str, **settings: Any) -> nn.Module:
     """A model of transformers, from the configuration that goes with it."""
     cls = getattr(transformers, name)
-    model: nn.Module = cls(cls.config_class(**settings))
-    return model
+    return cls(cls.config_class(**settings))
 
 
 def _words(batch: int, length: int) -> torch.Tensor:

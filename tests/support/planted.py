@@ -287,11 +287,7 @@ FAULTS: Mapping[str, Fault] = dict(
 
 @contextmanager
 def planted(name: str | Fault) -> Iterator[Fault]:
-    """Plant a fault; everything is as before afterwards.
-
-    Args:
-        name: A fault, or a key of `FAULTS`.
-    """
+    """Plant a fault, or that of this name; everything is as before afterwards."""
     from torch._inductor import config, decomposition, lowering
 
     fault = name if isinstance(name, Fault) else FAULTS[name]

@@ -15,13 +15,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Program:
-    """Something to compile.
-
-    Attributes:
-        run: The function.
-        inputs: Makes its inputs.
-        train: Whether its backward pass is run too.
-    """
+    """A function to compile and what makes its inputs; ``train``: its backward pass is run too."""
 
     run: Callable[..., Any]
     inputs: Callable[[], Tensors]

@@ -46,14 +46,9 @@ def reordered(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
 def sending_the_same(
     rank: int, world: int, *, fault: str = "", on: int | None = None, receives: bool = False
 ) -> dict[str, Any]:
-    """Rank 0 sends the same in its exchanges, rank 1 does not; the compiler turns the order of two round, or is wrong.
+    """Rank 0 sends the same in its exchanges, or nothing where it ``receives``, and rank 1 does not.
 
-    Args:
-        rank: The rank.
-        world: The number of ranks.
-        fault: The fault; "" for another order.
-        on: The rank that has it; None for all.
-        receives: Whether rank 0 only receives what rank 1 sends.
+    One rank, or all, have the fault; without one the compiler turns the order of two exchanges round.
     """
 
     def exchanged(x: torch.Tensor) -> torch.Tensor:

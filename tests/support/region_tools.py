@@ -10,16 +10,29 @@ from contextvars import Context
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
+from checked_backend.regions.compile import copy_graph
 
 
 def checked(function: Callable[..., Any], compiler: Any, *, dynamic: bool | None = None, **options: Any) -> Any:
     """Compile with ``numcheck``; what it finds is recorded, unless an option says otherwise."""
     given = {"compiler": compiler, "on_divergence": "record", "localize": False, **options}
     return torch.compile(function, backend="numcheck", options=given, dynamic=dynamic)
+
+
+def dynamo_graph(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
+    """The graph that Dynamo makes of the beginning of a function."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        graphs.append(copy_graph(gm))
+        return gm.forward
+
+    torch.compile(function, backend=keep)(*args)
+    return graphs[0]
 
 
 def gathered(program: Callable[[], Any]) -> cb.Report:

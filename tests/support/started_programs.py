@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 import checked_backend
 
 PACKAGE = Path(checked_backend.__file__).parent
 VERB = (sys.executable, "-m", "checked_backend", "run", "--no-localize")
+
+
+def needs(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed")
 
 
 def started(

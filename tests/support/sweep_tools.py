@@ -27,7 +27,6 @@ VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}
 
 
 def outcome(status: str = "pass", **values: Any) -> CaseResult:
-    """A result."""
     return CaseResult(Status(status), **values)
 
 
@@ -40,13 +39,11 @@ def examined(suite: str, model: str, settings: Settings | None = None, **way: An
 
 
 def jobs_of(*models: str, settings: Settings | None = None, suite: str = "python:models.py") -> list[SweepJob]:
-    """A job for each model."""
     cases = [Case(suite, model, compiler="eager") for model in models]
     return [SweepJob("python:/models.py", case, settings or Settings()) for case in cases]
 
 
 def plan_of(jobs: Sequence[SweepJob], source: str = "a", **values: Any) -> Plan:
-    """A plan with these jobs."""
     return Plan([replace(job, state=job.settings.digest(source)) for job in jobs], VERSIONS, 0, **values)
 
 
@@ -67,7 +64,6 @@ def scripted(
 
 
 def asked(folder: Path, **values: Any) -> Sweep:
-    """A sweep into a folder."""
     return Sweep(**{"suites": ("python:models.py",), "out": folder / "sweep", **values})
 
 

@@ -63,11 +63,7 @@ class WarmPython:
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It took too long, and was killed.
-        """
+        """Run a script to its end; `subprocess.TimeoutExpired` if it took too long, and was killed."""
         environment = dict(os.environ if env is None else env)
         command = [os.path.abspath(script), *words]
         sys.audit("subprocess.Popen", sys.executable, [sys.executable, *command], cwd, env)  # for the guard of marks
@@ -90,8 +86,7 @@ class WarmPython:
 
 def _text(file: Any) -> str:
     file.seek(0)
-    text: str = file.read().decode(errors="replace")
-    return text
+    return file.read().decode(errors="replace")
 
 
 # the warm process

@@ -74,12 +74,6 @@ def test_what_the_candidate_gives_once_only_is_wrong_in_this_call() -> None:
     assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 
-def test_rounding_to_less_is_precision() -> None:
-    controls = Scripted(torch.float32, exact(), exact)
-    [finding] = decided(controls, exact().half()).findings
-    assert finding.detail == "precision"
-
-
 # what noise hides
 
 

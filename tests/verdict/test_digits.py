@@ -14,6 +14,7 @@ from torch import Tensor, fx
 import checked_backend as cb
 from checked_backend.verdict.envelope import Envelope
 from checked_backend.verdict.outliers import lost_digits, outside_noise
+from tests.support import faults
 
 
 def values(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -25,7 +26,6 @@ def values(dtype: torch.dtype = torch.float32) -> Tensor:
 def places_of(reference: Tensor, candidate: Tensor, exact: Tensor) -> list[int]:
     """Where the candidate has lost digits that eager has."""
     lost = lost_digits(reference=reference, candidate=candidate, high_precision=exact)
-    assert lost is not None
     return lost.nonzero().flatten().tolist()
 
 
@@ -100,18 +100,6 @@ def test_large_elements_lend_no_noise_to_those_far_below() -> None:
         assert (outside.count, outside.digits) == (20, 0)
 
 
-def instead(target: Any, wrong: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiler that puts another function in the place of an operator."""
-
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for node in gm.graph.find_nodes(op="call_function", target=target):
-            node.target = wrong
-        gm.recompile()
-        return gm.forward
-
-    return compiler
-
-
 WRONG = {  # the first two are right in exact arithmetic
     "expm1": (torch.expm1, lambda x: torch.exp(x) - 1, "precision"),
     "log1p": (torch.log1p, lambda x: torch.log(1 + x), "precision"),
@@ -123,10 +111,10 @@ WRONG = {  # the first two are right in exact arithmetic
 @pytest.mark.parametrize("name", WRONG)
 def test_check_finds_them(name: str) -> None:
     target, wrong, kind = WRONG[name]
-    report = cb.check(lambda x: target(x) * 1.5, (values(),), compiler=instead(target, wrong))
+    report = cb.check(lambda x: target(x) * 1.5, (values(),), compiler=faults.instead(lambda x: wrong(x) * 1.5))
     assert report.verdict is cb.Verdict.FAIL
     assert {str(finding.detail) for finding in report.findings} == {kind}
-    report = cb.check(lambda x: target(x) * 1.5, (values(),), compiler=instead(target, target))
+    report = cb.check(lambda x: target(x) * 1.5, (values(),), compiler=faults.clean())
     assert report.verdict is cb.Verdict.PASS
 
 

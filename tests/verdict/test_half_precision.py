@@ -12,11 +12,12 @@ from tests.support.noise_tools import mlp, train
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
+def slightly_off(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * (1 + 1e-5) if tensor.dtype is torch.float64 else tensor * 1.0
+
+
 @pytest.mark.parametrize(("face", "how"), [("check", "python"), ("numcheck", "aot")])
 def test_error_below_half_precision_is_found(how: faults.How, face: str) -> None:
-    def slightly_off(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * (1 + 1e-5) if tensor.dtype is torch.float64 else tensor * 1.0
-
     compiler = faults.spoiled_output(slightly_off, 0, how)
     model, x = mlp(torch.bfloat16), torch.randn(6, 8, dtype=torch.bfloat16)
     if face == "check":
@@ -25,7 +26,6 @@ def test_error_below_half_precision_is_found(how: faults.How, face: str) -> None
         report = gathered(lambda: checked(model, compiler)(x))
     assert found(report) == {("logic", "output[0]")}
     [finding] = report.findings
-    assert finding.metrics is not None
     assert finding.metrics.bitwise_equal
     assert finding.evidence["float64_twin_error"] == pytest.approx(1e-5, rel=10)
     assert "hides that bit for bit" in " ".join(report.to_text(verbose=True).split())
@@ -33,9 +33,6 @@ def test_error_below_half_precision_is_found(how: faults.How, face: str) -> None
 
 @pytest.mark.parametrize("how", ["python", "aot"])
 def test_gradient_below_half_precision_is_found(how: faults.How) -> None:
-    def slightly_off(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * (1 + 1e-5) if tensor.dtype is torch.float64 else tensor * 1.0
-
     compiler = faults.spoiled_gradient("0.weight", slightly_off, how)
     assert found(gathered(lambda: train(checked(mlp(torch.bfloat16), compiler), torch.bfloat16))) == {
         ("logic", "grad[0.weight]")

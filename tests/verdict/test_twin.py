@@ -26,7 +26,6 @@ def test_twin_finds_what_equal_bits_hide(dtype: torch.dtype, thorough: bool) -> 
     decisions = decided(Scripted(dtype, exact(), lambda: wrong), exact(), thorough=thorough)
     [finding] = decisions.findings
     assert finding.kind is Kind.LOGIC
-    assert finding.metrics is not None
     assert finding.metrics.bitwise_equal
     assert "hides that bit for bit" in finding.message
     assert decisions.scales == {}

@@ -16,13 +16,13 @@ from checked_backend.diagnose.localize.flow import error_flow, relative
 from checked_backend.diagnose.localize.probe import probe, worth_exposing
 from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made, with_outputs
 from checked_backend.findings import NodeError
+from tests.support import faults
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
 
 def graph_of(function: Callable[..., Any], *inputs: torch.Tensor) -> fx.GraphModule:
-    traced: fx.GraphModule = make_fx(function, tracing_mode="fake")(*inputs)
-    return traced
+    return make_fx(function, tracing_mode="fake")(*inputs)
 
 
 def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,19 +31,9 @@ def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cos(x), (wrong * 2).softmax(-1)
 
 
-def spoiled(factor: float = 1.01, target: Any = torch.ops.aten.relu.default) -> Callable[..., Any]:
-    """A compiler whose operator multiplies its result."""
-
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        for node in list(gm.graph.nodes):
-            if node.target is target:
-                with gm.graph.inserting_after(node):
-                    scaled = gm.graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
-                node.replace_all_uses_with(scaled, delete_user_cb=lambda user, scaled=scaled: user is not scaled)
-        gm.recompile()
-        return gm.forward
-
-    return compiler
+def spoiled(factor: float = 1.01) -> Callable[..., Any]:
+    """A compiler whose relu multiplies its result."""
+    return faults.wrong_operator("aten.relu.default", lambda value: value * factor)
 
 
 def flow_of(gm: fx.GraphModule, compiler: Callable[..., Any], at_fault: str) -> tuple[NodeError, ...]:
@@ -139,7 +129,6 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
 def test_what_finds_the_operator_has_seen_the_flow() -> None:
     graph = graph_of(program, X)
     faulty = probe(graph, (X,), spoiled(), limit=1 << 20)
-    assert faulty is not None
     assert faulty.finding.flow == flow_of(graph, spoiled(), "relu")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn import functional as F
 
 from checked_backend.diagnose.localize.cut import Parts
@@ -20,6 +20,7 @@ from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults
 from tests.support.locate_tools import calls, located, operator_of
+from tests.support.region_tools import dynamo_graph
 
 WRONG_GELU = faults.wrong_operator(str(F.gelu))
 
@@ -129,7 +130,6 @@ def test_bisection_goes_past_modes_too() -> None:
     location = located(inference, function, faults.left_out("mul_", "python"))
     assert (operator_of(location), location.op, location.graph) == ("Tensor.mul_", "aten.mul_.Tensor", "dynamo")
     assert "bisection" in location.notes[-1]
-    assert location.cut is not None
     assert calls(location.cut.case) == ["mul_"]  # alone, on the values that eager had there
 
 
@@ -144,20 +144,9 @@ def test_an_operator_that_should_have_raised_under_a_mode() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def graph_of(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
-    found: list[fx.GraphModule] = []
-
-    def keep(gm: fx.GraphModule, _examples: Any) -> Callable[..., Any]:
-        found.append(gm)
-        return gm.forward
-
-    torch.compile(function, backend=keep, fullgraph=True)(*args)
-    return found[0]
-
-
 def test_a_part_enters_and_leaves_the_modes_of_its_own_calls() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
-    graph = graph_of(in_half, x, w)
+    graph = dynamo_graph(in_half, x, w)
     nodes = calls_of(graph)
     first, within, after = nodes[0], nodes[1], nodes[-2]
     for chosen, dtype, modes in (
@@ -176,7 +165,7 @@ def test_a_part_enters_and_leaves_the_modes_of_its_own_calls() -> None:
 
 def test_blocks_can_be_traced_and_written() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
-    graph = graph_of(in_half, x, w)
+    graph = dynamo_graph(in_half, x, w)
     expected = in_half(x, w)
     again = torch.compile(with_mode_blocks(copy_graph(graph)), backend="eager", fullgraph=True)
     torch.testing.assert_close(again(x, w)[0], expected, rtol=0, atol=0)
@@ -191,7 +180,7 @@ def test_blocks_can_be_traced_and_written() -> None:
 
 def test_a_graph_with_modes_that_is_right_has_no_wrong_prefix() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
-    parts = Parts(graph_of(in_half, x, w), [x, w], _options(), GraphCase.findings)
+    parts = Parts(dynamo_graph(in_half, x, w), [x, w], _options(), GraphCase.findings)
     assert parts.shortest_wrong_prefix() is None
 
 

@@ -31,7 +31,6 @@ def forward(x: Tensor) -> tuple[Tensor, ...]:
 
 def bytes_of_process(what: str) -> int:
     found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert found is not None
     return int(found[1]) * 1024
 
 

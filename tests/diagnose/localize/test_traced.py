@@ -68,7 +68,6 @@ STRIDES = "expected size 4==4, stride 1==8 at dim=0\nError in op: torch.ops.test
 def test_the_operator_and_the_line_of_its_register_fake_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     failure, findings = _failed(STRIDES, monkeypatch)
     traced = wrong_metadata(failure, findings)
-    assert traced is not None
     assert (traced.op, traced.node) == ("test_traced.turned.default", "turned")
     assert "function: return (x * 2 if right else turned(x)).sin() + 1" in str(traced.source)
     [finding] = Diagnosis.of_traced(traced).added_to_all(findings)
@@ -96,7 +95,6 @@ def test_wrong_values_and_a_refused_dtype_come_from_a_register_fake_that_says_an
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = wrong_metadata(*_failed(message, monkeypatch, function=wide))
-    assert traced is not None
     assert (traced.op, traced.detail) == ("test_traced.widened.default", "structure.dtype")
     assert f"test_traced.py:{_as_given.__code__.co_firstlineno})" in traced.at_fault
 

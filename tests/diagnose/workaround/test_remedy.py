@@ -67,7 +67,6 @@ def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, evidence = searched(failed, monkeypatch, first=WRONG, second=faults.clean())
-    assert found is not None
     assert found.name == "second"
     assert evidence["settings"].startswith("first (output[0] is wrong: ")
     assert evidence["settings"].endswith(") helps the small program, but not the region")
@@ -111,7 +110,6 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         if said is not None:
             assert found is None  # what was not seen to help is not announced
             continue
-        assert found is not None
         assert "torch.compiler.disable(torch.relu)" in found
 
 
@@ -260,7 +258,6 @@ def test_a_line_of_which_no_single_call_can_be_named_is_kept_out_as_a_whole(
     compiled = checked(program, WRONG, localize=True, report_dir=tmp_path)
     finding = gathered(lambda: compiled(torch.randn(8, requires_grad=True))).findings[0]
     assert finding.op == "aten.relu.default"
-    assert finding.workaround is not None
     assert line in finding.workaround
     assert "@torch.compiler.disable\ndef in_eager(" in finding.workaround
     exec(finding.workaround, {})

@@ -11,18 +11,14 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Net(lightning.LightningModule):
-    """A regression with batch statistics."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 1))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The prediction."""
         return self.layers(inputs)
 
     def training_step(self, batch: list[torch.Tensor], _index: int) -> torch.Tensor:
-        """The loss of one batch."""
         inputs, targets = batch
         return (self(inputs) - targets).square().mean()
 
@@ -31,7 +27,6 @@ class Net(lightning.LightningModule):
         print(f"validation {self.training_step(batch, 0).item():.9g}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer."""
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 

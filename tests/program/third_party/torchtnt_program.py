@@ -10,28 +10,21 @@ from torchtnt.utils.prepare_module import TorchCompileParams
 
 
 class Net(nn.Module):
-    """A small regression."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The prediction."""
         return self.layers(x)
 
 
 class Unit(AutoUnit):
-    """Trains it."""
-
     def compute_loss(self, state, data):
-        """The loss of one batch, and the prediction."""
         inputs, targets = data
         outputs = self.module(inputs)
         return (outputs - targets).square().mean(), outputs
 
     def configure_optimizers_and_lr_scheduler(self, module):
-        """An optimizer."""
         return torch.optim.AdamW(module.parameters(), lr=1e-2), None
 
 

@@ -67,8 +67,7 @@ def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_opera
         def compile_(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
             if any("operator_tap" in node.name for node in gm.graph.nodes):
                 raise RuntimeError("no taps here")
-            compiled: Callable[..., Any] = inner(gm, given)
-            return compiled
+            return inner(gm, given)
 
         return compile_
 

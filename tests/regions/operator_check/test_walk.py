@@ -236,7 +236,6 @@ def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() 
         x = torch.tensor([5.0, 6.0, 4.75], requires_grad=True)
         made = checked(program, "aot_eager")(x, torch.ones(3), torch.ones(4, dtype=torch.bfloat16))
         torch.autograd.backward(made[:2], (torch.tensor([1.5, -0.3, -2.2]), torch.ones(3)))
-        assert x.grad is not None
         assert x.grad.count_nonzero() == 0  # the parts of the distance are 1e12, so the others are lost
 
     assert agreed(gathered(run))
@@ -258,7 +257,6 @@ def test_what_inputs_make_before_their_rounding_is_right_as_well(unrounded: floa
     exact = eager.double()
     made = [eager, exact, *(exact * (1 + 1e-4 * step) for step in (-1, 1, 2)), exact * unrounded]
     error = own_error(eager * 1.5, made, roundoff=2.0**-8, narrows=False, jumps=False, smooth=True)
-    assert error is not None
     assert error.wrong is wrong
 
 
