@@ -125,6 +125,7 @@ def eager_outputs(reference: Region, call: Call) -> Sequence[Any]:
 
 
 def _run_again(reference: Region, call: Call, passed: BackwardPass | None = None) -> Execution:
-    if call.inputs.written_since():
-        raise InputsChangedError("its inputs were written to after the forward pass, so it cannot be run again")
+    if written := call.written_inputs():
+        words = f"the program wrote to {', '.join(written)} after the forward pass, so it cannot be run again"
+        raise InputsChangedError(words)
     return call.run(reference, cotangents=None if passed is None else passed.cotangents, paired=True)

@@ -178,6 +178,7 @@ class Call:
         ratios: The differences of its results, or later of its gradients, divided by their noise, by name;
             None before that is known.
         number: The number of the call in its region, from 1.
+        fingerprints: Those of the inputs that the region leaves alone, if they were taken.
     """
 
     inputs: Inputs
@@ -190,6 +191,11 @@ class Call:
     exchanges: Exchanges = field(default_factory=Exchanges)
     ratios: Mapping[str, float] | None = None
     number: int = 0
+    fingerprints: Mapping[int, int | None] = field(default_factory=dict)
+
+    def written_inputs(self) -> list[str]:
+        """The names of inputs that the region leaves alone, and that the program wrote to after the call."""
+        return [self.subjects.inputs[place] for place in self.inputs.written_since(self.fingerprints)]
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

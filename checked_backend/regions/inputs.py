@@ -207,9 +207,16 @@ class Inputs:
         }
         return dict(zip(kept, fingerprints(list(kept.values())), strict=True))
 
-    def written_since(self) -> bool:
-        """Whether somebody wrote to an input that the region leaves alone, after the call."""
-        return any(self.args[position]._version != version for position, version in self.versions.items())
+    def written_since(self, known: Mapping[int, int | None]) -> list[int]:
+        """The positions of inputs that the region leaves alone, and that somebody wrote to after the call.
+
+        Args:
+            known: Their `fingerprints`: what is written through ``.data`` or NumPy is not counted.
+        """
+        now = self.fingerprints(self.args) if known else {}
+        seen = {place for place, value in now.items() if None not in (value, known[place]) and value != known[place]}
+        counted = {place for place, version in self.versions.items() if self.args[place]._version != version}
+        return sorted(seen | counted)
 
     def fresh(
         self, transform: Callable[[list[Any]], list[Any]] | None = None

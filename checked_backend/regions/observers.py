@@ -299,6 +299,7 @@ def _inputs(record: CallRecord) -> Observation:
     """Inputs that eager leaves alone; of the others the counts of writes, and whether gradients lead through these."""
     inputs, subjects, args = record.call.inputs, record.call.subjects, record.args
     before, writes = inputs.fingerprints(args), WriteCounts.of(args)
+    record.call.fingerprints = before
     structures = {place: _structure(args[place]) for place in before}
     yield None
     now = fingerprints([args[place] for place in before])

@@ -205,6 +205,8 @@ class RegionRunner:
             cotangents=None if self.cotangents is None else self.cotangents.copied(wide=recipe.float64),
         )
         self._tape = tape
+        if recipe == REPEAT and self.cotangents is not None:
+            self.facts.written = tuple(call.written_inputs())
         if tape.draws is not None:
             self.facts.draws, self.facts.draws_by_values = not tape.draws.empty, tape.draws.by_values
         learn(self.facts, recipe, tape, modes)

@@ -68,10 +68,18 @@ def singular(count: int) -> str:
     )
 
 
+def _written(case: Evidence) -> str:
+    return (
+        f"wrong in this call only, in which the program wrote to {', '.join(case.written)} between the forward and the "
+        "backward pass: eager has kept what its backward pass needs, the compiled one computes it from what is there "
+        "now. Write after the backward pass"
+    )
+
+
 def classify(case: Evidence) -> Classification:
     """Classify a tensor that neither noise nor anything else explains."""
     if case.not_reproduced and not case.logic_differs:
-        return NOT_REPRODUCED
+        return _plain(Kind.LOGIC, _written(case)) if case.written else NOT_REPRODUCED
     if case.outside.nonfinite:
         high = "eager and float64 have" if case.high_precision is not None else "eager has"
         return _plain(Kind.NONFINITE, f"NaN or infinity where {high} none, or the reverse")

@@ -82,7 +82,7 @@ def close_as(context: Context, case: Evidence, named: Classification) -> None:
             case.pair.subject,
             named.message,
             named.detail or str(named.kind),
-            metrics=case.metrics,
+            metrics=case.seen or case.metrics,
             noise=case.noise(),
             evidence=case.evidence,
             source=case.pair.source or None,

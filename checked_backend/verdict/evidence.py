@@ -50,6 +50,8 @@ class Evidence:
         evidence: The evidence that a finding will show.
         closed: Whether the tensor is decided.
         junk: Elements that follow from uninitialised memory, and are not compared; None if there are none.
+        written: Inputs that were written to since, so that eager gives another value now.
+        seen: The metrics of the difference as it was seen; None if they are `metrics`.
     """
 
     pair: TensorPair
@@ -72,6 +74,8 @@ class Evidence:
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
     junk: torch.Tensor | None = None
+    written: tuple[str, ...] = ()
+    seen: Metrics | None = None
 
     @classmethod
     def of(cls, pair: TensorPair, metrics: Metrics, *, low_precision: bool = False) -> Evidence:
@@ -104,6 +108,15 @@ class Evidence:
         self.metrics = measure(reference=reference, candidate=candidate)
         if self.same_bits:
             self.outside = Outliers(0, 0, 0.0)
+
+    def move(self, now: torch.Tensor, written: tuple[str, ...]) -> None:
+        """Hold the candidate's difference against what eager gives now, as all runs start from the inputs of now."""
+        self.written, self.seen = written, self.metrics
+        reference, candidate = self.pair.reference, self.pair.candidate
+        wide = torch.complex128 if now.is_complex() else torch.float64
+        moved = (now.to(wide) + (candidate.to(wide) - reference.to(wide))).to(now.dtype)
+        self.pair = replace(self.pair, reference=now, candidate=torch.where(candidate == reference, now, moved))
+        self.metrics = measure(reference=now, candidate=self.pair.candidate)
 
     def sample_in_float64(self, values: Values | None) -> torch.Tensor | None:
         """This tensor in a run in float64, infinite where it would be infinite at the program's own precision."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -124,3 +125,69 @@ def test_statistics_of_a_checkpointed_batch_norm() -> None:
     assert skip.reason == "written to in the backward pass, of which gradients alone are compared"
     [finding] = report_of(scaled_gradient_of_aot_eager("block.1.weight")).findings
     assert (finding.detail, finding.subject) == ("logic", "grad[block.1.weight]")
+
+
+def _recomputed(gm: fx.GraphModule, _example_inputs: Any) -> Any:
+    """The backward pass computes from the inputs as they are by then what eager has kept."""
+
+    class Late(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Tensor) -> Any:
+            ctx.inputs = inputs
+            return gm.forward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            wanted = ctx.needs_input_grad
+            with torch.enable_grad():
+                leaves = [
+                    one.detach().requires_grad_(is_wanted) for one, is_wanted in zip(ctx.inputs, wanted, strict=True)
+                ]
+                results = gm.forward(*leaves)
+            found = iter(torch.autograd.grad(results, [one for one in leaves if one.requires_grad], gradients))
+            return tuple(next(found) if needed else None for needed in wanted)
+
+    return Late.apply
+
+
+def _scaled(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return (x * weight * (scale + 1).sin().exp()).sum(0)
+
+
+@pytest.mark.parametrize("reference", ["keep", "recompute"])
+@pytest.mark.parametrize(("compiler", "wrong"), [(faults.clean("aot"), False), (_recomputed, True)])
+def test_inputs_that_are_written_to_before_the_backward_pass(compiler: Any, wrong: bool, reference: Any) -> None:
+    """Autograd counts no writes through ``.data``. All further runs start from what is there by then."""
+    weight, scale = torch.randn(8, requires_grad=True), torch.ones(8)
+    run = checked(_scaled, compiler, reference=reference)
+
+    def step() -> None:
+        total = run(torch.randn(4, 8), weight, scale).square().sum()
+        scale.data.mul_(1.5)
+        total.backward()
+
+    report = gathered(lambda: [step() for _ in range(3)])
+    if reference == "recompute":
+        assert report.verdict is cb.Verdict.INCONCLUSIVE
+        assert any("wrote to scale after the forward pass" in skip.reason for skip in report.coverage.skipped)
+        return
+    assert {finding.subject for finding in report.findings} == ({"grad[weight]"} if wrong else set())
+    assert report.verdict is (cb.Verdict.FAIL if wrong else cb.Verdict.PASS)
+    for finding in report.findings[:1]:
+        assert "the program wrote to scale between the forward and the backward pass" in finding.message
+        assert finding.metrics is not None
+        factor = math.exp(math.sin(2.5) - math.sin(2))
+        assert finding.metrics.rmse / finding.metrics.reference_rms == pytest.approx(1 - factor, rel=1e-4)
+
+
+def test_a_wrong_gradient_is_found_whatever_was_written_to_since() -> None:
+    weight, scale = torch.randn(8, requires_grad=True), torch.ones(8)
+    run = checked(_scaled, faults.spoiled_gradient("weight", lambda found: found * 1.001, "aot"))
+
+    def step() -> None:
+        total = run(torch.randn(4, 8), weight, scale).sum()
+        scale.data.mul_(1.5)
+        total.backward()
+
+    report = gathered(step)
+    assert [(finding.kind, finding.subject) for finding in report.findings] == [(cb.Kind.LOGIC, "grad[weight]")]
