@@ -47,11 +47,16 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     return found
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor has elements, and their memory was freed, as FSDP frees parameters."""
+    return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """The elements in memory order, as integers of at most 32 bits; None if they cannot be read."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
-    if tensor.numel() and not tensor.untyped_storage().nbytes():  # as FSDP frees parameters
+    if is_freed(tensor):
         return None
     plain = resolved(tensor)
     if plain.dtype.is_complex:

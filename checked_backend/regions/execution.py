@@ -14,6 +14,7 @@ from checked_backend._torch.collectives import is_async_result, waited
 from checked_backend._torch.tensors import inner_tensors
 from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import with_memory
+from checked_backend.numerics.fingerprint import is_freed
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
 from checked_backend.regions.schedule import TimedCheck
@@ -192,6 +193,12 @@ class Call:
     ratios: Mapping[str, float] | None = None
     number: int = 0
     fingerprints: Mapping[int, int | None] = field(default_factory=dict)
+
+    def freed_inputs(self) -> list[str]:
+        """The names of inputs whose memory was freed after the call, as FSDP frees parameters. None may be read."""
+        had_memory = [place for place, value in self.fingerprints.items() if value is not None]
+        freed = (place for place in had_memory if is_freed(self.inputs.args[place]))
+        return [self.subjects.inputs[place] for place in freed]
 
     def written_inputs(self) -> list[str]:
         """The names of inputs that the region leaves alone, and that the program wrote to after the call."""

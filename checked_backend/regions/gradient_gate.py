@@ -88,12 +88,16 @@ def find_sites(
         The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
     """
     results: dict[Edge, Result] = {}
+    copied = {edge for value in mutated.values() if (edge := _copied_edge(value, since)) is not None}
     for result, value in results_of(outputs, mutated).items():
-        if isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None:
-            edge = _edge_of_result(value, since)
-            if edge is not None and edge not in edges:  # else it is an input passed through
-                # two results on one edge are one tensor, whose gradient arrives once
-                results.setdefault(edge, result)
+        edge = _copied_edge(value, since)
+        if edge not in copied:
+            edge = _edge(value)
+        elif result[0] == "output":
+            continue  # a view of a mutated input: its gradient is in that one's
+        if edge is not None and edge not in edges:  # else it is an input passed through
+            # two results on one edge are one tensor, whose gradient arrives once
+            results.setdefault(edge, result)
     sites: dict[Node, Site] = {}
     for (node, output), result in results.items():
         sites.setdefault(node, Site()).results.append((output, result))
@@ -137,23 +141,28 @@ def find_sites(
     return sites, list(seen), outside_edges
 
 
-def _edge_of_result(value: torch.Tensor, since: int) -> Edge | None:
-    """The place where the gradient of a result arrives.
+def _edge(value: Any) -> Edge | None:
+    edge = gradient_edge(value) if _has_history(value) else None
+    return None if edge is None else (edge.node, edge.output_nr)
 
-    What was copied to a view is known to its base too, whose gradient does not pass the view: both pass what was
-    copied.
+
+def _copied_edge(value: Any, since: int) -> Edge | None:
+    """The place where the gradient of what was copied to a view arrives, also if it does not pass the view.
+
+    The view's base knows the copy too. Both lead to it.
     """
-    edge = gradient_edge(value)
-    if edge is None:
-        return None
-    node: Node | None = edge.node
-    while value._is_view() and node is not None and node._sequence_nr() >= since:
+    node = grad_fn(value) if _has_history(value) and value._is_view() else None
+    while node is not None and node._sequence_nr() >= since:
         (source, number), *others = node.next_functions or [(None, 0)]
         if node.name().endswith("CopySlices"):
             source, number = others[0] if len(others) == 1 else (None, 0)
-            return (edge.node, edge.output_nr) if source is None else (source, number)
+            return None if source is None else (source, number)
         node = None if others else source
-    return edge.node, edge.output_nr
+    return None
+
+
+def _has_history(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and grad_fn(value) is not None
 
 
 def _reached(nodes: Set[Node], edges: Mapping[Edge, int]) -> dict[Node, int]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from checked_backend._torch.traces import profiled
+from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.schema import is_built_in
 from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayChoices
 from checked_backend.modes.float64 import Float64Mode
@@ -172,6 +173,8 @@ class RegionRunner:
             return self.memory.control(make, float64=float64)
 
     def _run(self, recipe: Recipe) -> Values | None:
+        if freed := self.call.freed_inputs():
+            raise CheckedBackendError(f"the program freed the memory of {', '.join(freed)} after its forward pass")
         if recipe.replays_draws:
             self._record()
         if recipe.build is Build.EAGER:

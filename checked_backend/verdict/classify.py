@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,18 +69,25 @@ def singular(count: int) -> str:
     )
 
 
-def _written(case: Evidence) -> str:
+def written_between(names: Sequence[str]) -> str:
+    """Why nothing can be compared with eager after a write to inputs."""
     return (
-        f"wrong in this call only, in which the program wrote to {', '.join(case.written)} between the forward and the "
-        "backward pass: eager has kept what its backward pass needs, the compiled one computes it from what is there "
-        "now. Write after the backward pass"
+        f"the program wrote to {', '.join(names)} between its forward and its backward pass, so eager cannot be run "
+        "again as it was, and nothing tells noise from error"
     )
 
 
 def classify(case: Evidence) -> Classification:
     """Classify a tensor that neither noise nor anything else explains."""
+    if case.follows and not case.logic_differs:
+        return _plain(
+            Kind.LOGIC,
+            f"wrong in this call only: the program wrote to {', '.join(case.written)} between its forward and its "
+            "backward pass, and the compiled backward pass computes from what is there now what eager has kept. Write "
+            "after the backward pass",
+        )
     if case.not_reproduced and not case.logic_differs:
-        return _plain(Kind.LOGIC, _written(case)) if case.written else NOT_REPRODUCED
+        return NOT_REPRODUCED
     if case.outside.nonfinite:
         high = "eager and float64 have" if case.high_precision is not None else "eager has"
         return _plain(Kind.NONFINITE, f"NaN or infinity where {high} none, or the reverse")

@@ -18,6 +18,7 @@ from checked_backend.verdict.classify import (
     classify,
     is_many_times_its_noise,
     singular,
+    written_between,
 )
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.elements import difference, root_mean_square, widened
@@ -178,6 +179,8 @@ def _why_undecided(context: Context, case: Evidence) -> str | None:
         return f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
     if case.logic_differs or (case.envelope is None and case.high_precision is None):
         return None
+    if case.written and not case.follows:
+        return written_between(case.written)
     if case.envelope is None and _has_half_of_its_digits(case):
         return "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
     if case.outside.overflowed == case.outside.count > 0:

@@ -51,6 +51,7 @@ class Evidence:
         closed: Whether the tensor is decided.
         junk: Elements that follow from uninitialised memory, and are not compared; None if there are none.
         written: Inputs that were written to since, so that eager gives another value now.
+        follows: Whether the candidate is nearer to that than to what eager gave.
         seen: The metrics of the difference as it was seen; None if they are `metrics`.
     """
 
@@ -75,6 +76,7 @@ class Evidence:
     closed: bool = False
     junk: torch.Tensor | None = None
     written: tuple[str, ...] = ()
+    follows: bool = False
     seen: Metrics | None = None
 
     @classmethod
@@ -109,14 +111,24 @@ class Evidence:
         if self.same_bits:
             self.outside = Outliers(0, 0, 0.0)
 
-    def move(self, now: torch.Tensor, written: tuple[str, ...]) -> None:
-        """Hold the candidate's difference against what eager gives now, as all runs start from the inputs of now."""
+    def move(self, now: torch.Tensor, written: tuple[str, ...]) -> bool:
+        """Hold the candidate's difference, in proportion, against what eager gives now: all runs start from now.
+
+        Returns:
+            Whether there is a proportion: not if eager gives zeros, NaN or infinity, then or now.
+        """
         self.written, self.seen = written, self.metrics
-        reference, candidate = self.pair.reference, self.pair.candidate
         wide = torch.complex128 if now.is_complex() else torch.float64
-        moved = (now.to(wide) + (candidate.to(wide) - reference.to(wide))).to(now.dtype)
+        reference, candidate, found = (one.to(wide) for one in (self.pair.reference, self.pair.candidate, now))
+        before = root_mean_square(reference)
+        scale = root_mean_square(found) / before if before else 0.0
+        if not 0 < scale < float("inf"):
+            return False
+        self.follows = root_mean_square(candidate - found) < root_mean_square(candidate - reference) / 2
+        moved = (found + (candidate - reference) * scale).to(now.dtype)
         self.pair = replace(self.pair, reference=now, candidate=torch.where(candidate == reference, now, moved))
         self.metrics = measure(reference=now, candidate=self.pair.candidate)
+        return True
 
     def sample_in_float64(self, values: Values | None) -> torch.Tensor | None:
         """This tensor in a run in float64, infinite where it would be infinite at the program's own precision."""

@@ -14,8 +14,8 @@ import torch
 from checked_backend.findings import EvidenceKey
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK
-from checked_backend.verdict.closing import close_as
+from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK, written_between
+from checked_backend.verdict.closing import close_as, close_undecided
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
@@ -53,10 +53,11 @@ def repeat_eager(context: Context) -> None:
 
 def _start_from_now(context: Context, values: Values, written: tuple[str, ...]) -> None:
     """Hold differences against what eager gives now, where inputs were written to since it ran."""
-    for case in context.cases:
+    unlike = [case for case in context.cases if not case.same_bits and _differs(case, case.pair.reference, values)]
+    for case in unlike:
         now = case.sample(values)
-        if now is not None and is_floating(now) and not case.same_bits and _differs(case, case.pair.reference, values):
-            case.move(now, written)
+        if now is not None and is_floating(now) and not case.move(now, written):
+            close_undecided(context, case, written_between(written))
 
 
 def _leave_out_junk(context: Context, recorded: Values) -> None:
