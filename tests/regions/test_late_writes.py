@@ -205,3 +205,16 @@ def test_no_noise_is_taken_from_what_was_written_since(write: Any, factor: float
     assert {finding.subject for finding in report.findings if finding.kind.fails} == (
         {"grad[weight]"} if verdict is cb.Verdict.FAIL else set()
     )
+
+
+def test_a_gradient_may_follow_a_write_of_zeros() -> None:
+    weight, scale = torch.randn(8, requires_grad=True), torch.ones(8)
+    run = checked(lambda x, weight, scale: (x * weight * (scale * 2)).sum(0), _recomputed)
+
+    def step() -> None:
+        total = run(torch.randn(4, 8), weight, scale).sum()
+        scale.data.zero_()
+        total.backward()
+
+    [finding] = gathered(step).findings
+    assert "computes from what is there now" in finding.message

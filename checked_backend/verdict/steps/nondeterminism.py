@@ -14,7 +14,7 @@ import torch
 from checked_backend.findings import EvidenceKey
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK, written_between
+from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK, classify, written_between
 from checked_backend.verdict.closing import close_as, close_undecided
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Context, Evidence
@@ -56,7 +56,11 @@ def _start_from_now(context: Context, values: Values, written: tuple[str, ...]) 
     unlike = [case for case in context.cases if not case.same_bits and _differs(case, case.pair.reference, values)]
     for case in unlike:
         now = case.sample(values)
-        if now is not None and is_floating(now) and not case.move(now, written):
+        if now is None or not is_floating(now) or case.move(now, written):
+            continue
+        if case.follows:
+            close_as(context, case, classify(case))
+        else:
             close_undecided(context, case, written_between(written))
 
 
