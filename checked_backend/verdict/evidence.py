@@ -120,12 +120,13 @@ class Evidence:
         self.written, self.seen = written, self.metrics
         wide = torch.complex128 if now.is_complex() else torch.float64
         reference, candidate, found = (one.to(wide) for one in (self.pair.reference, self.pair.candidate, now))
-        self.follows = root_mean_square(candidate - found) < root_mean_square(candidate - reference) / 2
-        before = root_mean_square(reference)
-        scale = root_mean_square(found) / before if before else 0.0
-        if not 0 < scale < float("inf"):
+        before, size = root_mean_square(reference), root_mean_square(found)
+        if not (all_finite(reference) and all_finite(found)):
             return False
-        moved = (found + (candidate - reference) * scale).to(now.dtype)
+        self.follows = root_mean_square(candidate - found) < root_mean_square(candidate - reference) / 2
+        if not (before and size):
+            return False
+        moved = (found + (candidate - reference) * (size / before)).to(now.dtype)
         self.pair = replace(self.pair, reference=now, candidate=torch.where(candidate == reference, now, moved))
         self.metrics = measure(reference=now, candidate=self.pair.candidate)
         return True
