@@ -43,6 +43,7 @@ class Scripted:
         jump: By how much.
         drift: By how much float64 differs from run to run.
         lost: Runs that cannot be made.
+        written: Inputs that were written to before these runs.
         blind_spots: Operators that control runs left out.
         asked: How often each control was asked.
     """
@@ -61,6 +62,7 @@ class Scripted:
     jump: float = 1.0
     drift: float = 0.0
     lost: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     noise: float = 1.0
     blind_spots: Mapping[Control, set[str]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class Scripted:
 
     @property
     def facts(self) -> Facts:
-        return Facts(draws=self.replayed is not None, left_out={**self.blind_spots})
+        return Facts(draws=self.replayed is not None, written=self.written, left_out={**self.blind_spots})
 
     def others_drew(self) -> str | None:
         return self.others

@@ -32,7 +32,7 @@ def repeat_eager(context: Context) -> None:
     run = context.runs.run
     recorded = run(REPEAT)
     if recorded is not None and (written := context.runs.runner.facts.written):
-        _start_from_now(context, run(BARE) or {}, written)
+        _start_from_now(context, run(BARE) or recorded, written)
     if recorded is not None and context.runs.runner.facts.takes_junk:
         _leave_out_junk(context, recorded)
     unlike = [case for case in context.cases if recorded is not None and _differs(case, case.pair.reference, recorded)]

@@ -11,6 +11,7 @@ import checked_backend as cb
 from checked_backend import Verdict
 from tests.support import faults
 from tests.support.region_tools import checked, gathered
+from tests.support.scripted_controls import Scripted, decided, exact
 
 
 @pytest.fixture
@@ -115,3 +116,15 @@ def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, u
     compiler = faults.spoiled_output(wrong)
     report = face(unsteady("reordered"), torch.randn(300, 40), compiler)
     assert {finding.detail for finding in report.findings} == {"logic" if everywhere else "logic.this_dtype"}
+
+
+@pytest.mark.parametrize("lost", [(), ("bare",)])
+@pytest.mark.parametrize(("factor", "wrong"), [(2.0, False), (2.2, None), (1.0, True)])
+def test_a_write_before_the_runs_is_no_noise(lost, factor, wrong):
+    """Eager gave twice as much before it. Only what eager gives since has surely followed the write."""
+    controls = Scripted(
+        torch.float32, exact(), exact, alone=lambda: exact().to(torch.float32), lost=lost, written=("scale",)
+    )
+    decisions = decided(controls, exact() * factor, reference=(exact() * 2).to(torch.float32))
+    assert [("wrote to scale" in finding.message) for finding in decisions.findings] == ([True] if wrong else [])
+    assert [skip.subject for skip in decisions.skips if skip.matters] == (["output[0]"] if wrong is None else [])
