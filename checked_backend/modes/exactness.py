@@ -79,7 +79,7 @@ def unrounded(
     if not cast and (operator.mutated or "out" in kwargs or operator.base not in _CORRECTLY_ROUNDED):
         return None
     source = args[1] if operator.base == "copy" else args[0]
-    if not isinstance(result, torch.Tensor) or type(result) not in PLAIN or result.layout is not torch.strided:
+    if type(result) not in PLAIN or result.is_meta or result.layout is not torch.strided:
         return None
     if result.dtype not in _LOW_HALF or (cast and result.shape != source.shape):
         return None
@@ -145,7 +145,7 @@ def _is_integer(value: Any) -> bool:
         return value.is_integer()
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return not isinstance(value, complex)
-    if type(value) not in PLAIN or value.layout is not torch.strided or value.dtype not in _LOW_HALF:
+    if type(value) not in PLAIN or value.is_meta or value.layout is not torch.strided or value.dtype not in _LOW_HALF:
         return False
     with DisableTorchDispatch():
         first = value.detach()

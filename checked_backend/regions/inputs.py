@@ -162,12 +162,14 @@ class Inputs:
         """Keep the inputs of a call that is about to run.
 
         Args:
-            mutated: Positions that the region mutates; None to copy every tensor.
+            mutated: Positions that the region mutates; None to copy every tensor that it may mutate.
             gradients: Whether gradients will be wanted.
         """
         tensors = {position: arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         keys = {position: storage_key(tensor) for position, tensor in tensors.items()}
-        chosen = set(tensors) if mutated is None else set(mutated)
+        # a copy with history has no elements that share memory, and no compiled program writes to such a tensor
+        free = (position for position, one in tensors.items() if not (one.requires_grad and _repeats_elements(one)))
+        chosen = set(free) if mutated is None else set(mutated)
         written = {keys[position] for position in chosen if keys[position] is not None}
         chosen |= {position for position, key in keys.items() if key is not None and key in written}
         uses = Counter(key for position, key in keys.items() if position in chosen and key is not None)
@@ -297,13 +299,18 @@ def span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def _repeats_elements(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is expanded: its elements share memory."""
+    strided = tensor.layout is torch.strided
+    return strided and any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _recorded_copy(leaf: torch.Tensor) -> torch.Tensor:
     """Copy a tensor as autograd records it, with its strides unless its elements share memory or lie far apart."""
     copy = leaf.clone()
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or copy.stride() == leaf.stride():
         return copy
-    shared = any(size > 1 and not stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    if shared or span(leaf) > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
+    if _repeats_elements(leaf) or span(leaf) > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
         return copy
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
 

@@ -306,6 +306,13 @@ def test_operators_that_need_dynamo_in_eager(sign: int) -> None:
         assert found(cb.check(Branching(), (x,), compiler=faults.wrong_value(0, "aot"))) == {("logic", "output[0]")}
 
 
+def test_an_expanded_input_keeps_its_strides_where_nothing_tells_what_is_written_to() -> None:
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
+
+    agreed(cb.check(branches, (batch(3).expand(2, 3).requires_grad_(),), compiler="aot_eager"), gradients=1)
+
+
 @pytest.mark.more
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_flex_attention() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -352,6 +353,21 @@ def test_control_flow_checkpoint_and_inference(perturbations):
     with torch.inference_mode():
         a = values(32, 32)
         assert 0 < relative(perturbed(lambda: F.linear(a, a))[0], F.linear(a, a)) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by torch's own formulas
+def test_tensors_without_values_are_left_alone():
+    """Torch finds out the layout of a tangent by running its formula on the meta device."""
+
+    def tangent(x):
+        with fwAD.dual_level():
+            return fwAD.unpack_dual(fwAD.make_dual(x, x).tanh() * 2).tangent
+
+    x = torch.rand(100)
+    with MonteCarloMode(1):
+        noisy = tangent(x)
+    assert not torch.equal(noisy, tangent(x))
+    assert relative(noisy, tangent(x)) < 1e-5
 
 
 def test_what_cannot_be_perturbed_is_named():
