@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
+from typing import Any
 
 from torch import fx, nn
 
@@ -11,6 +13,9 @@ from checked_backend._torch.dynamo import enters_compiled
 
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
 """Functions of torch that a call of a module goes through."""
+
+_OWN = 3
+"""References to a frame's dict that nobody else holds: the frame's, ours, and that of the call which counts them."""
 
 
 def graph_name(gm: fx.GraphModule) -> str:
@@ -38,8 +43,24 @@ def _outermost_module() -> str | None:
 
 
 def _module_of(frame: FrameType) -> nn.Module | None:
-    owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+    owner = self_of(frame) if frame.f_code.co_varnames[:1] == ("self",) else None
     return owner if isinstance(owner, nn.Module) and not isinstance(owner, fx.GraphModule) else None
+
+
+def self_of(frame: FrameType) -> Any:
+    """What a frame calls ``self``; None if it calls nothing so.
+
+    Before Python 3.13 a frame that was asked keeps all its values in a dict until it returns. That dict is emptied, so
+    that the user's tensors die when they would. Left alone are the dict of a module, and one that the user holds.
+    """
+    code = frame.f_code
+    if "self" not in code.co_varnames and "self" not in code.co_freevars:
+        return None
+    values = frame.f_locals
+    owner = values.get("self")
+    if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(values) <= _OWN:
+        values.clear()
+    return owner
 
 
 def _module_called_by(frame: FrameType | None) -> nn.Module | None:

@@ -47,7 +47,7 @@ from checked_backend.regions.execution import Cotangents, Result
 from checked_backend.regions.gradient_gate import Edge, Site, find_sites
 from checked_backend.regions.inputs import copy_in_layout
 from checked_backend.regions.process_state import ProcessState
-from checked_backend.regions.returned_tensors import MemoryRange, memory_ranges
+from checked_backend.regions.returned_tensors import MemoryRange, memory_range, memory_ranges
 
 
 class UnseenError(CheckedBackendError):
@@ -115,7 +115,9 @@ class BackwardPass:
     def leaves(self, site: Site, sent: Sequence[Any], arrived: Sequence[Any]) -> None:
         """Note what a node has sent, and whether it wrote to what had arrived."""
         for output, result in site.results:
-            if was_written_to(self.copies.get(result), arrived[output]):
+            if (memory := memory_range(arrived[output])) is not None and memory not in self.arrived:
+                self.copies[result] = _kept(arrived[output])  # a hook of the user's, called after ours, put it there
+            elif was_written_to(self.copies.get(result), arrived[output]):
                 self.overwritten.append(result)
         for index, position in site.to_inputs:
             _add(self.sent, position, sent[index])

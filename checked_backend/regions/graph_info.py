@@ -16,7 +16,7 @@ from checked_backend._torch.autograd import is_accumulate_grad
 from checked_backend._torch.dynamo import compile_id
 from checked_backend.findings import RegionInfo
 from checked_backend.graphs.effects import writes
-from checked_backend.graphs.graph_name import graph_name
+from checked_backend.graphs.graph_name import graph_name, self_of
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.graphs.source_line import source_line
 from checked_backend.regions.execution import Result
@@ -184,7 +184,7 @@ def qualified_names(tensors: Sequence[object]) -> Mapping[int, str]:
     seen: set[int] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = self_of(frame)
         owner = getattr(owner, "_orig_mod", owner) if isinstance(owner, torch.nn.Module) else None
         if owner is not None and id(owner) not in seen:
             seen.add(id(owner))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.region_tools import agreed, checked, gathered, same_bits, training_state
+from tests.support.region_tools import agreed, checked, found, gathered, same_bits, training_state
 
 
 class Net(nn.Module):
@@ -232,6 +234,35 @@ def test_users_hooks_are_called_as_often_as_unchecked(compiler: Any, reference: 
         counted.append(sorted(calls))
     assert counted[0] == sorted(["tensor", "accumulated", "input", "output"] * 2)
     assert counted[1] == counted[0]
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", faults.scaled_gradient("x", "aot")])
+def test_a_hook_before_the_backward_pass_may_give_it_another_gradient(compiler: Any) -> None:
+    function = checked(lambda x: x.sin() * 2, compiler)
+    x = torch.randn(4, requires_grad=True)
+    with cb.collect() as session:
+        result = function(x)
+        result.grad_fn.register_prehook(lambda gradients: (gradients[0] * 3,))
+        result.sum().backward()
+    assert found(session.report) == (set() if compiler == "aot_eager" else {("logic", "grad[x]")})
+    assert session.report.coverage.checked["gradients"] == 1
+
+
+def test_the_users_tensors_die_when_they_would() -> None:
+    class Trainer:
+        def train(self, function: Any) -> list[weakref.ref[torch.Tensor]]:
+            x, unrelated = torch.randn(4, requires_grad=True), torch.zeros(3)
+            function(x).sum().backward()
+            references = [weakref.ref(x), weakref.ref(unrelated)]
+            del x, unrelated
+            gc.collect()
+            assert [reference() for reference in references] == [None, None]
+            mine = locals()
+            function(torch.randn(5))  # compiles again
+            assert mine["references"] is references
+            return references
+
+    assert Trainer().train(checked(lambda x: x.sin(), "aot_eager", dynamic=False))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
