@@ -134,8 +134,9 @@ class Copier:
         return copied_args, copied_kwargs
 
     def originals(self) -> dict[str, Any]:
-        """What `captured` are copies of, by the same names."""
-        known = {id(self._memo[id(value)]): value for value in self._kept if id(value) in self._memo}
+        """What `captured` are copies of, by the same names; numbers and strings are their own."""
+        known = {id(value): value for value in self.captured.values() if isinstance(value, (int, float, complex, str))}
+        known |= {id(self._memo[id(value)]): value for value in self._kept if id(value) in self._memo}
         return {name: known[id(copied)] for name, copied in self.captured.items() if id(copied) in known}
 
     def tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
