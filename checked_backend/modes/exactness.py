@@ -111,7 +111,7 @@ def _all_short(inputs: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
         return torch.arange(result.numel(), device=result.device)
     rest = functools.reduce(torch.bitwise_or, rests)
     # a result of the same dtype, in words with several of them: a comparison that gives booleans is four times as slow
-    short = torch.eq(rest, 0, out=torch.empty_like(rest)).expand(result.shape).flatten()
+    short = torch.eq(rest, 0, out=torch.empty_like(rest)).expand(result.shape).contiguous().flatten()
     each = torch.int64.itemsize // short.element_size()
     if len(short) % each:
         return short.nonzero().squeeze(1)

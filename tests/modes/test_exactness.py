@@ -26,6 +26,7 @@ EXACT = {
     "counter": lambda dtype: torch.zeros((), dtype=dtype).add_(1).add_(1).add_(1),
     "counters": lambda dtype: torch._foreach_add([torch.zeros((), dtype=dtype)] * 2, 1.0)[0],
     "narrowed": lambda dtype: torch.arange(100, dtype=dtype).bfloat16(),
+    "scalar": lambda dtype: torch.full((), 3.0, dtype=dtype) * torch.arange(4),
     "negative": lambda dtype: (torch.arange(20, dtype=dtype) - 10).sum(),
     "histogram": lambda dtype: torch.histogram(EXPERTS.to(dtype), 8)[0],
 }
