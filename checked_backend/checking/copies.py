@@ -47,7 +47,6 @@ class Copier:
     Attributes:
         wide: Make floating-point tensors float64.
         own_code: Give copied functions code objects of their own, for which Dynamo compiles anew.
-        keep_grad: Copy what tensors have in ``grad``, too.
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
@@ -55,12 +54,12 @@ class Copier:
 
     wide: bool = False
     own_code: bool = False
-    keep_grad: bool = False
     hooks: bool = True
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
+    _leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _with_hooks: set[int] = field(default_factory=set)
     _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
 
@@ -173,20 +172,27 @@ class Copier:
         copied = copy.deepcopy(value, self._memo)
         parameters = [parameter for module in _modules(value) for parameter in module.parameters()]
         for parameter in parameters:
+            self._leaves[id(parameter)] = parameter
             self._copy_hooks_and_attributes(parameter)
         for module in _modules(copied):
             if self.wide:
                 module.double()
             for parameter in module.parameters():
                 parameter.grad = None
-        for parameter in parameters if self.keep_grad else ():
-            self._give_grad(parameter)
         return copied
 
-    def _give_grad(self, tensor: torch.Tensor) -> None:
-        duplicate = self._memo.get(id(tensor))
-        if duplicate is not None and tensor.is_leaf and tensor.grad is not None:
-            duplicate.grad = tensor.grad.detach().to(duplicate.dtype, copy=True)
+    def give_grads(self) -> dict[int, torch.Tensor]:
+        """Give each copy of a leaf what the leaf has in ``grad``.
+
+        Returns:
+            These gradients, by the identity of the copies.
+        """
+        given = {}
+        for key, tensor in self._leaves.items():
+            if tensor.is_leaf and tensor.grad is not None:
+                duplicate = self._memo[key]
+                given[id(duplicate)] = duplicate.grad = tensor.grad.detach().to(duplicate.dtype, copy=True)
+        return given
 
     def _copy_hooks_and_attributes(self, parameter: torch.Tensor) -> None:
         """Give a parameter's copy what torch's deepcopy of it leaves out: attributes and hooks."""
@@ -256,8 +262,7 @@ class Copier:
             elif not is_wrapper_type(type(tensor)):
                 vars(duplicate).update(copy.deepcopy(vars(tensor), self._memo))
             self._remember(tensor, duplicate)
-            if self.keep_grad:
-                self._give_grad(tensor)
+            self._leaves[id(tensor)] = tensor
             if type(tensor) is not torch.nn.Parameter:
                 self._hook(tensor, duplicate)
 

@@ -30,6 +30,7 @@ from checked_backend.checking.tree import (
 )
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.modes.monte_carlo import PoisonMode
+from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.regions.execution import flat_tensors
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_restored
@@ -200,7 +201,6 @@ class Program:
             call begins with the parameters, buffers and random state of the first call.
         own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
             for the original, whose globals are others.
-        keep_grad: Begin with what tensors have in ``grad``. Otherwise they have nothing there.
         undone: Makes a context around each call, and around the making of copies, which takes back what the call
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
@@ -215,7 +215,6 @@ class Program:
     optimizer: MakeOptimizer | None = None
     continued: bool = True
     own_code: bool = False
-    keep_grad: bool = False
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     candidate: Callable[..., Any] | None = None
@@ -261,7 +260,7 @@ class ProgramCopy:
     ) -> None:
         self._program = program
         self._modes = modes
-        self._copier = Copier(wide, program.own_code, program.keep_grad)
+        self._copier = Copier(wide, program.own_code)
         with program.undone():
             self._function = self._copier.function(program.function)
             called = self._function
@@ -278,6 +277,7 @@ class ProgramCopy:
         self._trained: dict[str, torch.Tensor] = {}
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self.rng = program.rng
+        self._grads: dict[int, tuple[torch.Tensor, int | None]] = {}
         self._left: ProcessState | None = None
         self._evaluations = 0
 
@@ -360,8 +360,11 @@ class ProgramCopy:
                 for tensor, value in self._initial or ():
                     if tensor.shape == value.shape:
                         tensor.copy_(value)
-        for leaf in () if self._program.keep_grad else state.differentiable.values():
+        for leaf in state.differentiable.values():
             leaf.grad = None
+        again = self._program.continued and self._evaluations
+        given = {} if again else self._copier.give_grads()
+        self._grads = {key: (grad, _fingerprint(grad)) for key, grad in given.items()}
         if self._program.optimizer is not None and self._optimizer is None:
             self._trained = state.trained()
             self._optimizer = make_optimizer(self._program.optimizer, self._trained)
@@ -453,6 +456,10 @@ class ProgramCopy:
                 outcome.unreached = unreached_leaves(roots, wanted.values())
             if objective.given == {}:
                 return loss
+            for leaf in state.differentiable.values():
+                given, known = self._grads.get(id(leaf), (None, None))
+                if given is not None and leaf.grad is given and _fingerprint(given) == known:
+                    leaf.grad = None  # the program has read it at most
             if wanted:
                 try:
                     loss = run_backward(roots, list(wanted.values()), objective)
@@ -464,7 +471,8 @@ class ProgramCopy:
                 copied = self._optimizer is not None  # which may change them
                 outcome.gradients = {
                     f"grad[{name}]": leaf.grad.clone() if copied and leaf.grad is not None else leaf.grad
-                    for name, leaf in wanted.items()
+                    for name, leaf in state.differentiable.items()
+                    if wanted or leaf.grad is not None
                 }
         return loss
 
@@ -493,6 +501,10 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
         signature.bind(*program.calls[0].args, **program.calls[0].kwargs)
     except TypeError as misfit:
         raise OptionError(f"check: the function cannot be called with these arguments: {misfit}.") from error
+
+
+def _fingerprint(grad: torch.Tensor) -> int | None:
+    return fingerprint(grad) if type(grad) is torch.Tensor else None
 
 
 class _ProgramError(Exception):

@@ -68,9 +68,11 @@ class OwnCall:
     """
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        copier = Copier(own_code=True, keep_grad=True, hooks=False)
+        copier = Copier(own_code=True, hooks=False)
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
+        copier.give_grads()
+        self._copier = copier  # what copies know by weak references lives as long
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         reached = SideEffects(function)
         self.program = Program(
@@ -79,7 +81,6 @@ class OwnCall:
             RngState.of_process(),
             gradients,
             own_code=True,
-            keep_grad=True,
             untraced=_NEED_DYNAMO.isdisjoint(reached.names),
             undone=self._as_before,
         )
@@ -168,7 +169,7 @@ class OwnCall:
             if entered and sent:
                 backward = copy(self)
                 call = replace(self.program.calls[0], entering=entered)
-                backward.program = replace(self.program, keep_grad=False, calls=[call])
+                backward.program = replace(self.program, calls=[call])
                 backward.ledger = Ledger()
                 then(backward, _of_gradients(sent))
 

@@ -285,6 +285,48 @@ def test_a_buffer_of_zeros_without_memory() -> None:
     assert ("logic", "output[0]") in found(cb.check(net, (batch(2, 3),), compiler=faults.wrong_value(0)))
 
 
+def with_gradients() -> nn.Linear:
+    net = nn.Linear(3, 3)
+    net(batch(2, 3)).square().sum().backward()
+    return net
+
+
+def test_a_program_may_read_the_gradients_that_its_tensors_have() -> None:
+    weight = with_gradients().weight
+    before = weight.grad.clone()
+
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x if weight.grad is None else x.exp() * weight.grad
+
+    agreed(cb.check(reads, (batch(3),), compiler="aot_eager"))
+    wrong = cb.check(reads, (batch(3),), compiler=faults.wrong_operator("exp"))
+    assert found(wrong) == {("logic", "output[0]")}
+    assert torch.equal(weight.grad, before)
+
+
+def test_earlier_gradients_are_not_in_those_that_are_compared() -> None:
+    net = with_gradients()
+    net.weight.grad.fill_(1e9)
+    agreed(cb.check(net, (batch(2, 3),), compiler="aot_eager"), gradients=2)
+    small = cb.check(net, (batch(2, 3),), compiler=faults.scaled_gradient("weight", "aot", factor=1.001))
+    assert found(small) == {("logic", "grad[weight]")}
+
+
+def test_gradients_that_a_program_changes_are_compared() -> None:
+    net = with_gradients()
+
+    def clip() -> None:
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+    agreed(cb.check(clip, (), compiler="aot_eager"), mutated_inputs=2)
+    agreed(cb.check(clip, (), candidate=clip), tensors=4)
+    wrong = cb.check(clip, (), candidate=lambda: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.2) and None)
+    assert found(wrong) == {("logic", "grad[net.bias]"), ("logic", "grad[net.weight]")}
+    assert {kind for kind, _ in found(cb.check(clip, (), candidate=lambda: None))} == {"structure.outputs"}
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    agreed(cb.check(optimizer.step, (), compiler="aot_eager"), mutated_inputs=2)
+
+
 class Branching(nn.Module):
     """An operator of torch that calls ``torch.compile`` in eager, so that its bodies' closures become its operands."""
 
