@@ -19,11 +19,21 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch.modes import DisableTorchFunctionSubclass
-from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, zero_tensor_like
+from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, storage_identity, zero_tensor_like
 from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, content_of, names_by_instruction
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
+
+
+def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that a plain one is a view of, where no gradient goes through that, and no bit is waiting."""
+    if type(tensor) is not torch.Tensor or tensor.is_inference() or not tensor._is_view() or tensor._base is None:
+        return None
+    base = tensor._base
+    alike = type(base) is torch.Tensor and base.dtype is tensor.dtype and tensor.layout is torch.strided
+    waits = any(one.requires_grad or one.is_conj() or one.is_neg() for one in (tensor, base))
+    return base if alike and not waits else None
 
 
 class _Handover(torch.autograd.Function):
@@ -182,16 +192,26 @@ class Copier:
         return copied
 
     def give_grads(self) -> dict[int, torch.Tensor]:
-        """Give each copy of a leaf what the leaf has in ``grad``.
+        """Give each copy of a leaf a copy of what the leaf has in ``grad``, as that is now.
 
         Returns:
-            These gradients, by the identity of the copies.
+            These gradients, by the identity of the copies of the leaves.
         """
         given = {}
-        for key, tensor in self._leaves.items():
-            if tensor.is_leaf and tensor.grad is not None:
-                duplicate = self._memo[key]
-                given[id(duplicate)] = duplicate.grad = tensor.grad.detach().to(duplicate.dtype, copy=True)
+        for key, tensor in [*self._leaves.items()]:
+            duplicate, grad = self._memo.get(key), tensor.grad if tensor.is_leaf else None
+            if duplicate is None or grad is None:
+                continue
+            if id(grad) in self._memo and grad.layout is torch.strided:
+                with torch.no_grad():
+                    self._memo[id(grad)].copy_(grad)
+            else:
+                self._memo.pop(id(grad), None)
+                self._tensors([grad])
+            copied = self._memo[id(grad)]
+            given[id(duplicate)] = duplicate.grad = (
+                copied if copied.dtype is duplicate.dtype else copied.to(duplicate.dtype)
+            )
         return given
 
     def _copy_hooks_and_attributes(self, parameter: torch.Tensor) -> None:
@@ -241,7 +261,8 @@ class Copier:
 
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
-        new = list({id(tensor): tensor for tensor in tensors if id(tensor) not in self._memo}.values())
+        bases = [base for tensor in tensors if (base := _base_of(tensor)) is not None]
+        new = list({id(one): one for one in (*bases, *tensors) if id(one) not in self._memo}.values())
         if not new:
             return
         copies = [self._copy(tensor.detach()) for tensor in new]
@@ -256,7 +277,7 @@ class Copier:
                     duplicate = _Handover.apply(leaf, duplicate)  # type: ignore[no-untyped-call]
                 self.leaves[id(duplicate)] = leaf
             else:
-                duplicate.requires_grad_(tensor.requires_grad)
+                duplicate = self._as_view(tensor, duplicate).requires_grad_(tensor.requires_grad)
             if type(tensor) is torch.Tensor:
                 vars(duplicate).update(vars(tensor))  # what torch._dynamo.mark_dynamic wrote on it
             elif not is_wrapper_type(type(tensor)):
@@ -265,6 +286,14 @@ class Copier:
             self._leaves[id(tensor)] = tensor
             if type(tensor) is not torch.nn.Parameter:
                 self._hook(tensor, duplicate)
+
+    def _as_view(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> torch.Tensor:
+        """A copy, as a view of its base's copy where the tensor is a view: they count writes together."""
+        own = _base_of(tensor)
+        base: torch.Tensor | None = None if own is None else self._memo[id(own)]
+        if base is None or storage_identity(base) != storage_identity(duplicate):
+            return duplicate
+        return base.as_strided(duplicate.shape, duplicate.stride(), duplicate.storage_offset())
 
     def _remember(self, original: Any, duplicate: Any) -> None:
         self._memo[id(original)] = duplicate

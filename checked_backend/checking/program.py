@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from checked_backend._torch.dynamo import inner_exception
+from checked_backend._torch.modes import disable_current_modes
 from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
 from checked_backend.checking.code_search import put_in_place
 from checked_backend.checking.copies import Copier, refill
@@ -362,9 +363,7 @@ class ProgramCopy:
                         tensor.copy_(value)
         for leaf in state.differentiable.values():
             leaf.grad = None
-        again = self._program.continued and self._evaluations
-        given = {} if again else self._copier.give_grads()
-        self._grads = {key: (grad, _fingerprint(grad)) for key, grad in given.items()}
+        self._grads = {key: (grad, _fingerprint(grad)) for key, grad in self._copier.give_grads().items()}
         if self._program.optimizer is not None and self._optimizer is None:
             self._trained = state.trained()
             self._optimizer = make_optimizer(self._program.optimizer, self._trained)
@@ -456,7 +455,7 @@ class ProgramCopy:
                 outcome.unreached = unreached_leaves(roots, wanted.values())
             if objective.given == {}:
                 return loss
-            for leaf in state.differentiable.values():
+            for leaf in wanted.values():
                 given, known = self._grads.get(id(leaf), (None, None))
                 if given is not None and leaf.grad is given and _fingerprint(given) == known:
                     leaf.grad = None  # the program has read it at most
@@ -472,7 +471,7 @@ class ProgramCopy:
                 outcome.gradients = {
                     f"grad[{name}]": leaf.grad.clone() if copied and leaf.grad is not None else leaf.grad
                     for name, leaf in state.differentiable.items()
-                    if wanted or leaf.grad is not None
+                    if wanted or leaf.grad is not None or id(leaf) in self._grads
                 }
         return loss
 
@@ -504,7 +503,8 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
 
 
 def _fingerprint(grad: torch.Tensor) -> int | None:
-    return fingerprint(grad) if type(grad) is torch.Tensor else None
+    with disable_current_modes():
+        return fingerprint(grad) if type(grad) is torch.Tensor else None
 
 
 class _ProgramError(Exception):

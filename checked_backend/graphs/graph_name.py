@@ -50,16 +50,18 @@ def _module_of(frame: FrameType) -> nn.Module | None:
 def self_of(frame: FrameType) -> Any:
     """What a frame calls ``self``; None if it calls nothing so.
 
-    Before Python 3.13 a frame that was asked keeps all its values in a dict until it returns. That dict is emptied, so
-    that the user's tensors die when they would. Left alone are the dict of a module, and one that the user holds.
+    Before Python 3.13 a frame that was asked keeps its values in a dict until it returns. They are taken out again, so
+    that the user's tensors die when they would; not where the user holds that dict, or a tracer writes it back.
     """
     code = frame.f_code
     if "self" not in code.co_varnames and "self" not in code.co_freevars:
         return None
     values = frame.f_locals
     owner = values.get("self")
-    if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(values) <= _OWN:
-        values.clear()
+    snapshot = sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED
+    if snapshot and sys.getrefcount(values) <= _OWN and sys.gettrace() is None:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            values.pop(name, None)
     return owner
 
 

@@ -86,6 +86,7 @@ class BackwardPass:
         short: Whether it is unknown what arrived, because copying that failed.
         recorder: Records the exchanges; None for a region that has none.
         copies: The gradients that arrived at results.
+        came: Where each of them lies.
         fed: Those of them that came from inside of the region.
         sent: The gradients that it sent to inputs so far, by position.
     """
@@ -109,13 +110,16 @@ class BackwardPass:
     short: bool = False
     recorder: RecordCollectives | None = None
     copies: dict[Result, torch.Tensor] = field(default_factory=dict)
+    came: dict[Result, MemoryRange | None] = field(default_factory=dict)
     fed: dict[Result, torch.Tensor] = field(default_factory=dict)
     sent: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def leaves(self, site: Site, sent: Sequence[Any], arrived: Sequence[Any]) -> None:
         """Note what a node has sent, and whether it wrote to what had arrived."""
         for output, result in site.results:
-            if (memory := memory_range(arrived[output])) is not None and memory not in self.arrived:
+            if arrived[output] is None:
+                self.copies.pop(result, None)
+            elif memory_range(arrived[output]) != self.came.get(result):
                 self.copies[result] = _kept(arrived[output])  # a hook of the user's, called after ours, put it there
             elif was_written_to(self.copies.get(result), arrived[output]):
                 self.overwritten.append(result)
@@ -271,6 +275,7 @@ class BackwardWatch:
             for output, result in site.results:
                 if grad_outputs[output] is not None:
                     passed.copies[result] = _kept(grad_outputs[output])
+                    passed.came[result] = memory_range(grad_outputs[output])
         passed.seconds += self._observer.clock() - began
 
     def _pass(self) -> BackwardPass:

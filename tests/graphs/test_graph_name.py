@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from checked_backend.graphs.graph_name import graph_name
+from checked_backend.graphs.graph_name import graph_name, self_of
 
 Names = list[str]
 
@@ -112,3 +114,32 @@ def test_a_compiled_method_is_named() -> None:
     names: Names = []
     torch.compile(Block().forward, backend=noting(names))(torch.randn(2, 3))
     assert names == ["forward"]
+
+
+class Reads:
+    def written(self) -> object:
+        frame = sys._getframe()
+        frame.f_locals["made"] = 3  # as exec("made = 3") does
+        assert self_of(frame) is self
+        return frame.f_locals["made"]
+
+    def traced(self) -> int:
+        before = 1
+        after = before + 1
+        return after if self else 0
+
+
+def test_asking_a_frame_takes_no_name_away() -> None:
+    assert Reads().written() == 3
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            self_of(frame)
+        return trace if frame.f_code.co_name == "traced" else None
+
+    tracer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert Reads().traced() == 2
+    finally:
+        sys.settrace(tracer)

@@ -237,13 +237,14 @@ def test_users_hooks_are_called_as_often_as_unchecked(compiler: Any, reference: 
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", faults.scaled_gradient("x", "aot")])
-def test_a_hook_before_the_backward_pass_may_give_it_another_gradient(compiler: Any) -> None:
-    function = checked(lambda x: x.sin() * 2, compiler)
+@pytest.mark.parametrize("hook", [lambda a, b: (a * 3, b), lambda a, b: (b, a), lambda a, b: (None, b)])
+def test_a_hook_before_the_backward_pass_may_give_it_other_gradients(compiler: Any, hook: Any) -> None:
+    function = checked(lambda x: (x.sin() * 2, x.exp()), compiler)
     x = torch.randn(4, requires_grad=True)
     with cb.collect() as session:
-        result = function(x)
-        result.grad_fn.register_prehook(lambda gradients: (gradients[0] * 3,))
-        result.sum().backward()
+        one, other = function(x)
+        one.grad_fn.register_prehook(lambda gradients: hook(*gradients))
+        (one.sum() + other.square().sum()).backward()
     assert found(session.report) == (set() if compiler == "aot_eager" else {("logic", "grad[x]")})
     assert session.report.coverage.checked["gradients"] == 1
 
