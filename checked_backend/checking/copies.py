@@ -69,7 +69,7 @@ class Copier:
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
-    _leaves: dict[int, torch.Tensor] = field(default_factory=dict)
+    _originals: dict[int, torch.Tensor] = field(default_factory=dict)
     _with_hooks: set[int] = field(default_factory=set)
     _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
 
@@ -182,7 +182,7 @@ class Copier:
         copied = copy.deepcopy(value, self._memo)
         parameters = [parameter for module in _modules(value) for parameter in module.parameters()]
         for parameter in parameters:
-            self._leaves[id(parameter)] = parameter
+            self._originals[id(parameter)] = parameter
             self._copy_hooks_and_attributes(parameter)
         for module in _modules(copied):
             if self.wide:
@@ -198,7 +198,7 @@ class Copier:
             These gradients, by the identity of the copies of the leaves.
         """
         given = {}
-        for key, tensor in [*self._leaves.items()]:
+        for key, tensor in [*self._originals.items()]:
             duplicate, grad = self._memo.get(key), tensor.grad if tensor.is_leaf else None
             if duplicate is None or grad is None:
                 continue
@@ -283,7 +283,7 @@ class Copier:
             elif not is_wrapper_type(type(tensor)):
                 vars(duplicate).update(copy.deepcopy(vars(tensor), self._memo))
             self._remember(tensor, duplicate)
-            self._leaves[id(tensor)] = tensor
+            self._originals[id(tensor)] = tensor
             if type(tensor) is not torch.nn.Parameter:
                 self._hook(tensor, duplicate)
 
