@@ -330,6 +330,7 @@ def test_views_and_their_base_as_arguments_count_writes_together(order: tuple[in
     agreed(cb.check(written, tuple(views[place] for place in order), compiler="aot_eager"), mutated_inputs=2)
 
 
+@pytest.mark.more
 def test_each_call_begins_with_the_gradients_that_there_were() -> None:
     net = with_gradients()
     report = cb.check(lambda x: net(x) + net.weight.grad.sum(), (batch(2, 3),), compiler="aot_eager", iterations=3)
@@ -362,6 +363,7 @@ def test_a_module_may_copy_its_parameters_itself() -> None:
     agreed(cb.check(net, (batch(3),), compiler="aot_eager"), gradients=1)
 
 
+@pytest.mark.more
 def test_gradients_that_a_program_changes_are_compared() -> None:
     net = with_gradients()
 
@@ -400,6 +402,7 @@ def test_operators_that_need_dynamo_in_eager(sign: int) -> None:
         assert found(cb.check(Branching(), (x,), compiler=faults.wrong_value(0, "aot"))) == {("logic", "output[0]")}
 
 
+@pytest.mark.more
 def test_an_expanded_input_keeps_its_strides_where_nothing_tells_what_is_written_to() -> None:
     def branches(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
