@@ -99,7 +99,8 @@ def unrounded(
         else:
             exact = func(*map(_as_float64, inputs), **kwargs) == value
         if operator.base == "div":
-            exact &= _is_power_of_two(inputs[1])
+            # the reciprocals of powers of two are exact, so the division is a product
+            exact &= torch.frexp(torch.as_tensor(inputs[1], dtype=torch.float64)).mantissa.abs() == 0.5
         places = places[exact if few else exact.take(places)]
         return places if len(places) else None
 
@@ -184,11 +185,6 @@ def _lower_half(value: torch.Tensor) -> torch.Tensor:
     """
     integers, low_half = _LOW_HALF[value.dtype]
     return value.contiguous().view(integers) & low_half
-
-
-def _is_power_of_two(value: Any) -> torch.Tensor:
-    """Mask the divisors that are powers of two. Their reciprocals are exact, so the division is a product."""
-    return torch.frexp(torch.as_tensor(value, dtype=torch.float64)).mantissa.abs() == 0.5
 
 
 def _as_float64(value: Any) -> Any:

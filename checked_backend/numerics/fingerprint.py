@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -63,17 +63,10 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
         plain = torch.view_as_real(plain)
     flat = _flat(plain)
     size = flat.element_size()
-    if size not in _INTEGERS:
-        return None
     if flat.numel() < 2:  # its stride may be anything, which a view as smaller integers does not take
         flat = flat.as_strided(flat.shape, (1,))
     bits = flat.view(_INTEGERS[size])
     return bits.view(torch.int32) if size == 8 else bits
-
-
-def _sum(chunks: Iterable[int]) -> int:
-    """The checksum of a tensor whose chunks have these, in order."""
-    return sum((2 * number + 1) * chunk for number, chunk in enumerate(chunks)) & (2**64 - 1)
 
 
 def _on_device(of_all: Mapping[int, torch.Tensor]) -> dict[int, int]:
@@ -87,7 +80,10 @@ def _on_device(of_all: Mapping[int, torch.Tensor]) -> dict[int, int]:
     found: dict[int, list[int]] = {place: [] for place in of_all}
     for (place, _), total in zip(chunks, sums, strict=True):
         found[place].append(total & (2**32 - 1))
-    return {place: _sum(totals) for place, totals in found.items()}
+    return {
+        place: sum((2 * number + 1) * total for number, total in enumerate(totals)) & (2**64 - 1)
+        for place, totals in found.items()
+    }
 
 
 def _sums(slab: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:

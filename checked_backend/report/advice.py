@@ -241,7 +241,8 @@ def _for_findings(findings: Sequence[Finding]) -> Iterator[str]:
         by_key.setdefault(_key(finding), []).append(finding)
     for key, alike in by_key.items():  # said once, of the finding of which most is known
         finding = next((one for one in alike if one.op and one.source), alike[0])
-        more = [] if _is_exhausted(finding) else (_IN_LOW if _is_low(finding) else _IN_WIDE).get(key, ())
+        low = finding.metrics is not None and finding.metrics.dtype.startswith(_LOW)
+        more = [] if _is_exhausted(finding) else (_IN_LOW if low else _IN_WIDE).get(key, ())
         yield " ".join([ADVICE[key], *more, *_where(finding, key)])
 
 
@@ -286,10 +287,6 @@ def _line(finding: Finding) -> str:
 def _is_exhausted(finding: Finding) -> bool:
     """Whether all that could be advised was tried without success."""
     return not finding.workaround and not finding.workaround_confirmed
-
-
-def _is_low(finding: Finding) -> bool:
-    return finding.metrics is not None and finding.metrics.dtype.startswith(_LOW)
 
 
 def _key(finding: Finding) -> str:

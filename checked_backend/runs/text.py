@@ -29,7 +29,8 @@ def _lines(summary: Summary, comparison: Comparison | None) -> Iterator[str]:
             for case in cases:
                 expected = f"\n    expected: {clean(case.result.expected)}" if case.result.expected else ""
                 example = indent(f"\n{clean(case.example)}", " " * 6) if case.example else ""
-                told.append(f"{_line(str(case.case))}: {first_line(case.result.message)}{expected}{example}")
+                name = clean(str(case.case)).replace("\n", " ")
+                told.append(f"{name}: {first_line(case.result.message)}{expected}{example}")
             yield from _section(f"\n{status} ({{}}): {status.means}", told)
     waiting = "\nwithout a result ({}): sweep again with the same --out, or merge the other parts"
     yield from _section(waiting, [clean(str(case)) for case in summary.waiting])
@@ -48,10 +49,6 @@ def _lines(summary: Summary, comparison: Comparison | None) -> Iterator[str]:
         yield "  nothing changed"
     for words, only in (("only in the later run", comparison.new), ("only in the earlier run", comparison.gone)):
         yield from _section(f"  {words} ({{}})", [f"{clean(str(case.case))}: {case.status}" for case in only], "    ")
-
-
-def _line(text: str) -> str:
-    return clean(text).replace("\n", " ")
 
 
 def _section(heading: str, lines: Sequence[str], indent: str = "  ") -> Iterator[str]:

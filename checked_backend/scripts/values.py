@@ -193,7 +193,7 @@ def form_of(tensor: torch.Tensor) -> Form:
     values = tensor.detach()
     if type(values) is not torch.Tensor or values.layout is not torch.strided or values.is_quantized:
         return Form(_LONG * 10, None)
-    shape, dtype = list(values.shape), _dtype_argument(values.dtype)
+    shape, dtype = list(values.shape), "" if values.dtype is torch.float32 else f", dtype={values.dtype}"
     sizes = ", ".join(map(str, shape)) if shape else "()"
     if values.numel() == 0:
         return Form(0, f"torch.empty({sizes}{dtype})")
@@ -272,10 +272,6 @@ def _number(value: object, dtype: torch.dtype) -> str:
         if torch.tensor(float(text), dtype=dtype).item() == value:
             return text
     return repr(value)
-
-
-def _dtype_argument(dtype: torch.dtype) -> str:
-    return "" if dtype is torch.float32 else f", dtype={dtype}"
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -106,7 +106,9 @@ def to_float64(values: Sequence[Any]) -> list[Any]:
         if tensor.is_quantized:
             raise PromotionError(f"a quantised tensor ({tensor.dtype}) cannot be promoted to float64.")
     promoted_memory = {
-        storage_identity(tensor): tensor.dtype for tensor in tensors if _has_memory(tensor) and _is_low(tensor)
+        storage_identity(tensor): tensor.dtype
+        for tensor in tensors
+        if _has_memory(tensor) and promoted_dtype(tensor.dtype) != tensor.dtype
     }
     copies: dict[int, torch.Tensor] = {}
     for tensor in tensors:
@@ -127,7 +129,3 @@ def to_float64(values: Sequence[Any]) -> list[Any]:
 def _has_memory(tensor: torch.Tensor) -> bool:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
-
-
-def _is_low(tensor: torch.Tensor) -> bool:
-    return promoted_dtype(tensor.dtype) != tensor.dtype

@@ -356,7 +356,8 @@ class Search:
             recorded, faulty = self._recorded(kernel)
             return replace(self._faulty(recorded, faulty), recorded=recorded, kernel=kernel)
         slight = self._probed()
-        if slight is not None and _explains(slight[1], in_values):
+        # an operator's error may explain all that is wrong with a region
+        if slight is not None and (slight[1].size >= CLEAR or max(map(share_of, in_values)) <= MUCH * slight[1].size):
             return self._faulty(*slight)
         found = self._past(slight) or self._differentiated()
         if found is None and slight is not None:
@@ -564,11 +565,6 @@ def _place_of(node: fx.Node) -> str:
     """A node with its operator, its line and its module, for people."""
     about = (called_name(node), source_line(node), module_path(node))
     return f"{node.name} ({', '.join(one for one in about if one)})"
-
-
-def _explains(faulty: FaultyOperator, failing: Sequence[Finding]) -> bool:
-    """Whether an operator's error may explain all that is wrong with a region."""
-    return faulty.size >= CLEAR or max(map(share_of, failing)) <= MUCH * faulty.size
 
 
 def _may_explain(found: Finding, wanted: Finding) -> bool:

@@ -209,17 +209,13 @@ def _shifts_too_far(call: Statement, values: Sequence[Any], tensors: Sequence[to
     by = call.args[1]
     if isinstance(by, Ref) and not isinstance(values[by.value], torch.Tensor):
         by = values[by.value]  # the number of a turn
-    widths = [_bits(tensor) for tensor in tensors] or [64]
+    widths = [1 if tensor.dtype is torch.bool else 8 * tensor.element_size() for tensor in tensors] or [64]
     if not isinstance(by, Ref):
         return not 0 <= by < min(widths)
     last = tensors[-1]
     if not isinstance(call.args[0], Ref):
         return True
     return bool(((last < 0) | (last >= min(widths))).any()) or bool((tensors[0] < 0).any())
-
-
-def _bits(tensor: torch.Tensor) -> int:
-    return 1 if tensor.dtype is torch.bool else 8 * tensor.element_size()
 
 
 def _converts_what_does_not_fit(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:

@@ -218,7 +218,8 @@ class OperatorCheck:
         decisions.graph = gm
         limits: Mapping[str, float] = {}
         if checks.unchecked:
-            decisions.skips.append(Skip(SUBJECT, _told(checks.unchecked)))
+            why = f"not checked: {_names(checks.unchecked)} ({next(iter(checks.unchecked.values()))})"
+            decisions.skips.append(Skip(SUBJECT, why))
         elif not doubtful:
             limits = _limits(gm, subjects, *checks.limits)
         known = decisions.limits
@@ -342,10 +343,6 @@ def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
         signs = torch.rand(output.shape, generator=generator, device=output.device).sub_(0.5).sign_()
         found[place] = (sizes * signs).to(output.dtype) if output.numel() > 1 else sizes.to(output.dtype)
     return found
-
-
-def _told(unchecked: Mapping[str, str]) -> str:
-    return f"not checked: {_names(unchecked)} ({next(iter(unchecked.values()))})"
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -113,7 +113,7 @@ class Lane:
             largest: Receives the magnitude of the greatest part of each gradient, if this lane is the one in float64.
         """
         made = self.values[node]
-        leaves = [source for source in sources if _wants_gradient(self.values.get(source))]
+        leaves = [source for source in sources if getattr(self.values.get(source), "requires_grad", False)]
         if not isinstance(made, torch.Tensor) or not made.requires_grad or not leaves:
             return {}
         if made.dtype != arriving.dtype:
@@ -228,7 +228,3 @@ def _largest_parts(made: torch.Tensor, leaves: Mapping[fx.Node, torch.Tensor]) -
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _wants_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

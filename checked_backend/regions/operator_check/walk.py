@@ -161,9 +161,6 @@ class Walk:
             needed.sources.update(unit.sources)
         return needed
 
-    def _is_read(self, node: fx.Node) -> bool:
-        return self._needed is None or node in self._needed.sources
-
     def _is_checked(self, node: fx.Node) -> bool:
         """Whether the gradient of a node's value is checked."""
         return self._needed is None or (node.name, True, None) in (self.checks.only or ())
@@ -177,7 +174,8 @@ class Walk:
                 if self._enough(wrong):
                     return
             for source in node.all_input_nodes:
-                if source.op == "placeholder" and self._is_read(source) and source not in self._eager.values:
+                is_read = self._needed is None or source in self._needed.sources
+                if source.op == "placeholder" and is_read and source not in self._eager.values:
                     self._input(source)
             self._before(node, self._eager.values)
             if node.op == "placeholder":
