@@ -113,6 +113,12 @@ class Outcome:
     error: Exception | None = None
     backward_error: Exception | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether it raised, so that no call follows. Results that have no history are none to differentiate."""
+        differentiable = bool(roots_of(self.outputs, refusing=False))
+        return self.error is not None or (self.backward_error is not None and differentiable)
+
     def release(self) -> None:
         """Forget all tensors once they are compared. The names of the gradients are kept."""
         for tensors in (self.subjects, self.values, self.outputs):
@@ -241,7 +247,7 @@ class Program:
         outcomes: list[Outcome] = []
         for number, call in enumerate(self.calls):
             outcomes.append(running.step(number, call))
-            if self.continued and (outcomes[-1].error or outcomes[-1].backward_error):
+            if self.continued and outcomes[-1].is_last:
                 break
         return outcomes
 

@@ -232,10 +232,9 @@ class _Pair:
         return self.going_on and all(outcome.gradients and not outcome.backward_error for outcome in first)
 
     def step(self, call: ProgramCall) -> bool:
-        """Run a call on both sides. Returns whether neither raised."""
+        """Run a call on both sides. Returns whether another one may follow."""
         self._compiled(call, self.reference.step(len(self.calls), call))
-        last = (self.run.references[-1], self.candidates[-1])
-        return all(outcome.error is None and outcome.backward_error is None for outcome in last)
+        return not (self.run.references[-1].is_last or self.candidates[-1].is_last)
 
     def _compiled(self, call: ProgramCall, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""

@@ -337,6 +337,20 @@ def test_each_call_begins_with_the_gradients_that_there_were() -> None:
     assert agreed(report, program_runs=3)
 
 
+def test_a_step_that_differentiates_and_updates_itself_goes_on() -> None:
+    net = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    agreed(cb.check(step, (batch(2, 3),), compiler="aot_eager", iterations=3), program_runs=3, gradients=6)
+
+
 def test_earlier_gradients_are_not_in_those_that_are_compared() -> None:
     net = with_gradients()
     net.weight.grad.fill_(1e9)
