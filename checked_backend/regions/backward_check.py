@@ -122,6 +122,7 @@ class BackwardCheck(BackwardObserver):
         super().__init__(clock=schedule.clock)
         self._checks, self._call, self._given = checks, call, given
         self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
+        self._has_outside_edges = False
 
     @classmethod
     def watch(cls, record: CallRecord, outputs: Sequence[Any]) -> None:
@@ -142,6 +143,7 @@ class BackwardCheck(BackwardObserver):
             exchanges=bool(call.exchanges),
             eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
+        check._has_outside_edges = bool(watch.outside_edges)
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             checks.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
@@ -206,7 +208,7 @@ class BackwardCheck(BackwardObserver):
         except Exception as error:
             self._memory.not_compared("comparing the gradients", error, backward=True)
             return None
-        findings = [*filterfalse(self._of_saved_tensor_hooks, findings), *left]
+        findings = [*filterfalse(self._came_unseen, findings), *left]
         if gradients is not None:
             self._memory.compared()
             sent, reference = (
@@ -218,12 +220,16 @@ class BackwardCheck(BackwardObserver):
         fell_back = self._reporter.respond(findings, call=call, cotangents=passed.cotangents)
         return gradients if fell_back else None
 
-    def _of_saved_tensor_hooks(self, finding: Finding) -> bool:
-        """Whether hooks may have changed what the candidate saved in this call; further runs are made without them."""
-        if finding.detail != NOT_REPRODUCED.detail or not self._call.ambient.saved_tensor_hooks:
+    def _came_unseen(self, finding: Finding) -> bool:
+        """Whether this call alone may have had it from elsewhere: a common base of inputs, or saved-tensor hooks.
+
+        Further runs are made without them.
+        """
+        if finding.detail != NOT_REPRODUCED.detail:
             return False
-        self._reporter.skip(Skip(finding.subject, _HOOKED, matters=True))
-        return True
+        if self._call.ambient.saved_tensor_hooks:
+            self._reporter.skip(Skip(finding.subject, _HOOKED, matters=True))
+        return self._has_outside_edges or bool(self._call.ambient.saved_tensor_hooks)
 
     def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
         before, inputs = passed.begun[1], self._call.inputs

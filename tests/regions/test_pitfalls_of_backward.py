@@ -483,3 +483,16 @@ def test_powers_of_negative_numbers() -> None:
     assert ("logic", "output[0]") in found(audit(program, faults.wrong_value(0)))
     assert found(audit(program, "eager", on_divergence="fallback")) == {("logic", "output[0]"), ("logic", "output[1]")}
     assert returned[0].tolist() == [-2.0, 4.0, -8.0, 16.0]  # eager's, not what FX's code computes
+
+
+def test_what_comes_through_the_base_of_a_view_that_is_written_to_accuses_nobody() -> None:
+    def copied(view: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        view.copy_(y)
+        return view.sum() + y.sum()
+
+    x, y = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    base = x * 1
+    with cb.collect() as session:
+        result = checked(copied, "eager")(base[1], y)
+        (result + (base * base).sum()).backward()
+    assert (session.report.verdict, session.report.findings) == (cb.Verdict.INCONCLUSIVE, ())
