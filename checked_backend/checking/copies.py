@@ -202,13 +202,15 @@ class Copier:
             duplicate, grad = self._memo.get(key), tensor.grad if tensor.is_leaf else None
             if duplicate is None or grad is None:
                 continue
-            if id(grad) in self._memo and grad.layout is torch.strided:
+            if grad.layout is not torch.strided or 0 in grad.stride():  # nothing can be written to what is expanded
+                copied = grad.detach().clone()
+            elif id(grad) in self._memo:
+                copied = self._memo[id(grad)]
                 with torch.no_grad():
-                    self._memo[id(grad)].copy_(grad)
+                    copied.copy_(grad)
             else:
-                self._memo.pop(id(grad), None)
                 self._tensors([grad])
-            copied = self._memo[id(grad)]
+                copied = self._memo[id(grad)]
             given[id(duplicate)] = duplicate.grad = (
                 copied if copied.dtype is duplicate.dtype else copied.to(duplicate.dtype)
             )
@@ -293,7 +295,8 @@ class Copier:
         base: torch.Tensor | None = None if own is None else self._memo[id(own)]
         if base is None or storage_identity(base) != storage_identity(duplicate):
             return duplicate
-        return base.as_strided(duplicate.shape, duplicate.stride(), duplicate.storage_offset())
+        with torch.enable_grad():  # a view that is made without may not be written to with
+            return base.as_strided(duplicate.shape, duplicate.stride(), duplicate.storage_offset())
 
     def _remember(self, original: Any, duplicate: Any) -> None:
         self._memo[id(original)] = duplicate

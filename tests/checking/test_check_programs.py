@@ -305,6 +305,12 @@ def test_a_program_may_read_the_gradients_that_its_tensors_have() -> None:
     assert torch.equal(weight.grad, before)
 
 
+def test_gradients_may_be_expanded() -> None:
+    x = batch(3, grad=True)
+    x.grad = torch.ones(1).expand(3)
+    agreed(cb.check(lambda x: x * 2, (x,), compiler="aot_eager", iterations=2), gradients=2)
+
+
 def test_gradients_may_lie_in_memory_that_the_program_writes_to() -> None:
     net = with_gradients()
     bucket = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
