@@ -24,6 +24,7 @@ from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, 
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
+from checked_backend.regions.inputs import repeats_elements
 
 
 def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -202,7 +203,7 @@ class Copier:
             duplicate, grad = self._memo.get(key), tensor.grad if tensor.is_leaf else None
             if duplicate is None or grad is None:
                 continue
-            if grad.layout is not torch.strided or 0 in grad.stride():  # nothing can be written to what is expanded
+            if grad.layout is not torch.strided or repeats_elements(grad):  # which nothing can be written to
                 copied = grad.detach().clone()
             elif id(grad) in self._memo:
                 copied = self._memo[id(grad)]

@@ -45,7 +45,7 @@ from checked_backend.numerics.bits import same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
 from checked_backend.regions.execution import Cotangents, Result
 from checked_backend.regions.gradient_gate import Edge, Site, find_sites
-from checked_backend.regions.inputs import copy_in_layout
+from checked_backend.regions.inputs import copy_in_layout, repeats_elements
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.returned_tensors import MemoryRange, memory_range, memory_ranges
 
@@ -400,9 +400,7 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
     plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_quantized
     if not plain or is_functorch_wrapped_tensor(grad):
         return grad
-    if any(stride == 0 and size > 1 for stride, size in zip(grad.stride(), grad.shape, strict=True)):
-        return grad
-    return copy_in_layout(grad)
+    return grad if repeats_elements(grad) else copy_in_layout(grad)
 
 
 def _metadata(node: Node) -> dict[str, Any]:

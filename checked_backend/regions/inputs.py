@@ -168,7 +168,7 @@ class Inputs:
         tensors = {position: arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         keys = {position: storage_key(tensor) for position, tensor in tensors.items()}
         # a copy with history has no elements that share memory, and no compiled program writes to such a tensor
-        free = (position for position, one in tensors.items() if not (one.requires_grad and _repeats_elements(one)))
+        free = (position for position, one in tensors.items() if not (one.requires_grad and repeats_elements(one)))
         chosen = set(free) if mutated is None else set(mutated)
         written = {keys[position] for position in chosen if keys[position] is not None}
         chosen |= {position for position, key in keys.items() if key is not None and key in written}
@@ -299,7 +299,7 @@ def span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _repeats_elements(tensor: torch.Tensor) -> bool:
+def repeats_elements(tensor: torch.Tensor) -> bool:
     """Whether a tensor is expanded: its elements share memory."""
     strided = tensor.layout is torch.strided
     return strided and any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -310,7 +310,7 @@ def _recorded_copy(leaf: torch.Tensor) -> torch.Tensor:
     copy = leaf.clone()
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or copy.stride() == leaf.stride():
         return copy
-    if _repeats_elements(leaf) or span(leaf) > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
+    if repeats_elements(leaf) or span(leaf) > WIDEST * leaf.numel() + ALIGNED or leaf.is_conj() or leaf.is_neg():
         return copy
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
 
