@@ -16,6 +16,7 @@ import torch
 
 from checked_backend._torch.dynamo import inner_exception
 from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.tensors import version_of
 from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
 from checked_backend.checking.code_search import put_in_place
 from checked_backend.checking.copies import Copier, refill
@@ -284,7 +285,7 @@ class ProgramCopy:
         self._trained: dict[str, torch.Tensor] = {}
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self.rng = program.rng
-        self._grads: dict[int, tuple[torch.Tensor, int | None]] = {}
+        self._grads: dict[int, tuple[torch.Tensor, int]] = {}
         self._left: ProcessState | None = None
         self._evaluations = 0
 
@@ -508,9 +509,11 @@ def refuse_misfits(program: Program, error: Exception | None) -> None:
         raise OptionError(f"check: the function cannot be called with these arguments: {misfit}.") from error
 
 
-def _fingerprint(grad: torch.Tensor) -> int | None:
+def _fingerprint(grad: torch.Tensor) -> int:
+    """Tells whether a gradient is written to: by its bits, or as autograd counts where these cannot be read."""
     with disable_current_modes():
-        return fingerprint(grad) if type(grad) is torch.Tensor else None
+        bits = fingerprint(grad) if type(grad) is torch.Tensor else None
+        return version_of(grad) if bits is None else bits
 
 
 class _ProgramError(Exception):

@@ -311,6 +311,19 @@ def test_gradients_may_be_expanded() -> None:
     agreed(cb.check(lambda x: x * 2, (x,), compiler="aot_eager", iterations=2), gradients=2)
 
 
+def test_a_sparse_gradient_that_a_program_changes_is_compared() -> None:
+    table, x = nn.Embedding(5, 2, sparse=True), torch.tensor([1, 3])
+    table(x).sum().backward()
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        table.weight.grad.mul_(2)
+        return table(x)
+
+    agreed(cb.check(doubled, (x,), candidate=doubled))
+    forgets = cb.check(doubled, (x,), candidate=lambda x: table(x))
+    assert {subject.partition(".")[0] for _, subject in found(forgets)} == {"grad[table"}
+
+
 def test_gradients_may_lie_in_memory_that_the_program_writes_to() -> None:
     net = with_gradients()
     bucket = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
