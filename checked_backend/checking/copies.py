@@ -24,17 +24,7 @@ from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, 
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
-from checked_backend.regions.inputs import repeats_elements
-
-
-def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that a plain one is a view of, where no gradient goes through that, and no bit is waiting."""
-    if type(tensor) is not torch.Tensor or tensor.is_inference() or not tensor._is_view() or tensor._base is None:
-        return None
-    base = tensor._base
-    alike = type(base) is torch.Tensor and base.dtype is tensor.dtype and tensor.layout is torch.strided
-    waits = any(one.requires_grad or one.is_conj() or one.is_neg() for one in (tensor, base))
-    return base if alike and not waits else None
+from checked_backend.regions.inputs import base_of, repeats_elements
 
 
 class _Handover(torch.autograd.Function):
@@ -236,7 +226,8 @@ class Copier:
             duplicate.register_post_accumulate_grad_hook(self._held(hook, "hook", quiet=True))
 
     def _detached_attributes(self, module: torch.nn.Module) -> None:
-        """Tensors that a module keeps with their autograd history, which deepcopy refuses."""
+        """Tensors that a module keeps and deepcopy refuses, or copies otherwise than views of one another."""
+        views: list[torch.Tensor] = []
         for child in module.modules():
             for _, leaf in leaves({**vars(child), "_modules": None}, ""):
                 if not isinstance(leaf, torch.Tensor) or id(leaf) in self._memo:
@@ -247,6 +238,9 @@ class Copier:
                     self._remember(leaf, zero_tensor_like(leaf))
                 elif not isinstance(leaf, UninitializedParameter) and not leaf.is_leaf:
                     self._remember(leaf, leaf.detach().clone())
+                elif base_of(leaf) is not None:
+                    views.append(leaf)
+        self._tensors(views)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # a deep copy of a nested tensor has another ragged size, and autograd then refuses it; of a compressed sparse
@@ -264,7 +258,7 @@ class Copier:
 
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
-        bases = [base for tensor in tensors if (base := _base_of(tensor)) is not None]
+        bases = [base for tensor in tensors if (base := base_of(tensor)) is not None]
         new = list({id(one): one for one in (*bases, *tensors) if id(one) not in self._memo}.values())
         if not new:
             return
@@ -292,7 +286,7 @@ class Copier:
 
     def _as_view(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> torch.Tensor:
         """A copy, as a view of its base's copy where the tensor is a view: they count writes together."""
-        own = _base_of(tensor)
+        own = base_of(tensor)
         base: torch.Tensor | None = None if own is None else self._memo[id(own)]
         if base is None or storage_identity(base) != storage_identity(duplicate):
             return duplicate

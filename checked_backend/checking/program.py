@@ -33,7 +33,7 @@ from checked_backend.checking.tree import (
 from checked_backend.errors import CandidateError, CheckedBackendError, OptionError
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.numerics.fingerprint import fingerprint
-from checked_backend.regions.execution import flat_tensors
+from checked_backend.regions.execution import flat_tensors, grad_fn
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_restored
 from checked_backend.subjects import Subject
@@ -296,6 +296,11 @@ class ProgramCopy:
     def memory(self, call: ProgramCall) -> list[Any]:
         """What a call may change by right: its arguments, parameters and buffers."""
         return [*(value for _, value in self.leaves(call)), *self._state(call).restorable()]
+
+    def gained_history(self, call: ProgramCall) -> bool:
+        """Whether a call has given a history to what it may change, with which another one would go on."""
+        tensors = (one for one in self.memory(call) if isinstance(one, torch.Tensor) and one.requires_grad)
+        return any(grad_fn(one) is not None and id(one) not in self._copier.leaves for one in tensors)
 
     def _state(self, call: ProgramCall) -> State:
         return State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)

@@ -363,9 +363,11 @@ class _Pair:
         tried: list[str] = []
         watch = Stopwatch()
         for call in calls:
-            if watch.seconds() > allowed:
-                why = f"left out: those before it took more than the {allowed:.0f} s that they may"
-                self.run.own.skip(Skip(call.label, why))
+            slow = watch.seconds() > allowed
+            if slow or self.reference.gained_history(call):
+                spent = f"those before it took more than the {allowed:.0f} s that they may"
+                why = spent if slow else "the call before it gave what it wrote to a history"
+                self.run.own.skip(Skip(call.label, f"left out: {why}"))
                 continue
             with session.paused():
                 ran = self.vary(call)

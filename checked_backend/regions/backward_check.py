@@ -53,6 +53,10 @@ _DID_NOT_END = (
     "its backward pass began and did not end: the compiled program, or what runs after it in the backward pass, raised"
 )
 
+_BY_BASE = (
+    "it differs from eager in this call only, which writes to a view of a tensor that is no input: gradients may come "
+    "through that tensor, and they are not seen"
+)
 _HOOKED = (
     "it differs from eager in this call only, whose saved tensors passed through hooks of the program "
     "(torch.autograd.graph.saved_tensors_hooks, checkpointing): if these lose digits, eager's gradients lose others"
@@ -122,7 +126,7 @@ class BackwardCheck(BackwardObserver):
         super().__init__(clock=schedule.clock)
         self._checks, self._call, self._given = checks, call, given
         self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
-        self._has_outside_edges = False
+        self._has_outside_edges = self._writes_to_view = False
 
     @classmethod
     def watch(cls, record: CallRecord, outputs: Sequence[Any]) -> None:
@@ -144,6 +148,8 @@ class BackwardCheck(BackwardObserver):
             eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
         check._has_outside_edges = bool(watch.outside_edges)
+        written = [args[place] for place in call.inputs.mutated]
+        check._writes_to_view = any(value.requires_grad and value._is_view() for value in written)
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             checks.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))
@@ -227,9 +233,10 @@ class BackwardCheck(BackwardObserver):
         """
         if finding.detail != NOT_REPRODUCED.detail:
             return False
-        if self._call.ambient.saved_tensor_hooks:
-            self._reporter.skip(Skip(finding.subject, _HOOKED, matters=True))
-        return self._has_outside_edges or bool(self._call.ambient.saved_tensor_hooks)
+        hooked = bool(self._call.ambient.saved_tensor_hooks)
+        if hooked or self._writes_to_view:
+            self._reporter.skip(Skip(finding.subject, _HOOKED if hooked else _BY_BASE, matters=True))
+        return self._has_outside_edges or hooked or self._writes_to_view
 
     def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
         before, inputs = passed.begun[1], self._call.inputs

@@ -147,7 +147,7 @@ def _edge(value: Any) -> Edge | None:
 
 
 def _copied_edge(value: Any, since: int) -> Edge | None:
-    """The place where the gradient of what was copied to a view arrives, also if it does not pass the view.
+    """The place where the gradient of what AOT autograd copied to a view arrives, also if it does not pass the view.
 
     The view's base knows the copy too. Both lead to it.
     """
@@ -156,7 +156,7 @@ def _copied_edge(value: Any, since: int) -> Edge | None:
         (source, number), *others = node.next_functions or [(None, 0)]
         if node.name().endswith("CopySlices"):
             source, number = others[0] if len(others) == 1 else (None, 0)
-            return None if source is None else (source, number)
+            return None if source is None or source.name() != "CompiledFunctionBackward" else (source, number)
         node = None if others else source
     return None
 

@@ -145,6 +145,8 @@ class Inputs:
         marked: Positions that require grad although no gradient is wanted, because views of them require grad too.
         history: For mutated inputs with an autograd history, a copy that carries it.
         versions: How often each input that is not mutated had been written to, by position.
+        views: Mutated inputs that are views of one tensor, after the position of that tensor, if it is an input too:
+            what is written to one gives the others its history.
     """
 
     args: tuple[Any, ...]
@@ -156,6 +158,7 @@ class Inputs:
     marked: frozenset[int]
     history: Mapping[int, torch.Tensor]
     versions: Mapping[int, int]
+    views: tuple[tuple[int | None, list[int]], ...] = ()
 
     @classmethod
     def capture(cls, args: Sequence[Any], mutated: frozenset[int] | None, *, gradients: bool) -> Inputs:
@@ -198,6 +201,7 @@ class Inputs:
                 for position, tensor in tensors.items()
                 if position not in chosen and not tensor.is_inference()
             },
+            views=_views_of_one({place: tensors[place] for place in sorted(chosen) if tensors[place].numel()}),
         )
 
     def fingerprints(self, args: Sequence[Any]) -> dict[int, int | None]:
@@ -237,6 +241,8 @@ class Inputs:
             bare[position] = clone
         if transform is not None:
             bare = transform(bare)
+        for base, views in self.views:
+            _relate(bare, base, views)
         for position in self.marked:
             bare[position] = bare[position].detach().requires_grad_(True)
         leaves: dict[int, torch.Tensor] = {}
@@ -331,6 +337,39 @@ def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tens
         copy.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
         copies[position] = _with_bits(copy, tensor)
     return copies
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that a plain one is a view of, where no gradient goes through that, and no bit is waiting."""
+    if type(tensor) is not torch.Tensor or tensor.is_inference() or not tensor._is_view() or tensor._base is None:
+        return None
+    base = tensor._base
+    alike = type(base) in PLAIN and base.dtype is tensor.dtype and tensor.layout is torch.strided
+    waits = any(one.requires_grad or one.is_conj() or one.is_neg() for one in (tensor, base))
+    return base if alike and not waits else None
+
+
+def _views_of_one(tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[int | None, list[int]], ...]:
+    """The positions of tensors that are views of one, after the position of that one itself, if it has one."""
+    views: dict[int, list[int]] = {}
+    for position, tensor in tensors.items():
+        if (base := base_of(tensor)) is not None:
+            views.setdefault(id(base), []).append(position)
+    bases = {id(tensor): position for position, tensor in tensors.items()}
+    return tuple((bases.get(key), own) for key, own in views.items() if key in bases or len(own) > 1)
+
+
+def _relate(values: list[Any], base: int | None, views: Sequence[int]) -> None:
+    """Make tensors that share memory, at positions of a list, views of the one at ``base``, or of an unseen one."""
+    some = values[views[0]]
+    if base is None:
+        whole = torch.empty(0, dtype=some.dtype, device=some.device).set_(some.untyped_storage())
+    else:
+        whole = values[base]
+    with torch.enable_grad():  # a view that is made without may not be written to with
+        for position in views:
+            own = values[position]
+            values[position] = whole.as_strided(own.shape, own.stride(), own.storage_offset())
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -120,9 +120,8 @@ def to_float64(values: Sequence[Any]) -> list[Any]:
                 f"such bit casts have no meaning in float64."
             )
         copy = float64_copies.of(tensor)
-        if copy is not tensor and tensor.requires_grad:
-            copy = copy.detach().requires_grad_()
-        copies[id(tensor)] = copy
+        # a view that is made without grad mode may not be written to with it
+        copies[id(tensor)] = copy if copy is tensor else copy.detach().requires_grad_(tensor.requires_grad)
     return [copies.get(id(value), value) for value in values]
 
 

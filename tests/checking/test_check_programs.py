@@ -349,6 +349,25 @@ def test_views_and_their_base_as_arguments_count_writes_together(order: tuple[in
     agreed(cb.check(written, tuple(views[place] for place in order), compiler="aot_eager"), mutated_inputs=2)
 
 
+class Ring(nn.Module):
+    """Writes to a row of its own buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2, 3))
+        self.row = self.rows[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.row.add_(x.mean(0))
+        return x * self.rows.sum()
+
+
+def test_views_that_a_module_keeps_count_writes_together() -> None:
+    for compiler in ("eager", "aot_eager"):
+        agreed(cb.check(Ring(), (batch(3),), compiler=compiler, iterations=2))
+
+
 @pytest.mark.more
 def test_each_call_begins_with_the_gradients_that_there_were() -> None:
     net = with_gradients()

@@ -237,6 +237,18 @@ def test_after_a_call_that_eager_refuses_both_go_on_from_the_same(compiler: str)
     )
 
 
+def test_no_call_goes_on_with_a_history_that_the_first_one_has_written() -> None:
+    """Compiled, it is a part of what is differentiated."""
+
+    def kept(last: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        last.add_(w.sum())
+        return w * 1
+
+    for given in (torch.randn(2, 3), torch.randn(2, 3).t()):
+        report = cb.check(kept, (given, torch.randn(2, 3, requires_grad=True)), compiler="aot_eager")
+        assert skips(agreed(report)).count("left out: the call before it gave what it wrote to a history") == 4
+
+
 def test_calls_for_which_there_is_no_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_run, "LEAST_SECONDS", -1.0)
     monkeypatch.setattr(program_run, "SHARE", -1.0)

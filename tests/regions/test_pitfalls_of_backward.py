@@ -112,6 +112,50 @@ def test_gradients_of_a_mutated_view_also_come_through_its_base(returned: Any) -
     assert {subject for _detail, subject in found(report)} == {"grad[v]"}
 
 
+@pytest.mark.parametrize("taken", [(0, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_history_that_is_written_to_a_view_is_what_its_base_and_other_views_have(
+    taken: tuple[int, int], compiler: str
+) -> None:
+    def written(one: torch.Tensor, other: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        start = other.sum()
+        one.add_(w)
+        return w.cos() + other.sum() * start
+
+    def program(compile_: Compile) -> None:
+        base = torch.randn(12)
+        views = base, base[2:5], base[3:9].view(2, 3)
+        w = torch.randn((), requires_grad=True)
+        compile_(written)(views[taken[0]], views[taken[1]], w).backward()
+
+    report = audit(program, compiler)
+    assert agreed(report)
+    assert not report.coverage.skipped
+    report = audit(program, faults.scaled_gradient("w"))
+    assert {subject for _detail, subject in found(report)} == {"grad[w]"}
+
+
+@pytest.mark.parametrize("word", ["add_", "mul_", "copy_"])
+def test_a_gradient_that_comes_through_a_base_that_is_no_input_accuses_nobody(word: str) -> None:
+    """It is not seen, but by AOT autograd, which copies what it writes."""
+
+    def written(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        getattr(v, word)(w.sin())
+        return v + w
+
+    def program(compile_: Compile) -> None:
+        base = torch.randn(4, 3)
+        v = base[1:3]
+        out = compile_(written)(v, torch.randn(2, 3, requires_grad=True))
+        torch.cat([out, v.cos(), base.sin()]).sum().backward()
+
+    report = audit(program, "eager")
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert "gradients may come through that tensor" in report.coverage.skipped[-1].reason
+    if word != "mul_":  # which is refused
+        assert agreed(audit(program, "aot_eager"))
+
+
 def test_second_step_is_checked_too() -> None:
     """A gradient that is wrong from the third pass on."""
     passes: list[int] = []
