@@ -201,7 +201,7 @@ class Inputs:
                 for position, tensor in tensors.items()
                 if position not in chosen and not tensor.is_inference()
             },
-            views=_views_of_one({place: tensors[place] for place in sorted(chosen) if tensors[place].numel()}),
+            views=_views_of_one({place: tensors[place] for place in sorted(chosen)}),
         )
 
     def fingerprints(self, args: Sequence[Any]) -> dict[int, int | None]:
@@ -361,11 +361,11 @@ def _views_of_one(tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[int | None
 
 def _relate(values: list[Any], base: int | None, views: Sequence[int]) -> None:
     """Make tensors that share memory, at positions of a list, views of the one at ``base``, or of an unseen one."""
-    some = values[views[0]]
-    if base is None:
-        whole = torch.empty(0, dtype=some.dtype, device=some.device).set_(some.untyped_storage())
-    else:
+    if base is not None:
         whole = values[base]
+    else:
+        largest = max((values[place] for place in views), key=torch.numel)
+        whole = largest.new_empty(0).set_(largest.untyped_storage())
     with torch.enable_grad():  # a view that is made without may not be written to with
         for position in views:
             own = values[position]

@@ -112,7 +112,7 @@ def test_gradients_of_a_mutated_view_also_come_through_its_base(returned: Any) -
     assert {subject for _detail, subject in found(report)} == {"grad[v]"}
 
 
-@pytest.mark.parametrize("taken", [(0, 1), (1, 0), (1, 2)])
+@pytest.mark.parametrize("taken", [(0, 1), (1, 0), (1, 2), (3, 1)])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_history_that_is_written_to_a_view_is_what_its_base_and_other_views_have(
     taken: tuple[int, int], compiler: str
@@ -124,7 +124,7 @@ def test_a_history_that_is_written_to_a_view_is_what_its_base_and_other_views_ha
 
     def program(compile_: Compile) -> None:
         base = torch.randn(12)
-        views = base, base[2:5], base[3:9].view(2, 3)
+        views = base, base[2:5], base[3:9].view(2, 3), base[:0]
         w = torch.randn((), requires_grad=True)
         compile_(written)(views[taken[0]], views[taken[1]], w).backward()
 
