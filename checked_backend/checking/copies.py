@@ -41,6 +41,10 @@ class _Handover(torch.autograd.Function):
         return gradient, None
 
 
+HANDED_OVER = f"{_Handover.__name__}Backward"
+"""The name of the autograd node that a copied tensor begins with."""
+
+
 @dataclass(slots=True)
 class Copier:
     """Makes copies that belong together: what shares memory, or is one object, does so among the copies.

@@ -19,7 +19,7 @@ from checked_backend._torch.modes import disable_current_modes
 from checked_backend._torch.tensors import version_of
 from checked_backend.checking.backward import Incoming, Objective, roots_of, run_backward, unreached_leaves
 from checked_backend.checking.code_search import put_in_place
-from checked_backend.checking.copies import Copier, refill
+from checked_backend.checking.copies import HANDED_OVER, Copier, refill
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import (
     Container,
@@ -300,7 +300,7 @@ class ProgramCopy:
     def gained_history(self, call: ProgramCall) -> bool:
         """Whether a call has given a history to what it may change, with which another one would go on."""
         tensors = (one for one in self.memory(call) if isinstance(one, torch.Tensor) and one.requires_grad)
-        return any(grad_fn(one) is not None and id(one) not in self._copier.leaves for one in tensors)
+        return any((node := grad_fn(one)) is not None and node.name() != HANDED_OVER for one in tensors)
 
     def _state(self, call: ProgramCall) -> State:
         return State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)

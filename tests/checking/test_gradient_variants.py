@@ -244,7 +244,7 @@ def test_no_call_goes_on_with_a_history_that_the_first_one_has_written() -> None
         last.add_(w.sum())
         return w * 1
 
-    for given in (torch.randn(2, 3), torch.randn(2, 3).t()):
+    for given in (torch.randn(2, 3), torch.randn(2, 3).t(), torch.randn(2, 3, requires_grad=True) * 1):
         report = cb.check(kept, (given, torch.randn(2, 3, requires_grad=True)), compiler="aot_eager")
         assert skips(agreed(report)).count("left out: the call before it gave what it wrote to a history") == 4
 
