@@ -364,7 +364,7 @@ class _Pair:
         watch = Stopwatch()
         for call in calls:
             slow = watch.seconds() > allowed
-            if slow or self.reference.gained_history(call):
+            if slow or any(side.gained_history(call) for side in (self.reference, self.candidate)):
                 spent = f"those before it took more than the {allowed:.0f} s that they may"
                 why = spent if slow else "the call before it gave what it wrote to a history"
                 self.run.own.skip(Skip(call.label, f"left out: {why}"))
