@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from checked_backend.checking.backward import roots_of
 from checked_backend.checking.program import Outcome, Program, as_tensor, in_step
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.tree import Container, comparable
@@ -97,7 +96,7 @@ def compare_runs(
             found += [(index, f) for f in compare_errors(reference, candidate, ledger, backward=True)]
             if reference.backward_error is not None:
                 why = f"eager has none: {described_exception(reference.backward_error)}"
-                ledger.skip(Skip("gradients", why, matters=bool(roots_of(reference.outputs, refusing=False))))
+                ledger.skip(Skip("gradients", why, matters=reference.is_differentiable))
         structure, mine = compare_structure(reference, candidate, ledger, trained=program.optimizer is not None)
         structure = _repeatable(structure, reference, index, program, ledger)
         structure, flipped = tolerate_flipped_shapes(structure, runner, partial(in_step, index))

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, FunctionType, MethodType
@@ -19,12 +20,18 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from checked_backend._torch.modes import DisableTorchFunctionSubclass
-from checked_backend._torch.tensors import is_wrapper_type, is_zero_tensor, storage_identity, zero_tensor_like
+from checked_backend._torch.tensors import (
+    is_wrapper_type,
+    is_zero_tensor,
+    negative_view,
+    storage_identity,
+    zero_tensor_like,
+)
 from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, content_of, names_by_instruction
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
-from checked_backend.regions.inputs import base_of, repeats_elements
+from checked_backend.regions.inputs import base_of, repeats_elements, storage_key
 
 
 class _Handover(torch.autograd.Function):
@@ -231,7 +238,7 @@ class Copier:
 
     def _detached_attributes(self, module: torch.nn.Module) -> None:
         """Tensors that a module keeps and deepcopy refuses, or copies otherwise than views of one another."""
-        views: list[torch.Tensor] = []
+        held: dict[int, torch.Tensor] = {}
         for child in module.modules():
             for _, leaf in leaves({**vars(child), "_modules": None}, ""):
                 if not isinstance(leaf, torch.Tensor) or id(leaf) in self._memo:
@@ -242,9 +249,12 @@ class Copier:
                     self._remember(leaf, zero_tensor_like(leaf))
                 elif not isinstance(leaf, UninitializedParameter) and not leaf.is_leaf:
                     self._remember(leaf, leaf.detach().clone())
-                elif base_of(leaf) is not None:
-                    views.append(leaf)
-        self._tensors(views)
+                else:
+                    held[id(leaf)] = leaf
+        keys = {key: storage_key(one) for key, one in held.items()}
+        uses = Counter(keys.values())
+        del uses[None]
+        self._tensors([one for key, one in held.items() if base_of(one) is not None or uses[keys[key]] > 1])
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # a deep copy of a nested tensor has another ragged size, and autograd then refuses it; of a compressed sparse
@@ -253,6 +263,10 @@ class Copier:
             return tensor.clone()
         if is_zero_tensor(tensor):
             return zero_tensor_like(tensor)
+        if tensor.is_neg():  # a deep copy would share no memory with a copy of its base
+            return negative_view(self._copy(negative_view(tensor)))
+        if tensor.is_conj():
+            return self._copy(tensor.conj()).conj()
         kind = type(tensor)
         if kind in (torch.Tensor, torch.nn.Parameter) or is_wrapper_type(kind) or "__deepcopy__" in vars(kind):
             return copy.deepcopy(tensor, self._memo)
@@ -263,6 +277,8 @@ class Copier:
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
         bases = [base for tensor in tensors if (base := base_of(tensor)) is not None]
+        uses = Counter(map(id, (*bases, *tensors)))  # the gradient of a single view is its own
+        bases = [base for base in bases if uses[id(base)] > 1 or not base.requires_grad]
         new = list({id(one): one for one in (*bases, *tensors) if id(one) not in self._memo}.values())
         if not new:
             return
@@ -272,13 +288,18 @@ class Copier:
         for tensor, duplicate in zip(new, copies, strict=True):
             if isinstance(tensor, torch.nn.Parameter):
                 duplicate = torch.nn.Parameter(duplicate, requires_grad=tensor.requires_grad)
+            elif (base := self._base_of(tensor, duplicate)) is not None:
+                with torch.enable_grad():  # a view that is made without may not be written to with
+                    duplicate = base.as_strided(duplicate.shape, duplicate.stride(), duplicate.storage_offset())
+                if tensor.requires_grad:
+                    self.leaves[id(duplicate)] = self.leaves.get(id(base), base)
             elif tensor.requires_grad and not tensor.is_leaf and type(tensor) is torch.Tensor:
                 leaf = duplicate.detach().requires_grad_(True)
                 with torch.enable_grad():
                     duplicate = _Handover.apply(leaf, duplicate)  # type: ignore[no-untyped-call]
                 self.leaves[id(duplicate)] = leaf
             else:
-                duplicate = self._as_view(tensor, duplicate).requires_grad_(tensor.requires_grad)
+                duplicate = duplicate.requires_grad_(tensor.requires_grad)
             if type(tensor) is torch.Tensor:
                 vars(duplicate).update(vars(tensor))  # what torch._dynamo.mark_dynamic wrote on it
             elif not is_wrapper_type(type(tensor)):
@@ -288,14 +309,11 @@ class Copier:
             if type(tensor) is not torch.nn.Parameter:
                 self._hook(tensor, duplicate)
 
-    def _as_view(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> torch.Tensor:
-        """A copy, as a view of its base's copy where the tensor is a view: they count writes together."""
-        own = base_of(tensor)
-        base: torch.Tensor | None = None if own is None else self._memo[id(own)]
-        if base is None or storage_identity(base) != storage_identity(duplicate):
-            return duplicate
-        with torch.enable_grad():  # a view that is made without may not be written to with
-            return base.as_strided(duplicate.shape, duplicate.stride(), duplicate.storage_offset())
+    def _base_of(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> torch.Tensor | None:
+        """The copy of what a tensor is a view of, of which its copy must be a view: they count writes together."""
+        base: torch.Tensor | None = self._memo.get(id(base_of(tensor)))
+        shares = base is not None and storage_identity(base) == storage_identity(duplicate)
+        return base if shares else None
 
     def _remember(self, original: Any, duplicate: Any) -> None:
         self._memo[id(original)] = duplicate

@@ -85,6 +85,7 @@ def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> N
 
 
 _LARGEST = 2**63
+_AGAIN = "Trying to backward through the graph a second time"
 
 
 @dataclass(slots=True)
@@ -115,10 +116,14 @@ class Outcome:
     backward_error: Exception | None = None
 
     @property
+    def is_differentiable(self) -> bool:
+        """Whether results have a history, and not one that the program itself has been through, as a training step."""
+        return _AGAIN not in str(self.backward_error) and bool(roots_of(self.outputs, refusing=False))
+
+    @property
     def is_last(self) -> bool:
-        """Whether it raised, so that no call follows. Results that have no history are none to differentiate."""
-        differentiable = bool(roots_of(self.outputs, refusing=False))
-        return self.error is not None or (self.backward_error is not None and differentiable)
+        """Whether it raised, so that no call follows."""
+        return self.error is not None or (self.backward_error is not None and self.is_differentiable)
 
     def release(self) -> None:
         """Forget all tensors once they are compared. The names of the gradients are kept."""
@@ -477,7 +482,9 @@ class ProgramCopy:
                 except Exception as error:  # the program's own: compared with the other run's
                     _raise_if_ours(error)
                     outcome.backward_error = error
-                    return loss
+                    if outcome.is_differentiable:
+                        return loss
+                    wanted = {}
             if first:
                 copied = self._optimizer is not None  # which may change them
                 outcome.gradients = {

@@ -241,8 +241,6 @@ class Inputs:
             bare[position] = clone
         if transform is not None:
             bare = transform(bare)
-        for base, views in self.views:
-            _relate(bare, base, views)
         for position in self.marked:
             bare[position] = bare[position].detach().requires_grad_(True)
         leaves: dict[int, torch.Tensor] = {}
@@ -253,6 +251,9 @@ class Inputs:
             # leaf even if this is called in a backward pass, in which grad mode is off.
             with torch.enable_grad():
                 bare[position] = _recorded_copy(leaf) if position in self.mutated else leaf
+        for base, views in self.views:
+            if views[0] not in self.marked:
+                _relate(bare, base, views, recorded=views[0] in self.entangled)
         for position, last in self.given_again.items():
             bare[position] = bare[last]
         return bare, leaves
@@ -340,13 +341,13 @@ def _clone_together(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tens
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that a plain one is a view of, where no gradient goes through that, and no bit is waiting."""
+    """The tensor that a plain one is a view of, where both require grad or neither, and no bit is waiting."""
     if type(tensor) is not torch.Tensor or tensor.is_inference() or not tensor._is_view() or tensor._base is None:
         return None
     base = tensor._base
     alike = type(base) in PLAIN and base.dtype is tensor.dtype and tensor.layout is torch.strided
-    waits = any(one.requires_grad or one.is_conj() or one.is_neg() for one in (tensor, base))
-    return base if alike and not waits else None
+    waits = any(one.is_conj() or one.is_neg() for one in (tensor, base))
+    return base if alike and tensor.requires_grad == base.requires_grad and not waits else None
 
 
 def _views_of_one(tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[int | None, list[int]], ...]:
@@ -359,17 +360,21 @@ def _views_of_one(tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[int | None
     return tuple((bases.get(key), own) for key, own in views.items() if key in bases or len(own) > 1)
 
 
-def _relate(values: list[Any], base: int | None, views: Sequence[int]) -> None:
-    """Make tensors that share memory, at positions of a list, views of the one at ``base``, or of an unseen one."""
-    if base is not None:
-        whole = values[base]
-    else:
-        largest = max((values[place] for place in views), key=torch.numel)
-        whole = largest.new_empty(0).set_(largest.untyped_storage())
+def _relate(values: list[Any], base: int | None, views: Sequence[int], *, recorded: bool) -> None:
+    """Make tensors that share memory, at positions of a list, views of the one at ``base``, or of an unseen one.
+
+    If they are ``recorded``, they all have a history.
+    """
+    whole, related = values[base if base is not None else views[0]], views
     with torch.enable_grad():  # a view that is made without may not be written to with
-        for position in views:
-            own = values[position]
-            values[position] = whole.as_strided(own.shape, own.stride(), own.storage_offset())
+        if base is None or recorded:
+            related = [*views, *(() if base is None else (base,))]
+            largest = max((values[place] for place in related), key=torch.numel)
+            whole = largest.detach().new_empty(0).set_(largest.untyped_storage())
+            whole = whole.requires_grad_().clone() if recorded else whole
+        for place in related:
+            own = values[place]
+            values[place] = whole.as_strided(own.shape, own.stride(), own.storage_offset())
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,13 +6,13 @@ import functools
 import random
 import threading
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import checked_backend as cb
@@ -366,6 +366,61 @@ class Ring(nn.Module):
 def test_views_that_a_module_keeps_count_writes_together() -> None:
     for compiler in ("eager", "aot_eager"):
         agreed(cb.check(Ring(), (batch(3),), compiler=compiler, iterations=2))
+
+
+class Flat(nn.Module):
+    """Has a parameter in the memory of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("flat", torch.arange(1.0, 7.0))
+        self.weight = nn.Parameter(self.flat[:3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.flat.mul_(2)
+        return x * self.weight
+
+
+def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    b.mul_(2)
+    return a * 3 + b
+
+
+def written_late(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A wrong compiler: what is read before a write should be read after it."""
+    [write] = (node for node in gm.graph.nodes if node.target == "mul_")
+    next(node for node in reversed(gm.graph.nodes) if node.op == "call_function").append(write)
+    gm.recompile()
+    return gm.forward
+
+
+def test_what_shares_memory_and_is_no_view_does_so_in_copies() -> None:
+    c = torch.randn(3, dtype=torch.complex64)
+    programs: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
+        (Flat(), (batch(3),)),
+        (added, (c, c.conj())),
+        (added, (torch._neg_view(c.real), c.real)),
+    ]
+    for program, args in programs:
+        agreed(cb.check(program, args, compiler="eager", gradients=False))
+        assert ("logic", "output[0]") in found(cb.check(program, args, compiler=written_late, gradients=False))
+
+
+def test_a_training_step_may_return_its_loss_with_its_history() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = agreed(cb.check(step, (batch(3),), compiler="aot_eager", iterations=2))
+    assert report.coverage.checked["program runs"] == 2
+    report = cb.check(step, (batch(3),), compiler=faults.scaled_gradient("net.weight", "aot"))
+    assert found(report) == {("logic", "grad[weight]")}
 
 
 @pytest.mark.more

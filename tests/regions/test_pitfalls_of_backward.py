@@ -135,6 +135,26 @@ def test_a_history_that_is_written_to_a_view_is_what_its_base_and_other_views_ha
     assert {subject for _detail, subject in found(report)} == {"grad[w]"}
 
 
+@pytest.mark.parametrize("taken", [(1, 0), (1, 2)])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_gradients_of_views_of_one_tensor_are_not_compared_and_accuse_nobody(
+    taken: tuple[int, int], compiler: str
+) -> None:
+    def written(v: torch.Tensor, other: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        v.add_(w)
+        return other.square().sum() + v.sum()
+
+    def program(compile_: Compile) -> None:
+        base = torch.randn(4, 3, requires_grad=True) * 1
+        views = base, base[1:3], base.t()
+        compile_(written)(views[taken[0]], views[taken[1]], torch.randn(3, requires_grad=True)).backward()
+
+    report = audit(program, compiler)
+    assert (report.verdict, report.findings) == (cb.Verdict.INCONCLUSIVE, ())
+    assert "a mutated input that shares memory with another input" in str(report)
+    assert "grad[w]" in {subject for _, subject in found(audit(program, faults.scaled_gradient("w")))}
+
+
 @pytest.mark.parametrize("word", ["add_", "mul_", "copy_"])
 def test_a_gradient_that_comes_through_a_base_that_is_no_input_accuses_nobody(word: str) -> None:
     """It is not seen, but by AOT autograd, which copies what it writes."""

@@ -23,11 +23,11 @@ from checked_backend._torch.tensors import clone_preserve_strides
 from checked_backend.graphs.effects import has_effects, may_write_undeclared, sets_mode, writes, written_by
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
-from checked_backend.modes.float64 import Float64Mode
+from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.inputs import storage_key
+from checked_backend.regions.inputs import copy_values, repeats_elements, storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed
@@ -120,9 +120,21 @@ class Walk:
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(map(writes, gm.graph.nodes))
         self._may_write = self.checks.quick and may_write_undeclared(gm)
+        self._together = self._sharing_memory() if self._writes else {}
         self._uncopied: dict[fx.Node, torch.Tensor] = {}
         self._needed = None if self.checks.only is None or self._writes else self._found_needed(self.checks.only)
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
+
+    def _sharing_memory(self) -> dict[fx.Node, dict[fx.Node, torch.Tensor]]:
+        """The inputs that share memory with others, with their values and those of these others."""
+        inputs = {
+            node: value
+            for node, value in zip(self._inputs, self._probed.inputs, strict=True)
+            if type(value) is torch.Tensor and storage_key(value) is not None and not repeats_elements(value)
+        }
+        keys = {node: (storage_key(value), value.dtype) for node, value in inputs.items()}
+        groups = {node: {one: inputs[one] for one in keys if keys[one] == keys[node]} for node in keys}
+        return {node: group for node, group in groups.items() if len(group) > 1}
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
         """A mode for float64. With a seed, it rounds as float32 does inside of operators."""
@@ -190,6 +202,11 @@ class Walk:
     # forward
 
     def _input(self, node: fx.Node) -> None:
+        if (group := self._together.get(node)) is not None:
+            for lane in self._lanes:
+                values = copy_values([*group.values()])
+                lane.values.update(zip(group, to_float64(values) if lane.wide else values, strict=True))
+            return
         place = self._inputs.index(node)
         value, wanted = self._probed.inputs[place], place in self._probed.wanted
         for lane in self._lanes:
@@ -308,6 +325,7 @@ class Walk:
             self._compare(writer, found.masked_fill(blank, 0.0), filled, self._units.of(writer))
             found = found.masked_fill(blank, math.nan)
         self._go_on(owner, found, made[1:], tapped=False)
+        self._share(owner)
         key = storage_key(recorded_value(owner))
         for node, place in self._units.order.items():
             if place > self._units.order[writer]:
@@ -321,6 +339,19 @@ class Walk:
                         lane.values[node] = lane.values.get(target)
                     else:
                         lane.run(node)
+
+    def _share(self, owner: fx.Node) -> None:
+        """Let inputs that share memory with one that was written to do so again."""
+        group = self._together.get(owner, {})
+        for lane in self._lanes if group else ():
+            values = {one: lane.values[one] for one in group if isinstance(lane.values.get(one), torch.Tensor)}
+            if owner not in values:
+                continue
+            size = group[owner].untyped_storage().nbytes() // group[owner].itemsize
+            memory = values[owner].new_zeros(size)
+            for one in sorted(values, key=lambda one: one is owner):  # it comes last
+                place = group[one].shape, group[one].stride(), group[one].storage_offset()
+                lane.values[one] = memory.as_strided(*place).copy_(values[one])
 
     def _still_blank(self, owner: fx.Node, value: Any) -> torch.Tensor | None:
         """A mask of elements without a value, because nothing was written to them yet; None if there are none."""

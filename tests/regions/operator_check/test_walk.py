@@ -227,6 +227,41 @@ def test_a_walk_writes_to_no_memory_of_the_user() -> None:
     assert report.coverage.checked["operators"]
 
 
+def rolled(rows: torch.Tensor, first: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    rows.copy_(rows.roll(1, 0))
+    first.copy_(x)
+    return rows * 2
+
+
+def halved(rows: torch.Tensor, first: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    rows.mul_(0.5)
+    return first + x.exp()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("program", [rolled, halved])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_inputs_that_share_memory_see_what_is_written_to_one_another(
+    program: Callable[..., torch.Tensor], dtype: torch.dtype, order: tuple[int, int]
+) -> None:
+    def run(compiler: Any) -> cb.Report:
+        torch._dynamo.reset()
+        rows = torch.randn(4, 64).to(dtype)
+        given = (rows, rows[0])
+
+        def placed(one: torch.Tensor, two: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            both = (one, two)
+            return program(both[order[0]], both[order[1]], x)
+
+        x = torch.randn(64).to(dtype)
+        return gathered(lambda: checked(placed, compiler)(given[order[0]], given[order[1]], x))
+
+    assert not agreed(run("eager")).coverage.skipped
+    wrong = "aten.mul.Tensor" if program is rolled else "aten.exp.default"
+    [finding] = run(faults.wrong_operator(wrong, times(1.03), "aot")).findings
+    assert finding.detail in ("logic.this_dtype", "precision.operator", "precision")
+
+
 def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() -> None:
     def program(x: torch.Tensor, y: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
         distance = F.pairwise_distance(x, x, keepdim=True).reshape(-1)
