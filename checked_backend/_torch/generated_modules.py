@@ -174,17 +174,14 @@ def buffers_in(statement: ast.stmt) -> set[str]:
 def _functions(scope: Mapping[str, Any], text: str) -> list[tuple[FunctionType, ast.FunctionDef]]:
     found = []
     tree = ast.parse(text)
-    for names, body in [(scope, tree.body), *((vars(scope.get(node.name)), node.body) for node in _classes(tree))]:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for names, body in [(scope, tree.body), *((vars(scope.get(node.name)), node.body) for node in classes)]:
         for node in body:
             if isinstance(node, ast.FunctionDef) and (node.name == "call" or node.name.startswith("partition_")):
                 function = names.get(node.name)
                 if isinstance(function, FunctionType):
                     found.append((function, node))
     return found
-
-
-def _classes(tree: ast.Module) -> list[ast.ClassDef]:
-    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 def _held(lowering: Any) -> dict[str, list[fx.Node | None]]:

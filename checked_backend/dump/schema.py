@@ -7,6 +7,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -28,11 +29,6 @@ def named_constant(name: str, kind: type) -> Any:
     """The dtype, layout or memory format of torch of this name; None if there is none."""
     found = vars(torch).get(name)
     return found if isinstance(found, kind) else None
-
-
-def _line(text: str) -> str:
-    """The text as one line, because it may become a comment in a script."""
-    return _BREAK.sub("?", text)
 
 
 def _must(holds: Callable[[str], bool], why: str) -> AfterValidator:
@@ -81,7 +77,7 @@ Identifier = Annotated[
 ]
 Path = Annotated[str, StringConstraints(max_length=2000), _must(is_path, "not a path of identifiers")]
 Device = Annotated[str, StringConstraints(pattern=DEVICE)]
-Line = Annotated[str, StringConstraints(max_length=100_000), AfterValidator(_line)]
+Line = Annotated[str, StringConstraints(max_length=100_000), AfterValidator(partial(_BREAK.sub, "?"))]
 RandomState = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9+/]*={0,2}$", max_length=100_000), AfterValidator(_random_state)
 ]

@@ -173,10 +173,6 @@ def function_source(program: FuzzProgram) -> str:
     return ast.unparse(ast.parse("\n".join(_Writer(program).lines())))  # which leaves out brackets that are not needed
 
 
-def _tuple(parts: Sequence[str]) -> str:
-    return f"({' '.join(f'{part},' for part in parts)})"
-
-
 class _Writer:
     """Writes one program."""
 
@@ -194,7 +190,8 @@ class _Writer:
         flags = [f"{name}={call.args[0]}" for name, call in named if call.op == "flag"]
         yield f"def {NAME}({', '.join([*self._inputs, *(['*', *flags] if flags else [])])}):"
         yield from self._statements(range(len(program.calls)), " ")
-        yield f" return {_tuple([names[place] for place in program.returns]) if program.returns else None}"
+        returned = " ".join(f"{names[place]}," for place in program.returns)
+        yield f" return {f'({returned})' if returned else None}"
 
     def _statements(self, places: range, indent: str) -> Iterator[str]:
         for item in items_of(self._blocks, places):

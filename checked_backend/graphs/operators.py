@@ -97,6 +97,7 @@ _COMBINING_NAMES = """
 """
 _COMBINING = frozenset(_COMBINING_NAMES.split())
 _POINTWISE = frozenset(_POINTWISE_NAMES.split())
+_SUMMING = ("sum", "mean", "prod", "nansum", "norm", "std", "var", "trace")
 _NARROWING = frozenset({"_to_copy", "to", "copy", "convert_element_type", "_foreach_copy"})
 _UNINITIALISED_NAMES = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize resize_as"
 _UNINITIALISED = frozenset(_UNINITIALISED_NAMES.split())
@@ -188,10 +189,6 @@ def _convolution_backward_length(grad: torch.Tensor, weight: torch.Tensor) -> in
     return max(over_batch, over_channels)
 
 
-def _is_loss(base: str) -> bool:
-    return any(part in base for part in ("loss", "entropy", "kl_div"))
-
-
 def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """The number of terms that an accumulating operator adds up for one element of its result.
 
@@ -224,6 +221,6 @@ def accumulation_length(operator: Operator, args: Sequence[Any], kwargs: Mapping
         length = -(-last.numel() // max(1, first.numel()))
     elif base.startswith(("linalg_", "_linalg_", "cholesky", "triangular", "lu_")):
         length = first.shape[-1] if first.dim() else 1
-    elif base in ("sum", "mean", "prod", "nansum", "norm", "std", "var", "trace") or _is_loss(base):
+    elif base in _SUMMING or any(part in base for part in ("loss", "entropy", "kl_div")):
         length = 1 if argument(operator, args, kwargs, "reduction", 1) == 0 else first.numel()
     return max(1, int(length))

@@ -116,7 +116,8 @@ def describe_collective(operator: Operator, args: Sequence[Any], kwargs: dict[st
     for name in _TERMS[_family(operator.base)]:
         value = argument(operator, args, kwargs, name)
         if value is not None:
-            terms.append(("reduce_op", _reduction(value)) if name in _REDUCTIONS else (name, _plain(value)))
+            reduction = str(value).rpartition(".")[2].lower()  # as ``sum``; it may be an object that stands for that
+            terms.append(("reduce_op", reduction) if name in _REDUCTIONS else (name, _plain(value)))
     out = kwargs.get("out")
     return Collective(
         _family(operator.base),
@@ -126,11 +127,6 @@ def describe_collective(operator: Operator, args: Sequence[Any], kwargs: dict[st
         out,
         isinstance(given, (list, tuple)),
     )
-
-
-def _reduction(value: Any) -> str:
-    """A reduction's name, as ``sum``, from its name or from the object that stands for it."""
-    return str(value).rpartition(".")[2].lower()
 
 
 def _plain(value: Any) -> Any:

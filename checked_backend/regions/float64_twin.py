@@ -101,7 +101,8 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
             device, dtype, _, *rest = node.args
             node.args = (device, dtype, False, *rest)
         else:
-            if getattr(node.target, "__module__", "") == _WINDOWS and _is_narrow(node.kwargs.get("dtype")):
+            dtype = node.kwargs.get("dtype")
+            if getattr(node.target, "__module__", "") == _WINDOWS and _wide_leaf(dtype) is not dtype:
                 node.target = _with_numbers_in(node.kwargs["dtype"], node.target)
             node.args = fx.map_arg(fx.node.map_aggregate(node.args, _wide_leaf), lambda inner: inner)
             node.kwargs = fx.map_arg(fx.node.map_aggregate(node.kwargs, _wide_leaf), lambda inner: inner)
@@ -144,10 +145,6 @@ class _NumbersIn(TorchFunctionMode):
         if func not in _FROM_NUMBERS or not isinstance(given.get("dtype"), torch.dtype):
             return func(*args, **given)
         return func(*args, **{**given, "dtype": self._dtype}).to(given["dtype"])
-
-
-def _is_narrow(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and promoted_dtype(value) is not value
 
 
 def _wide_leaf(value: Any) -> Any:

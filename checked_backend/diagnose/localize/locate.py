@@ -431,7 +431,8 @@ class Search:
 
     def _blamed(self, whole: fx.GraphModule, cut: Cut, message: str) -> tuple[fx.Node, str]:
         """The faulty operator of a cut: its last one, or an earlier one whose error only shows in its readers."""
-        found = wrong_producer(cut, self.oracle, _may_explain)
+        # the error that one operator hands on may explain that of another, if it is not far smaller
+        found = wrong_producer(cut, self.oracle, lambda one, wanted: share_of(wanted) <= MUCH * share_of(one))
         named = None if found is None else next((node for node in calls_of(whole) if node.name == found[0]), None)
         if found is None or named is None:
             return cut.node, message
@@ -565,11 +566,6 @@ def _place_of(node: fx.Node) -> str:
     """A node with its operator, its line and its module, for people."""
     about = (called_name(node), source_line(node), module_path(node))
     return f"{node.name} ({', '.join(one for one in about if one)})"
-
-
-def _may_explain(found: Finding, wanted: Finding) -> bool:
-    """Whether the error that one operator hands on may explain that of another: it is not far smaller."""
-    return share_of(wanted) <= MUCH * share_of(found)
 
 
 def _grosser(oracle: CallOracle, least: float, case: GraphCase) -> Sequence[Finding]:

@@ -164,10 +164,6 @@ def _boxes(_config: Any, batch: int) -> torch.Tensor:
     return torch.zeros(batch, _LENGTH, 4, dtype=torch.long)
 
 
-def _grid(_config: Any, batch: int) -> torch.Tensor:
-    return torch.tensor([[1, _GRID, _GRID]] * batch)
-
-
 _SOUND: Sequence[Maker] = (
     _noise(_SAMPLES),
     _noise(_number("audio_channels", 1), _SAMPLES),
@@ -189,7 +185,9 @@ _MAKERS: Mapping[str, Sequence[Maker]] = {
     "bbox": (_boxes, lambda config, batch: _boxes(config, batch).float()),
     "hidden_states": (_hidden, _flat_patches),
     "inputs_embeds": (_hidden,),
-    **dict.fromkeys(("grid_thw", "image_grid_thw"), (_grid,)),
+    **dict.fromkeys(
+        ("grid_thw", "image_grid_thw"), (lambda _config, batch: torch.tensor([[1, _GRID, _GRID]] * batch),)
+    ),
     "merge_sizes": (lambda _config, batch: torch.ones(batch, dtype=torch.long),),
     "spatial_shapes": (lambda _config, batch: torch.tensor([[_GRID, _GRID]] * batch),),
     "pixel_attention_mask": (lambda _config, batch: torch.ones(batch, _GRID * _GRID, dtype=torch.long),),
