@@ -62,6 +62,7 @@ class Copier:
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
+            Views of one tensor have one.
     """
 
     wide: bool = False
@@ -241,13 +242,14 @@ class Copier:
         held: dict[int, torch.Tensor] = {}
         for child in module.modules():
             for _, leaf in leaves({**vars(child), "_modules": None}, ""):
-                if not isinstance(leaf, torch.Tensor) or id(leaf) in self._memo:
+                known = id(leaf) in self._memo or isinstance(leaf, UninitializedParameter)
+                if known or not isinstance(leaf, torch.Tensor):
                     continue
                 if isinstance(leaf, UninitializedBuffer):  # a lazy module's, which deepcopy refuses as well
                     self._remember(leaf, copy.copy(leaf))
                 elif is_zero_tensor(leaf):  # deepcopy looks for its memory
                     self._remember(leaf, zero_tensor_like(leaf))
-                elif not isinstance(leaf, UninitializedParameter) and not leaf.is_leaf:
+                elif not leaf.is_leaf:
                     self._remember(leaf, leaf.detach().clone())
                 else:
                     held[id(leaf)] = leaf

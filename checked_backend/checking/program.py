@@ -34,6 +34,7 @@ from checked_backend.errors import CandidateError, CheckedBackendError, OptionEr
 from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.regions.execution import flat_tensors, grad_fn
+from checked_backend.regions.inputs import repeats_elements
 from checked_backend.regions.process_state import ProcessState
 from checked_backend.regions.torch_state import RngState, modes_restored
 from checked_backend.subjects import Subject
@@ -117,8 +118,9 @@ class Outcome:
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether results have a history, and not one that the program itself has been through, as a training step."""
-        return _AGAIN not in str(self.backward_error) and bool(roots_of(self.outputs, refusing=False))
+        """Whether results have a history, and not that of a loss which the program itself has been through."""
+        count = len(roots_of(self.outputs, refusing=False))
+        return count > 1 or (count == 1 and _AGAIN not in str(self.backward_error))
 
     @property
     def is_last(self) -> bool:
@@ -304,8 +306,9 @@ class ProgramCopy:
 
     def gained_history(self, call: ProgramCall) -> bool:
         """Whether a call has given a history to what it may change, with which another one would go on."""
-        tensors = (one for one in self.memory(call) if isinstance(one, torch.Tensor) and one.requires_grad)
-        return any((node := grad_fn(one)) is not None and node.name() != HANDED_OVER for one in tensors)
+        tensors = [one for one in self.memory(call) if isinstance(one, torch.Tensor)]
+        nodes = [grad_fn(one._base if one._is_view() and one._base is not None else one) for one in tensors]
+        return any(node is not None and node.name() != HANDED_OVER for node in nodes)
 
     def _state(self, call: ProgramCall) -> State:
         return State.of(self._function, self._copier.captured, self.leaves(call), self._copier.leaves)
@@ -376,7 +379,7 @@ class ProgramCopy:
         elif not self._program.continued:
             with torch.no_grad():
                 for tensor, value in self._initial or ():
-                    if tensor.shape == value.shape:
+                    if tensor.shape == value.shape and not repeats_elements(tensor):
                         tensor.copy_(value)
         for leaf in state.differentiable.values():
             leaf.grad = None

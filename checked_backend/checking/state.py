@@ -22,7 +22,7 @@ class State:
     Attributes:
         inputs: Leaves of the arguments and of captured values; not only tensors.
         attributes: Other tensors that modules hold as plain attributes.
-        differentiable: Leaves whose gradients are wanted.
+        differentiable: Leaves whose gradients are wanted; one may stand for several views.
     """
 
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -55,11 +55,13 @@ class State:
             else:
                 taken = state.inputs.get(name, leaf) is not leaf
                 state.inputs[f"{name} (not the argument)" if taken else name] = leaf
+        sources: dict[object, tuple[torch.Tensor, list[str]]] = {}
         for name, leaf in state.inputs.items():
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 source = histories.get(id(leaf), leaf)
                 if source.is_leaf:
-                    state.differentiable.setdefault(name, source)
+                    sources.setdefault(name if source is leaf else id(source), (source, []))[1].append(name)
+        state.differentiable = {", ".join(names): source for source, names in sources.values()}
         known = {id(tensor) for tensor in state.differentiable.values()}
         for name, tensor in state.parameters.items():
             if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:

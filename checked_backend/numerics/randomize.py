@@ -63,8 +63,11 @@ def randomize_tensors(tensors: Sequence[torch.Tensor], seed: int = 0) -> list[to
             continue  # one dtype's numbers are another's bits
         memory = _fresh_memory(views, generator)
         if memory is not None:
-            for place in places:
-                result[place] = _on(memory, tensors[place])
+            owners = {id(view._base) for view in views if view._is_view()}
+            for place in sorted(places, key=lambda place: id(tensors[place]) not in owners):
+                is_base = id(tensors[place]) in owners
+                result[place] = _on(memory, tensors[place], related=len(places) > 1 and not is_base)
+                memory = result[place] if is_base else memory
     return result
 
 
@@ -127,10 +130,14 @@ def _new_floats(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor |
     return torch.where(data, fresh, wide).to(old.dtype)
 
 
-def _on(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view of other memory, otherwise like a given tensor."""
-    fresh = torch.empty(0, dtype=like.dtype, device=like.device)
-    fresh.set_(memory.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+def _on(memory: torch.Tensor, like: torch.Tensor, *, related: bool) -> torch.Tensor:
+    """A tensor in other memory, otherwise like a given one; if they are related, a view, whose writes count there."""
+    if related and not like.requires_grad:
+        with torch.enable_grad():  # a view that is made without may not be written to with
+            fresh = memory.as_strided(like.size(), like.stride(), like.storage_offset())
+    else:
+        fresh = torch.empty(0, dtype=like.dtype, device=like.device)
+        fresh.set_(memory.untyped_storage(), like.storage_offset(), like.size(), like.stride())
     if like.is_conj():
         fresh = fresh.conj()
     if like.is_neg():

@@ -29,6 +29,7 @@ from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.eager import NOT_CONTINUED, eager_outputs
 from checked_backend.regions.execution import Call
+from checked_backend.regions.gradient_gate import copied_edge
 from checked_backend.regions.graph_info import GraphInfo
 from checked_backend.regions.health import HEALTH, Health, RegionHealth
 from checked_backend.regions.memory_pressure import MemoryPressure
@@ -148,8 +149,10 @@ class BackwardCheck(BackwardObserver):
             eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
         check._has_outside_edges = bool(watch.outside_edges)
-        written = [args[place] for place in call.inputs.mutated]
-        check._writes_to_view = any(value.requires_grad and value._is_view() for value in written)
+        views = [args[place] for place in call.inputs.mutated if args[place].requires_grad and args[place]._is_view()]
+        check._writes_to_view = any(
+            copied_edge(view, record.since) is None and not any(view._base is arg for arg in args) for view in views
+        )
         if watch.outside_edges:
             reason = "a gradient leaves the region to a tensor that is no input of it (a common base of inputs)"
             checks.reporter.skip(Skip("gradients of inputs that are views of one tensor", reason, matters=True))

@@ -88,9 +88,9 @@ def find_sites(
         The nodes that need hooks, all nodes of the region, and the number of edges that leave it elsewhere.
     """
     results: dict[Edge, Result] = {}
-    copied = {edge for value in mutated.values() if (edge := _copied_edge(value, since)) is not None}
+    copied = {edge for value in mutated.values() if (edge := copied_edge(value, since)) is not None}
     for result, value in results_of(outputs, mutated).items():
-        edge = _copied_edge(value, since)
+        edge = copied_edge(value, since)
         if edge not in copied:
             edge = _edge(value)
         elif result[0] == "output":
@@ -146,7 +146,7 @@ def _edge(value: Any) -> Edge | None:
     return None if edge is None else (edge.node, edge.output_nr)
 
 
-def _copied_edge(value: Any, since: int) -> Edge | None:
+def copied_edge(value: Any, since: int) -> Edge | None:
     """The place where the gradient of what AOT autograd copied to a view arrives, also if it does not pass the view.
 
     The view's base knows the copy too. Both lead to it.

@@ -252,8 +252,9 @@ class Inputs:
             with torch.enable_grad():
                 bare[position] = _recorded_copy(leaf) if position in self.mutated else leaf
         for base, views in self.views:
-            if views[0] not in self.marked:
-                _relate(bare, base, views, recorded=views[0] in self.entangled)
+            recorded = views[0] in self.entangled
+            if recorded or not bare[views[0]].requires_grad:
+                _relate(bare, base, views, recorded=recorded)
         for position, last in self.given_again.items():
             bare[position] = bare[last]
         return bare, leaves
@@ -345,9 +346,9 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if type(tensor) is not torch.Tensor or tensor.is_inference() or not tensor._is_view() or tensor._base is None:
         return None
     base = tensor._base
-    alike = type(base) in PLAIN and base.dtype is tensor.dtype and tensor.layout is torch.strided
+    alike = type(base) in PLAIN and base.dtype is tensor.dtype and tensor.requires_grad == base.requires_grad
     waits = any(one.is_conj() or one.is_neg() for one in (tensor, base))
-    return base if alike and tensor.requires_grad == base.requires_grad and not waits else None
+    return base if alike and not waits and storage_key(base) == storage_key(tensor) is not None else None
 
 
 def _views_of_one(tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[int | None, list[int]], ...]:

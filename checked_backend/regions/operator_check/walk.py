@@ -126,15 +126,21 @@ class Walk:
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
     def _sharing_memory(self) -> dict[fx.Node, dict[fx.Node, torch.Tensor]]:
-        """The inputs that share memory with others, with their values and those of these others."""
+        """The inputs in memory that others share and the graph writes to, with their values and those of the others."""
+        targets = [recorded_value(target) for node in self._units.order if (target := written_by(node)) is not None]
+        written = {storage_key(target) for target in targets if isinstance(target, torch.Tensor)}
         inputs = {
             node: value
-            for node, value in zip(self._inputs, self._probed.inputs, strict=True)
-            if type(value) is torch.Tensor and storage_key(value) is not None and not repeats_elements(value)
+            for place, (node, value) in enumerate(zip(self._inputs, self._probed.inputs, strict=True))
+            if type(value) is torch.Tensor and place not in self._probed.wanted
         }
-        keys = {node: (storage_key(value), value.dtype) for node, value in inputs.items()}
+        keys = {node: key for node, value in inputs.items() if (key := storage_key(value)) is not None}
         groups = {node: {one: inputs[one] for one in keys if keys[one] == keys[node]} for node in keys}
-        return {node: group for node, group in groups.items() if len(group) > 1}
+        return {
+            node: group
+            for node, group in groups.items()
+            if len(group) > 1 and not written.isdisjoint(storage_key(recorded_value(one)) for one in group)
+        }
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
         """A mode for float64. With a seed, it rounds as float32 does inside of operators."""
@@ -203,7 +209,11 @@ class Walk:
 
     def _input(self, node: fx.Node) -> None:
         if (group := self._together.get(node)) is not None:
+            apart = len({value.dtype for value in group.values()}) > 1 or any(map(repeats_elements, group.values()))
             for lane in self._lanes:
+                if apart:
+                    lane.values |= dict.fromkeys(group, Missing("it shares memory with another input in another way"))
+                    continue
                 values = copy_values([*group.values()])
                 lane.values.update(zip(group, to_float64(values) if lane.wide else values, strict=True))
             return
@@ -343,9 +353,9 @@ class Walk:
     def _share(self, owner: fx.Node) -> None:
         """Let inputs that share memory with one that was written to do so again."""
         group = self._together.get(owner, {})
-        for lane in self._lanes if group else ():
+        for lane in self._lanes:
             values = {one: lane.values[one] for one in group if isinstance(lane.values.get(one), torch.Tensor)}
-            if owner not in values:
+            if len(values) < 2 or owner not in values:
                 continue
             size = group[owner].untyped_storage().nbytes() // group[owner].itemsize
             memory = values[owner].new_zeros(size)
