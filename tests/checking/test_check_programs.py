@@ -422,6 +422,44 @@ def test_a_training_step_may_return_its_loss_with_its_history() -> None:
     report = cb.check(step, (batch(3),), compiler=faults.scaled_gradient("net.weight", "aot"))
     assert found(report) == {("logic", "grad[weight]")}
 
+    def returns_more(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        more = (x * net.bias.sum()).sin()  # the gradient of this is not known
+        return step(x), more
+
+    assert cb.check(returns_more, (batch(3),), compiler="aot_eager").verdict is cb.Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("names", [("q", "k"), ("rows", "k")])
+def test_views_of_one_tensor_have_its_gradient(names: tuple[str, str]) -> None:
+    def product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q * k.sin()
+
+    rows = torch.randn(2, 3, requires_grad=True) * 1
+    args = tuple({"q": rows[0], "k": rows[1], "rows": rows}[name] for name in names)
+    agreed(cb.check(product, args, compiler="aot_eager"), gradients=2)
+    assert {subject for _, subject in found(cb.check(product, args, compiler=faults.scaled_gradient("k")))} == {
+        "grad[k]"
+    }
+
+
+class Expanded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1).expand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+def test_fresh_data_keeps_views_and_expanded_buffers() -> None:
+    def moved(rows: torch.Tensor, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        row.add_(x)
+        return rows.sum(0)
+
+    rows = torch.randn(2, 3)
+    agreed(cb.check(moved, (rows, rows[0], torch.randn(3)), compiler="aot_eager", vary_data=True))
+    agreed(cb.check(Expanded(), (batch(3),), compiler="aot_eager", vary_data=True))
+
 
 @pytest.mark.more
 def test_each_call_begins_with_the_gradients_that_there_were() -> None:

@@ -155,6 +155,33 @@ def test_gradients_of_views_of_one_tensor_are_not_compared_and_accuse_nobody(
     assert "grad[w]" in {subject for _, subject in found(audit(program, faults.scaled_gradient("w")))}
 
 
+def test_views_that_nothing_is_written_to_are_leaves_where_effects_are_unknown() -> None:
+    def body(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cond(w.sum() > 0, torch.sin, torch.cos, (w,)) + a * b.sin()
+
+    def program(compile_: Compile) -> None:
+        rows = torch.randn(3, 4, requires_grad=True) * 1
+        compile_(body)(rows[0], rows[2], torch.randn(4, requires_grad=True)).sum().backward()
+
+    for report in clean_reports(program):
+        assert report.coverage.checked["gradients"] == 3
+
+
+def test_a_view_whose_data_was_swapped_is_none() -> None:
+    def written(v: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        v.add_(1)
+        u.mul_(2)
+        return v.sin() + u
+
+    def program(compile_: Compile) -> None:
+        base = torch.randn(3, 4)
+        v, u = base[1], base[2]
+        u.data = torch.randn(4)
+        compile_(written)(v, u)
+
+    clean_reports(program)
+
+
 @pytest.mark.parametrize("word", ["add_", "mul_", "copy_"])
 def test_a_gradient_that_comes_through_a_base_that_is_no_input_accuses_nobody(word: str) -> None:
     """It is not seen, but by AOT autograd, which copies what it writes."""

@@ -262,6 +262,39 @@ def test_inputs_that_share_memory_see_what_is_written_to_one_another(
     assert finding.detail in ("logic.this_dtype", "precision.operator", "precision")
 
 
+def test_inputs_that_share_memory_in_another_way_are_left_out() -> None:
+    def halved(rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        rows.mul_(0.5)
+        return other + 1
+
+    def bits(rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(torch.int16)
+
+    def repeated(rows: torch.Tensor) -> torch.Tensor:
+        return rows[:1].expand(3, -1)
+
+    for other in (bits, repeated):
+        rows = torch.randn(4, 64, dtype=torch.bfloat16)
+        torch._dynamo.reset()
+        assert agreed(gathered(lambda rows=rows, other=other: checked(halved, "eager")(rows, other(rows))))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_gradients_of_inputs_that_share_memory_are_checked_where_another_one_is_written_to() -> None:
+    def count(a: torch.Tensor, b: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        number.add_(1)
+        return a.exp() * b
+
+    def run(compiler: Any) -> cb.Report:
+        torch._dynamo.reset()
+        rows = torch.randn(2, 256, dtype=torch.bfloat16).requires_grad_() * 1
+        number = torch.zeros(())
+        return gathered(lambda: checked(count, compiler)(rows[0], rows[1], number).sum().backward())
+
+    assert agreed(run("aot_eager"))
+    assert {finding.subject for finding in run(faults.spoiled_gradient("b", times(1.03), "aot")).findings} == {"grad[b]"}
+
+
 def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() -> None:
     def program(x: torch.Tensor, y: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
         distance = F.pairwise_distance(x, x, keepdim=True).reshape(-1)
