@@ -292,7 +292,8 @@ def test_gradients_of_inputs_that_share_memory_are_checked_where_another_one_is_
         return gathered(lambda: checked(count, compiler)(rows[0], rows[1], number).sum().backward())
 
     assert agreed(run("aot_eager"))
-    assert {finding.subject for finding in run(faults.spoiled_gradient("b", times(1.03), "aot")).findings} == {"grad[b]"}
+    [finding] = run(faults.spoiled_gradient("b", times(1.03), "aot")).findings
+    assert finding.subject == "grad[b]"
 
 
 def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() -> None:
