@@ -48,6 +48,9 @@ class _Handover(torch.autograd.Function):
         return gradient, None
 
 
+DEAREST = 8
+"""Views are differentiated through their base if that makes at most this many times the numbers that they have."""
+
 HANDED_OVER = f"{_Handover.__name__}Backward"
 """The name of the autograd node that a copied tensor begins with."""
 
@@ -256,7 +259,10 @@ class Copier:
         keys = {key: storage_key(one) for key, one in held.items()}
         uses = Counter(keys.values())
         del uses[None]
-        self._tensors([one for key, one in held.items() if base_of(one) is not None or uses[keys[key]] > 1])
+        with_grads = {key for key, one in held.items() if one.requires_grad and type(one) is torch.Tensor}
+        self._tensors(
+            [one for key, one in held.items() if key in with_grads or uses[keys[key]] > 1 or base_of(one) is not None]
+        )
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         # a deep copy of a nested tensor has another ragged size, and autograd then refuses it; of a compressed sparse
@@ -278,9 +284,19 @@ class Copier:
 
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
-        bases = [base for tensor in tensors if (base := base_of(tensor)) is not None]
-        uses = Counter(map(id, (*bases, *tensors)))  # the gradient of a single view is its own
-        bases = [base for base in bases if uses[id(base)] > 1 or not base.requires_grad]
+        own_bases = {id(tensor): base_of(tensor) for tensor in tensors}
+        number, read = Counter[int](), Counter[int]()
+        for tensor in {id(one): one for one in tensors}.values():
+            base = own_bases[id(tensor)]
+            key = id(tensor if base is None else base)
+            number[key], read[key] = number[key] + 1, read[key] + tensor.numel()
+        bases = [
+            base
+            for base in own_bases.values()
+            if base is not None
+            # a single view's gradient is its own; of many, each makes one of the base's size
+            and (not base.requires_grad or 1 < number[id(base)] <= DEAREST * read[id(base)] / max(1, base.numel()))
+        ]
         new = list({id(one): one for one in (*bases, *tensors) if id(one) not in self._memo}.values())
         if not new:
             return
@@ -290,7 +306,7 @@ class Copier:
         for tensor, duplicate in zip(new, copies, strict=True):
             if isinstance(tensor, torch.nn.Parameter):
                 duplicate = torch.nn.Parameter(duplicate, requires_grad=tensor.requires_grad)
-            elif (base := self._base_of(tensor, duplicate)) is not None:
+            elif (base := self._copied_base(tensor, duplicate)) is not None:
                 with torch.enable_grad():  # a view that is made without may not be written to with
                     duplicate = base.as_strided(duplicate.shape, duplicate.stride(), duplicate.storage_offset())
                 if tensor.requires_grad:
@@ -311,9 +327,10 @@ class Copier:
             if type(tensor) is not torch.nn.Parameter:
                 self._hook(tensor, duplicate)
 
-    def _base_of(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> torch.Tensor | None:
+    def _copied_base(self, tensor: torch.Tensor, duplicate: torch.Tensor) -> torch.Tensor | None:
         """The copy of what a tensor is a view of, of which its copy must be a view: they count writes together."""
-        base: torch.Tensor | None = self._memo.get(id(base_of(tensor)))
+        own = base_of(tensor)
+        base: torch.Tensor | None = None if own is None else self._memo.get(id(own))
         shares = base is not None and storage_identity(base) == storage_identity(duplicate)
         return base if shares else None
 

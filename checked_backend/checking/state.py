@@ -63,7 +63,7 @@ class State:
                     sources.setdefault(name if source is leaf else id(source), (source, []))[1].append(name)
         state.differentiable = {", ".join(names): source for source, names in sources.values()}
         known = {id(tensor) for tensor in state.differentiable.values()}
-        for name, tensor in state.parameters.items():
+        for name, tensor in (state.parameters | state.attributes).items():
             if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
                 state.differentiable[name] = tensor
         return state

@@ -236,10 +236,10 @@ class BackwardCheck(BackwardObserver):
         """
         if finding.detail != NOT_REPRODUCED.detail:
             return False
-        hooked = bool(self._call.ambient.saved_tensor_hooks)
-        if hooked or self._writes_to_view:
-            self._reporter.skip(Skip(finding.subject, _HOOKED if hooked else _BY_BASE, matters=True))
-        return self._has_outside_edges or hooked or self._writes_to_view
+        reason = _HOOKED if self._call.ambient.saved_tensor_hooks else _BY_BASE if self._writes_to_view else ""
+        if reason:
+            self._reporter.skip(Skip(finding.subject, reason, matters=True))
+        return self._has_outside_edges or bool(reason)
 
     def _inputs_changed(self, passed: BackwardPass) -> Iterator[Finding]:
         before, inputs = passed.begun[1], self._call.inputs

@@ -366,12 +366,13 @@ def _relate(values: list[Any], base: int | None, views: Sequence[int], *, record
 
     If they are ``recorded``, they all have a history.
     """
-    whole, related = values[base if base is not None else views[0]], views
+    related = [*views] if base is None or not recorded else [*views, base]
     with torch.enable_grad():  # a view that is made without may not be written to with
-        if base is None or recorded:
-            related = [*views, *(() if base is None else (base,))]
-            largest = max((values[place] for place in related), key=torch.numel)
-            whole = largest.detach().new_empty(0).set_(largest.untyped_storage())
+        if base is not None and not recorded:
+            whole = values[base]
+        else:
+            largest = max((values[place].detach() for place in related), key=torch.numel)
+            whole = largest.new_empty(0).set_(largest.untyped_storage())
             whole = whole.requires_grad_().clone() if recorded else whole
         for place in related:
             own = values[place]

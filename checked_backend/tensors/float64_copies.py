@@ -120,7 +120,7 @@ def to_float64(values: Sequence[Any]) -> list[Any]:
                 f"such bit casts have no meaning in float64."
             )
         copy = float64_copies.of(tensor)
-        # a view that is made without grad mode may not be written to with it
+        # detached: a view that is made without grad mode may not be written to with it
         copies[id(tensor)] = copy if copy is tensor else copy.detach().requires_grad_(tensor.requires_grad)
     return [copies.get(id(value), value) for value in values]
 

@@ -442,6 +442,25 @@ def test_views_of_one_tensor_have_its_gradient(names: tuple[str, str]) -> None:
     }
 
 
+class Attribute(nn.Module):
+    """A parameter that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.randn(3, requires_grad=True)
+        self.weight.grad = torch.full((3,), 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight.grad is not None
+        return x * self.weight + self.weight.grad
+
+
+def test_a_gradient_of_a_tensor_that_a_module_just_keeps_is_compared() -> None:
+    agreed(cb.check(Attribute(), (batch(3),), compiler="aot_eager"), gradients=1)
+    report = cb.check(Attribute(), (batch(3),), compiler=faults.scaled_gradient("self.weight", "aot"))
+    assert found(report) == {("logic", "grad[self.weight]")}
+
+
 class Expanded(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -134,12 +134,15 @@ class Walk:
             for place, (node, value) in enumerate(zip(self._inputs, self._probed.inputs, strict=True))
             if type(value) is torch.Tensor and place not in self._probed.wanted
         }
-        keys = {node: key for node, value in inputs.items() if (key := storage_key(value)) is not None}
-        groups = {node: {one: inputs[one] for one in keys if keys[one] == keys[node]} for node in keys}
+        groups: dict[int | None, dict[fx.Node, torch.Tensor]] = {}
+        for node, value in inputs.items():
+            groups.setdefault(storage_key(value), {})[node] = value
         return {
             node: group
-            for node, group in groups.items()
-            if len(group) > 1 and not written.isdisjoint(storage_key(recorded_value(one)) for one in group)
+            for key, group in groups.items()
+            if key is not None and len(group) > 1
+            for node in group
+            if not written.isdisjoint(storage_key(recorded_value(one)) for one in group)
         }
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
@@ -359,7 +362,7 @@ class Walk:
                 continue
             size = group[owner].untyped_storage().nbytes() // group[owner].itemsize
             memory = values[owner].new_zeros(size)
-            for one in sorted(values, key=lambda one: one is owner):  # it comes last
+            for one in (*(values.keys() - {owner}), owner):
                 place = group[one].shape, group[one].stride(), group[one].storage_offset()
                 lane.values[one] = memory.as_strided(*place).copy_(values[one])
 
