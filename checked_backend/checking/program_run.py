@@ -192,6 +192,7 @@ class _Pair:
         self._options, self._keep = options, keep
         self._coverage = Coverage()  # coverage of the regions in the latest call
         self._main = 0
+        self._running: ProgramCall | None = None
         self._learned: Comparison | None = None
         self._rounding: Mapping[str, float] = {}
         self._results = Results()
@@ -208,6 +209,13 @@ class _Pair:
 
     def _checked_region(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+            call = self._running
+            if (
+                call is not None
+                and call.varies_gradients
+                and not without_rounding(findings, call, self._rounding, Ledger())
+            ):
+                return findings  # none of them counts
             self._keep(findings)
             return investigate(failure, findings)
 
@@ -239,6 +247,7 @@ class _Pair:
     def _compiled(self, call: ProgramCall, reference: Outcome) -> int:
         """Run a call that eager has run. Returns how many calls of compiled regions were checked."""
         index, run = len(self.calls), self.run
+        self._running = call
         run.results.forget()
         held = None
         if run.program.candidate is not None:  # its caller still holds results
