@@ -192,7 +192,7 @@ class _Pair:
         self._options, self._keep = options, keep
         self._coverage = Coverage()  # coverage of the regions in the latest call
         self._main = 0
-        self._running: ProgramCall | None = None
+        self._running = program.calls[0]
         self._learned: Comparison | None = None
         self._rounding: Mapping[str, float] = {}
         self._results = Results()
@@ -210,11 +210,7 @@ class _Pair:
     def _checked_region(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
             call = self._running
-            if (
-                call is not None
-                and call.varies_gradients
-                and not without_rounding(findings, call, self._rounding, Ledger())
-            ):
+            if call.varies_gradients and not without_rounding(findings, call, self._rounding, Ledger()):
                 return findings  # none of them counts
             self._keep(findings)
             return investigate(failure, findings)

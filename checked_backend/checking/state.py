@@ -65,7 +65,7 @@ class State:
         known = {id(tensor) for tensor in state.differentiable.values()}
         for name, tensor in (state.parameters | state.attributes).items():
             if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
-                state.differentiable[name] = tensor
+                state.differentiable[f"self.{name}" if name in state.differentiable else name] = tensor
         return state
 
     def _add_module(self, module: torch.nn.Module, prefix: str) -> None:

@@ -450,13 +450,13 @@ class Attribute(nn.Module):
         self.weight = torch.randn(3, requires_grad=True)
         self.weight.grad = torch.full((3,), 2.0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
         assert self.weight.grad is not None
-        return x * self.weight + self.weight.grad
+        return weight * self.weight + self.weight.grad
 
 
 def test_a_gradient_of_a_tensor_that_a_module_just_keeps_is_compared() -> None:
-    agreed(cb.check(Attribute(), (batch(3),), compiler="aot_eager"), gradients=1)
+    agreed(cb.check(Attribute(), (batch(3, grad=True),), compiler="aot_eager"), gradients=2)
     report = cb.check(Attribute(), (batch(3),), compiler=faults.scaled_gradient("self.weight", "aot"))
     assert found(report) == {("logic", "grad[self.weight]")}
 
