@@ -184,7 +184,7 @@ class Copier:
             elif self.wide and isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fc" and id(leaf) not in self._memo:
                 self._remember(leaf, leaf.astype(np.result_type(leaf.dtype, np.float64)))
         for module in _modules(value):
-            self._detached_attributes(module)
+            self._tensors_of_module(module)
         copied = copy.deepcopy(value, self._memo)
         parameters = [parameter for module in _modules(value) for parameter in module.parameters()]
         for parameter in parameters:
@@ -240,7 +240,7 @@ class Copier:
         for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
             duplicate.register_post_accumulate_grad_hook(self._held(hook, "hook", quiet=True))
 
-    def _detached_attributes(self, module: torch.nn.Module) -> None:
+    def _tensors_of_module(self, module: torch.nn.Module) -> None:
         """Tensors that a module keeps and deepcopy refuses, or copies otherwise than views of one another."""
         held: dict[int, torch.Tensor] = {}
         for child in module.modules():
