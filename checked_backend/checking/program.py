@@ -102,6 +102,7 @@ class Outcome:
         unreached: Leaves that eager's backward pass reaches and whose gradients are not in `gradients`.
         evaluations: How often the function ran: an optimizer may ask for its loss several times.
         settings: The process's settings before and after the call.
+        runs_backward: Whether the program itself has been through the history of its loss, as a training step.
     """
 
     subjects: dict[str, Any] = field(default_factory=dict)
@@ -115,12 +116,12 @@ class Outcome:
     settings: tuple[ProcessState, ProcessState] | None = None
     error: Exception | None = None
     backward_error: Exception | None = None
+    runs_backward: bool = False
 
     @property
     def is_differentiable(self) -> bool:
         """Whether results have a history, and not that of a loss which the program itself has been through."""
-        count = len(roots_of(self.outputs, refusing=False))
-        return count > 1 or (count == 1 and _AGAIN not in str(self.backward_error))
+        return len(roots_of(self.outputs, refusing=False)) > int(self.runs_backward)
 
     @property
     def is_last(self) -> bool:
@@ -294,6 +295,7 @@ class ProgramCopy:
         self.rng = program.rng
         self._grads: dict[int, tuple[torch.Tensor, int]] = {}
         self._left: ProcessState | None = None
+        self._runs_backward = False
         self._evaluations = 0
 
     def leaves(self, call: ProgramCall) -> list[tuple[str, Any]]:
@@ -485,6 +487,9 @@ class ProgramCopy:
                 except Exception as error:  # the program's own: compared with the other run's
                     _raise_if_ours(error)
                     outcome.backward_error = error
+                    again = _AGAIN in str(error)
+                    self._runs_backward = again and (not number or self._runs_backward)  # later, state may bring it
+                    outcome.runs_backward = self._runs_backward
                     if outcome.is_differentiable:
                         return loss
                     wanted = {}

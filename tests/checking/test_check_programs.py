@@ -429,6 +429,24 @@ def test_a_training_step_may_return_its_loss_with_its_history() -> None:
     assert cb.check(returns_more, (batch(3),), compiler="aot_eager").verdict is cb.Verdict.INCONCLUSIVE
 
 
+class Recurrent(nn.Module):
+    """Keeps its state with its history, which the second step would go through again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.state = nn.Linear(3, 3), torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = self.cell(x + self.state).tanh()
+        return self.state.sum()
+
+
+def test_a_step_that_cannot_be_differentiated_is_no_pass() -> None:
+    report = cb.check(Recurrent(), (batch(3),), compiler="aot_eager", iterations=2)
+    assert report.verdict is not cb.Verdict.PASS
+    assert "Trying to backward through the graph a second time" in str(report)
+
+
 @pytest.mark.parametrize("names", [("q", "k"), ("rows", "k")])
 def test_views_of_one_tensor_have_its_gradient(names: tuple[str, str]) -> None:
     def product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

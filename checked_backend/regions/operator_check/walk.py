@@ -212,13 +212,15 @@ class Walk:
 
     def _input(self, node: fx.Node) -> None:
         if (group := self._together.get(node)) is not None:
-            apart = len({value.dtype for value in group.values()}) > 1 or any(map(repeats_elements, group.values()))
+            values = [*group.values()]
+            waits = any(value.is_neg() or value.is_conj() for value in values)
+            apart = waits or len({value.dtype for value in values}) > 1 or any(map(repeats_elements, values))
             for lane in self._lanes:
                 if apart:
                     lane.values |= dict.fromkeys(group, Missing("it shares memory with another input in another way"))
                     continue
-                values = copy_values([*group.values()])
-                lane.values.update(zip(group, to_float64(values) if lane.wide else values, strict=True))
+                copies = copy_values(values)
+                lane.values.update(zip(group, to_float64(copies) if lane.wide else copies, strict=True))
             return
         place = self._inputs.index(node)
         value, wanted = self._probed.inputs[place], place in self._probed.wanted
