@@ -243,7 +243,6 @@ class CallComparison:
         with self._lock:
             self._comparisons[backward] += 1
             number = self._comparisons[backward]
-            # the float64 twin answers for fewer and fewer calls: 1, 2, 4, 8, ...
             recheck = is_recheck(call.check.number or number)
             known = {} if recheck and self._short[backward] else dict(self._scales)
         try:
@@ -300,7 +299,7 @@ class CallComparison:
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:
             for name, scale in decisions.scales.items():
-                self._scales[name] = scale if decisions.recheck else scale.widened(self._scales.get(name))
+                self._scales[name] = scale.widened(self._scales.get(name))
         self._reporter.count({"tensors": decisions.compared})
         self._reporter.limits(decisions.limits, decisions.own_precision_limits)
         for skip in decisions.skips:

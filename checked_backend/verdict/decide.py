@@ -3,7 +3,8 @@
 A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. In a
 region that computes in half precision, equal bits settle a tensor only after its float64 twin has been compared:
 rounding to half precision hides errors of a thousandth, and with some inputs hides them altogether. The twin is
-compiled once for each region, at its first checked call. At a recheck it is asked again about what is not settled.
+compiled once for each region, at its first checked call. At a recheck it is asked again about a tensor that differs by
+more than another draw of the known noise may.
 """
 
 from __future__ import annotations
@@ -89,14 +90,14 @@ def decide(
         thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
-        recheck: Settle only what is within the known noise as it is, and run the twin also for tensors decided in
-            earlier calls. Otherwise two draws from one noise may differ.
+        recheck: Settle only what is within the known noise as it is. Otherwise two draws from one noise may differ.
         signs: Compare the signs of zeros too.
     """
     decisions = Decisions(recheck=recheck)
     runs = cache(lambda: Runs(runner(), decisions))
     cases: list[Evidence] = []
-    slack = 1.0 if recheck else thresholds.DRAW_FACTOR
+    held_against_twin: set[str] = set()
+    slack = 1.0 + 2.0**-20 if recheck else thresholds.DRAW_FACTOR  # scales are ratios, and these are rounded
     for pair, glance in zip(pairs, _glances(pairs), strict=True):
         scale = known.get(pair.name)
         try:
@@ -107,12 +108,14 @@ def decide(
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
         decisions.compared += 1
+        another_draw = glance is not None and scale is not None and scale.covers(glance, slack=thresholds.DRAW_FACTOR)
+        # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
+        if scale is not None and scale.settles and scale.sizes is None and (another_draw or not recheck):
+            held_against_twin.add(pair.name)
         if metrics is not None:
             cases.append(Evidence.of(pair, metrics, low_precision=low_precision))
     if cases:
-        # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
-        asked = {name for name, scale in known.items() if scale.settles and scale.sizes is None and not recheck}
-        context = Context(cases, runs(), decisions, frozenset(asked), thorough=thorough)
+        context = Context(cases, runs(), decisions, frozenset(held_against_twin), thorough=thorough)
         for step in STEPS:
             step(context)
         decisions.short_of_memory = bool(runs().short_of_memory)

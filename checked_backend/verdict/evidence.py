@@ -44,7 +44,7 @@ class Evidence:
         float64_envelope_large: The distance of further runs, made if the twin is outside of the first ones.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
-        twin_is_equal: Whether all of the twin's values are eager's in float64, so that their noise does not matter.
+        twin_is_equal: Whether the twin's values are eager's in float64, so that their noise does not matter.
         not_reproduced: Whether the candidate gave this value in the checked call, and never again.
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
@@ -312,7 +312,8 @@ class Context:
     """The tensors of one check that one look did not settle, and everything the steps ask and decide about them.
 
     Attributes:
-        known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little.
+        known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little; at a
+            recheck, those that differ by no more than another draw of that noise may.
         thorough: Run the float64 twin for every difference.
         repeated: Eager's values when it ran again; None if it could not be run.
     """

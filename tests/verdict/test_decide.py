@@ -108,6 +108,8 @@ def test_float64_tells_what_large_noise_hides(noise: float) -> None:
     decisions = decided(right, exact() * 1.1, thorough=False)
     assert (decisions.findings, decisions.skips) == ([], [])
     assert decisions.limits["output[0]"] < 1e-9 * 1.01
+    assert "float64_noise" in wrong.asked
+    assert "float64_noise" not in right.asked  # its twin needs no noise to be explained
 
 
 @pytest.mark.parametrize("lost", ["twin", "float64"])
@@ -187,15 +189,25 @@ def test_twin_is_asked_again_where_nothing_is_known() -> None:
     assert finding.kind is Kind.LOGIC
 
 
-@pytest.mark.parametrize(("times", "settled"), [(0.9, (True, True)), (1.5, (False, True)), (5.0, (False, False))])
-def test_a_recheck_settles_what_is_within_the_noise_as_it_is(times: float, settled: tuple[bool, bool]) -> None:
-    known = decided(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
+@pytest.mark.parametrize(
+    ("times", "recheck", "runs", "twin"),
+    [
+        (0.9, True, 0, False),
+        (1.5, False, 0, False),
+        (1.5, True, 1, False),  # another draw of the same noise
+        (4.2, False, 1, False),
+        (4.2, True, thresholds.FIRST_RUNS, True),
+    ],
+)
+def test_a_recheck_settles_what_is_within_the_noise_as_it_is(
+    times: float, recheck: bool, runs: int, twin: bool
+) -> None:
+    known = decided(Scripted(torch.float32, exact(), exact, noise=noisy(1e-5)), exact() * (1 + 1e-6)).scales
     candidate = exact() * (1 + times * known["output[0]"].rms)
-    pair = TensorPair("output[0]", "output[0]", exact(), candidate)
-    for recheck, expected in zip((True, False), settled, strict=True):
-        asked = Scripted(torch.bfloat16, exact(), exact)
-        decide([pair], lambda asked=asked: asked, known, low_precision=True, recheck=recheck)
-        assert bool(asked.asked) is not expected
+    controls = Scripted(torch.float32, exact(), exact, noise=noisy(1e-5))
+    pair = TensorPair("output[0]", "output[0]", exact().float(), candidate.float())
+    decide([pair], lambda: controls, known, thorough=True, recheck=recheck)
+    assert (controls.asked.get("monte_carlo", 0), "twin" in controls.asked) == (runs, twin)
 
 
 # eager that does not repeat itself
