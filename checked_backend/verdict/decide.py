@@ -108,10 +108,11 @@ def decide(
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
             continue
         decisions.compared += 1
-        another_draw = glance is not None and scale is not None and scale.covers(glance, slack=thresholds.DRAW_FACTOR)
         # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
-        if scale is not None and scale.settles and scale.sizes is None and (another_draw or not recheck):
-            held_against_twin.add(pair.name)
+        if scale is not None and scale.settles and scale.sizes is None:
+            another_draw = glance is not None and scale.covers(glance, slack=thresholds.DRAW_FACTOR)
+            if not recheck or (another_draw and not thorough):
+                held_against_twin.add(pair.name)
         if metrics is not None:
             cases.append(Evidence.of(pair, metrics, low_precision=low_precision))
     if cases:

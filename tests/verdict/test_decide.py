@@ -202,12 +202,15 @@ def test_twin_is_asked_again_where_nothing_is_known() -> None:
 def test_a_recheck_settles_what_is_within_the_noise_as_it_is(
     times: float, recheck: bool, runs: int, twin: bool
 ) -> None:
-    known = decided(Scripted(torch.float32, exact(), exact, noise=noisy(1e-5)), exact() * (1 + 1e-6)).scales
+    known = decided(Scripted(torch.float32, exact(), exact, noise=noisy(1e-4)), exact() * (1 + 1e-5)).scales
     candidate = exact() * (1 + times * known["output[0]"].rms)
-    controls = Scripted(torch.float32, exact(), exact, noise=noisy(1e-5))
+    controls = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
     pair = TensorPair("output[0]", "output[0]", exact().float(), candidate.float())
-    decide([pair], lambda: controls, known, thorough=True, recheck=recheck)
+    decide([pair], lambda: controls, known, recheck=recheck)
     assert (controls.asked.get("monte_carlo", 0), "twin" in controls.asked) == (runs, twin)
+    thorough = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
+    decide([pair], lambda: thorough, known, thorough=True, recheck=recheck)
+    assert ("twin" in thorough.asked) == (recheck and times > 1)
 
 
 # eager that does not repeat itself
