@@ -1,10 +1,11 @@
 """What a rechecked call costs beside a steady checked one, for growing models.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/bench_recheck.py [--millions 2 10 40]
+    OMP_NUM_THREADS=1 python tests/benchmarks/bench_recheck.py [--millions 2 10 40] [--autocast]
 
-Four linear layers with GELU, forward and backward, float32, Inductor. Call 1 is compared with noise, calls 2, 4, 8 and
-16 with the scales that it found, and the others with four times as much. Times are of one run: the ratio of the 2nd and
-the 16th call to the median of the calls around the latter. Peak memory is the process's, in units of the weights.
+Four linear layers with GELU, forward and backward, float32 or under autocast to bfloat16, Inductor, new data in each
+call. Call 1 is compared with noise, calls 2, 4, 8 and 16 with the scales that it found, and the others with four times
+as much. Times are of one run: the ratio of the 2nd and the 16th call to the median of the calls around the latter. Peak
+memory is the process's, in units of the weights.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ import checked_backend as cb
 RECHECKED = 16
 
 
-def seconds_of_calls(millions: float) -> list[float]:
+def seconds_of_calls(millions: float, *, autocast: bool) -> list[float]:
     """The seconds of each training step of a fresh model with so many million parameters."""
     torch.compiler.reset()
     width = round(math.sqrt(millions * 1e6 / 4))
     layers = [layer for _ in range(4) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
-    model, x = torch.nn.Sequential(*layers), torch.randn(64, width)
+    model = torch.nn.Sequential(*layers)
     compiled = torch.compile(model, backend="numcheck", options={"localize": False})
     seconds = []
     with cb.collect(closing=False):
         for _ in range(RECHECKED + 1):
             model.zero_grad()
+            x = torch.randn(64, width)
             began = time.perf_counter()
-            compiled(x).sum().backward()
+            with torch.autocast("cpu", enabled=autocast):
+                y = compiled(x)
+            y.float().sum().backward()
             seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -44,12 +48,13 @@ def seconds_of_calls(millions: float) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, nargs="+", default=[2, 10, 40])
-    sizes = sorted(parser.parse_args().millions)
+    parser.add_argument("--autocast", action="store_true")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     compared = "call 2 / steady", f"call {RECHECKED} / steady"
     table = Table("parameters, millions", "call 1, s", "steady, s", *compared, "peak memory")
-    for millions in sizes:
-        seconds = seconds_of_calls(millions)
+    for millions in sorted(asked.millions):
+        seconds = seconds_of_calls(millions, autocast=asked.autocast)
         steady = statistics.median([*seconds[8 : RECHECKED - 1], seconds[RECHECKED]])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / (millions * 4e6)
         cells = seconds[0], steady, seconds[1] / steady, seconds[RECHECKED - 1] / steady, peak
