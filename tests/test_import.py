@@ -59,8 +59,7 @@ def exists(module: str) -> bool:
 def test_names_resolve(name: str) -> None:
     if not exists(HOMES[name]):
         pytest.skip(f"{HOMES[name]} is not there yet")
-    value = getattr(checked_backend, name)
-    assert value is getattr(sys.modules[HOMES[name]], name)
+    assert getattr(checked_backend, name) is getattr(sys.modules[HOMES[name]], name)
 
 
 def test_no_submodule_hides_a_public_name() -> None:

@@ -121,8 +121,7 @@ def test_environment_is_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     options = parse_options(CheckOptions, "numcheck", {})
     assert options.ignore == ("structure.stride", "alias")
     assert options.gradients is False
-    assert options.compiler_options == {"max_autotune": True}
-    assert options.report_dir == tmp_path
+    assert (options.compiler_options, options.report_dir) == ({"max_autotune": True}, tmp_path)
 
 
 def test_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 import checked_backend as cb
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.errors import DivergenceWarning
+from tests.support import faults
 from tests.support.faults import forgets_to_count
 from tests.support.region_tools import agreed, as_the_engine
 
@@ -89,8 +90,7 @@ def test_a_module_with_changing_buffers() -> None:
     twin.load_state_dict(module.state_dict())
     x = torch.randn(5, 4)
     with cb.collect() as session:
-        compiled = aot_module(module, aot.checked("nop"))
-        compiled(x).square().sum().backward()
+        aot_module(module, aot.checked("nop"))(x).square().sum().backward()
     aot_module(twin, aot.nop)(x).square().sum().backward()
     assert session.report.verdict is cb.Verdict.PASS, str(session.report)
     assert all(map(torch.equal, module.state_dict().values(), twin.state_dict().values()))
@@ -132,27 +132,22 @@ def test_views_of_inputs_are_for_aot_autograd_to_differentiate(entry: str) -> No
 
 
 def test_a_wrong_saved_activation_is_called_so() -> None:
-    def spoil(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        def run(*args: Any) -> Any:
-            out = list(gm.forward(*args))
-            return [*out[:-1], out[-1] + 1]
-
-        return run
+    @faults.runs
+    def spoil(forward: Callable[..., Any], *args: Any) -> Any:
+        out = list(forward(*args))
+        return [*out[:-1], out[-1] + 1]
 
     with pytest.raises(cb.DivergenceError) as caught:
         train(aot_function(lambda x: x.exp() * 2, aot.checked(spoil)), torch.randn(3, requires_grad=True))
     (finding,) = caught.value.report.findings
-    assert finding.subject == "saved[detach]"
-    assert finding.graph == "forward"
+    assert (finding.subject, finding.graph) == ("saved[detach]", "forward")
 
 
 def test_strides_of_what_is_saved_are_the_compilers_to_choose() -> None:
-    def relayout(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        def run(*args: Any) -> Any:
-            out = list(gm.forward(*args))
-            return [*out[:-1], out[-1].t().contiguous().t()]
-
-        return run
+    @faults.runs
+    def relayout(forward: Callable[..., Any], *args: Any) -> Any:
+        out = list(forward(*args))
+        return [*out[:-1], out[-1].t().contiguous().t()]
 
     x = torch.randn(3, 4, requires_grad=True)
     with cb.collect() as session:

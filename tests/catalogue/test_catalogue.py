@@ -39,8 +39,7 @@ def test_the_page_shows_all_of_them(tmp_path: Path) -> None:
 
 
 def test_a_page_escapes_what_entries_say() -> None:
-    entry = replace(ENTRIES[0], name="<b>bold</b>")
-    assert "<b>bold" not in render_page([entry])
+    assert "<b>bold" not in render_page([replace(ENTRIES[0], name="<b>bold</b>")])
 
 
 @pytest.mark.parametrize(

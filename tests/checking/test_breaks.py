@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 import checked_backend as cb
 from tests.support.check_tools import Counting, agreed, batch, skips
 from tests.support.raising import raising
-from tests.support.region_tools import checked
+from tests.support.region_tools import checked, gathered
 
 
 def number_of_elements(x: torch.Tensor) -> int:
@@ -101,26 +101,20 @@ def test_what_is_disabled_is_not_compiled_and_does_not_pass(function: Callable[.
 
 
 def test_what_the_user_compiles_all_the_same_is_compiled() -> None:
-    report = agreed(cb.check(torch.compile(left_out), (batch(),), compiler="eager"))
-    assert len(report.coverage.regions) == 1
+    assert len(agreed(cb.check(torch.compile(left_out), (batch(),), compiler="eager")).coverage.regions) == 1
 
 
 def test_calls_that_ran_in_eager_because_of_the_recompile_limit_do_not_pass() -> None:
-    def program(x: torch.Tensor, number: int) -> torch.Tensor:
-        return x * number
-
+    compiled = checked(lambda x, number: x * number, "eager", dynamic=False)
     with cb.collect() as session:
         with torch._dynamo.config.patch(recompile_limit=2):
-            compiled = checked(program, "eager", dynamic=False)
             for number in range(5):
                 compiled(batch(), number)
         torch._dynamo.reset()
     assert session.report.verdict is cb.Verdict.INCONCLUSIVE
     assert "Dynamo recompile limit exceeded" in skips(session.report)
-    with cb.collect() as session:
-        for number in range(5):
-            compiled(batch(), number)
-    assert session.report.verdict is cb.Verdict.PASS
+    report = gathered(lambda: [compiled(batch(), number) for number in range(5)])
+    assert report.verdict is cb.Verdict.PASS
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=2):  # `check` compiles as often as the program asks for it
         agreed(cb.check(Counting(), (batch(),), compiler="eager", iterations=12))
@@ -138,10 +132,9 @@ def test_a_session_in_which_nothing_was_compiled_says_why() -> None:
 
 
 def test_an_error_that_dynamo_hides_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = raising(RuntimeError("inside of Dynamo"))
     with torch._dynamo.config.patch(suppress_errors=True), monkeypatch.context() as patch:
-        patch.setattr(
-            "torch._dynamo.symbolic_convert.InstructionTranslator.run", raising(RuntimeError("inside of Dynamo"))
-        )
+        patch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", inside)
         report = cb.check(lambda x: x.sin(), (batch(),), compiler="eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "suppress_errors" in skips(report)
@@ -175,8 +168,7 @@ def test_a_graph_break_between_two_regions_is_a_note() -> None:
 
 def test_many_graph_breaks_are_cut_short() -> None:
     def program(x: torch.Tensor) -> Any:
-        found = [x.sum().item(), x.tolist(), torch.argwhere(x), torch.allclose(x, x), torch.unique(x)]
-        return found, x.sin()
+        return [x.sum().item(), x.tolist(), torch.argwhere(x), torch.allclose(x, x), torch.unique(x)], x.sin()
 
     (note,) = cb.check(program, (batch(2, 2),), compiler="eager").coverage.notes
     assert note.endswith("more")
@@ -191,15 +183,12 @@ def test_an_error_that_dynamo_hides_in_one_of_several_functions_is_no_pass(monke
             raise RuntimeError("inside of Dynamo")
         return original(translator)
 
-    def first(x: torch.Tensor) -> torch.Tensor:
-        return x.sin()
-
     def second(x: torch.Tensor) -> torch.Tensor:
         return x.cos()
 
     monkeypatch.setattr("torch._dynamo.symbolic_convert.InstructionTranslator.run", run)
     with torch._dynamo.config.patch(suppress_errors=True), cb.collect() as session:
-        for function in (first, second):
+        for function in (lambda x: x.sin(), second):
             checked(function, "eager")(batch())
     assert len(session.report.coverage.regions) == 1
     assert session.report.verdict is cb.Verdict.INCONCLUSIVE

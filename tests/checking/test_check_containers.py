@@ -44,18 +44,13 @@ def an_object(x: torch.Tensor) -> Holder:
 )
 def test_results_in_containers_are_compared(function: Callable[..., Any], wrong_at: int, subject: str) -> None:
     agreed(cb.check(function, (batch(3, grad=True),), compiler="aot_eager"), gradients=1)
-    # what goes wrong after the compiled region has returned is named by its place in the result
-    spoiled = cb.check(_spoiled_outside(function), (batch(3, grad=True),), compiler="eager")
-    assert subject in {name for _, name in found(spoiled)}
-
-
-def _spoiled_outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with everything that it returns wrong where it is compiled."""
 
     def spoiled(x: torch.Tensor) -> Any:
         return function(x + 1) if torch.compiler.is_compiling() else function(x)
 
-    return spoiled
+    # what goes wrong after the compiled region has returned is named by its place in the result
+    report = cb.check(spoiled, (batch(3, grad=True),), compiler="eager")
+    assert subject in {name for _, name in found(report)}
 
 
 @pytest.mark.parametrize(
@@ -135,10 +130,7 @@ def test_numbers_and_strings_in_arguments(function: Any, changed: Any, expected:
     agreed(cb.check(function, (changed, batch(3)), compiler="aot_eager"))
     agreed(cb.check(function, (changed, batch(3)), candidate=function))
 
-    def forgets(given: Any, x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    report = cb.check(function, (changed, batch(3)), candidate=forgets)
+    report = cb.check(function, (changed, batch(3)), candidate=lambda given, x: x + 1)
     assert set(found(report)) == expected
     if function is touch:
         assert report.findings[0].message == "its keys are in another order than eager's, from place 0 on"
@@ -146,10 +138,7 @@ def test_numbers_and_strings_in_arguments(function: Any, changed: Any, expected:
 
 
 def test_a_value_that_eager_does_not_repeat_accuses_nobody() -> None:
-    def named(x: torch.Tensor) -> tuple[torch.Tensor, str]:
-        return x + 1, str(uuid4())
-
-    report = cb.check(named, (batch(3),), candidate=lambda x: named(x))
+    report = cb.check(lambda x: (x + 1, str(uuid4())), (batch(3),), candidate=lambda x: (x + 1, str(uuid4())))
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert "output[1]" in {skip.subject for skip in report.coverage.skipped if skip.matters}
 

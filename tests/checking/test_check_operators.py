@@ -21,8 +21,7 @@ def library() -> Iterator[torch.library.Library]:
 
 
 def told_of(function: Any, *args: Any) -> str:
-    report = cb.check(function, args, compiler=COMPILER)
-    return " ".join(report.to_text(verbose=True).split())
+    return " ".join(cb.check(function, args, compiler=COMPILER).to_text(verbose=True).split())
 
 
 def op(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,9 +57,7 @@ def test_a_branch_on_data_is_compiled_anew_and_agrees() -> None:
 
 def test_a_branch_that_tracing_lost_is_found_at_dynamos_level() -> None:
     def branch(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return x * 2
-        return x * 2 if bool(n > 2) else x + 1
+        return x * 2 if torch.compiler.is_compiling() or bool(n > 2) else x + 1
 
     finding = only(cb.check(branch, (batch(4), torch.tensor(3)), compiler="eager", vary_data=True))
     assert finding.evidence["failing_calls"] == "on other values of n"
@@ -71,17 +70,14 @@ def test_data_that_break_a_precondition_are_skipped() -> None:
             raise ValueError("the index must be 3")
         return x[index]
 
-    report = cb.check(picky, (batch(4), torch.tensor(3)), compiler="eager", vary_data=True)
-    agreed(report, program_runs=3)
+    report = agreed(cb.check(picky, (batch(4), torch.tensor(3)), compiler="eager", vary_data=True), program_runs=3)
     assert "on other values of index: eager refuses it: ValueError: the index must be 3" in skips(report)
 
 
 def test_fresh_data_keeps_metadata_and_the_arguments() -> None:
-    x, index, flag = batch(3, 4, grad=True).t(), torch.arange(4), torch.tensor(True)
-    before = x.clone()
-    program = Program(
-        lambda *_: None, [ProgramCall((x, {"index": index}, flag, "name"), {})], RngState.capture(), gradients=False
-    )
+    x = batch(3, 4, grad=True).t()
+    before, given = x.clone(), (x, {"index": torch.arange(4)}, torch.tensor(True), "name")
+    program = Program(lambda *_: None, [ProgramCall(given, {})], RngState.capture(), gradients=False)
     calls = list(fresh_data(program, Ledger()))
     assert len(calls) == 3
     assert calls[0].label == "on fresh data (1)"
@@ -117,11 +113,9 @@ def test_sizes_vary_consistently_and_one_compiled_program_serves_them() -> None:
 
 
 def test_sizes_at_a_guards_boundary_are_tried() -> None:
-    def guarded(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.shape[0] > 9 else x + 1
-
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 10)
-    finding = only(cb.check(guarded, (batch(4, 5),), compiler=wrong, dynamic=True))
+    guarded = cb.check(lambda x: x * 2 if x.shape[0] > 9 else x + 1, (batch(4, 5),), compiler=wrong, dynamic=True)
+    finding = only(guarded)
     assert finding.evidence["failing_calls"] == "with x 10x5"
 
 
@@ -149,14 +143,9 @@ def test_inputs_that_alias_are_tried() -> None:
     def aliased(tensors: Sequence[torch.Tensor]) -> bool:
         return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) < 2
 
-    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + y * 2
-
-    args = (batch(3, 4), batch(3, 4))
-    report = agreed(cb.check(add, args, compiler="aot_eager", dynamic=True))
-    assert report.coverage.checked["program runs"] > 8
-    report = cb.check(add, args, compiler=wrong_where(aliased), dynamic=True)
-    shown = [finding.evidence["failing_calls"] for finding in report.findings]
+    check = partial(cb.check, lambda x, y: x + y * 2, (batch(3, 4), batch(3, 4)), dynamic=True)
+    assert agreed(check(compiler="aot_eager")).coverage.checked["program runs"] > 8
+    shown = [finding.evidence["failing_calls"] for finding in check(compiler=wrong_where(aliased)).findings]
     assert shown
     assert all("y the same tensor as x" in calls or "y on the memory of x" in calls for calls in shown)
 
@@ -172,8 +161,7 @@ def test_a_program_without_dynamic_sizes_says_so() -> None:
 def test_the_layout_at_which_it_fails_is_told() -> None:
     wrong = wrong_where(lambda tensors: not tensors[0].is_contiguous())
     finding = only(cb.check(lambda x: x * 2 + 1, (batch(3, 5),), compiler=wrong, vary_layout=True))
-    shown = finding.evidence["failing_calls"]
-    assert shown == "with x transposed; with x expanded; with x with gaps"
+    assert finding.evidence["failing_calls"] == "with x transposed; with x expanded; with x with gaps"
 
 
 def test_layouts_that_eager_refuses_are_skipped() -> None:
@@ -189,9 +177,7 @@ def test_layouts_of_an_image(requires_grad: bool) -> None:
     assert len(calls) == 5
     for label, call in calls.items():
         tensor = call.args[0]
-        assert tensor.shape == image.shape
-        assert tensor.is_leaf
-        assert tensor.requires_grad is requires_grad
+        assert (tensor.shape, tensor.is_leaf, tensor.requires_grad) == (image.shape, True, requires_grad)
         assert "expanded" in label or torch.equal(tensor, image)
 
 

@@ -31,12 +31,11 @@ def differs_in_dynamo(x: Tensor) -> Tensor:
 @pytest.fixture
 def doubled() -> Iterator[Callable[[Tensor], Tensor]]:
     """An operator whose fake kernel forgets that its result is twice as long."""
-    library = torch.library.Library("checked_backend_tests", "FRAGMENT")
-    library.define("doubled(Tensor x) -> Tensor")
-    library.impl("doubled", lambda x: torch.cat([x, x]), "CPU")
-    library.impl("doubled", torch.empty_like, "Meta")
-    yield torch.ops.checked_backend_tests.doubled
-    library._destroy()
+    with torch.library._scoped_library("checked_backend_tests", "FRAGMENT") as library:
+        library.define("doubled(Tensor x) -> Tensor")
+        library.impl("doubled", lambda x: torch.cat([x, x]), "CPU")
+        library.impl("doubled", torch.empty_like, "Meta")
+        yield torch.ops.checked_backend_tests.doubled
 
 
 @pytest.fixture
@@ -80,8 +79,7 @@ def test_a_fake_kernel_that_is_wrong(doubled: Callable[[Tensor], Tensor]) -> Non
     report = cb.check(function, (torch.randn(4),), compiler="eager", gradients=False, localize=True)
     finding = next(found for found in report.findings if found.kind.fails)
     assert (finding.stage, finding.op) == ("eager", "checked_backend_tests.doubled.default")
-    told = finding.evidence["at_operator"]
-    assert told == "its fake kernel makes float32[4] where the real one makes float32[8]"
+    assert finding.evidence["at_operator"] == "its fake kernel makes float32[4] where the real one makes float32[8]"
     assert "y = doubled(torch.sin(x))" in str(finding.source)
     assert "does not show it in a fresh process" in finding.evidence["repro"]  # which has no such operator
 
@@ -108,8 +106,7 @@ def test_a_kill_before_the_operator_is_known_loses_no_finding(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    done = warm_python.run(program, killed_in)
-    assert done.returncode == -signal.SIGKILL
+    assert warm_python.run(program, killed_in).returncode == -signal.SIGKILL
     [report] = read_reports(reports).reports
     assert report.verdict is cb.Verdict.FAIL
     [finding] = report.findings
@@ -151,16 +148,14 @@ def test_a_shape_changed_in_place_that_dynamo_forgets(function: Callable[[Tensor
             pytest.skip("this torch knows the shape")
     except RuntimeError:
         pass  # wrong too
-    report = cb.check(function, (torch.arange(8.0),), compiler="eager", gradients=False, localize=True)
-    [finding] = report.findings
+    [finding] = cb.check(function, (torch.arange(8.0),), compiler="eager", gradients=False, localize=True).findings
     assert (finding.stage, finding.op) == ("eager", "aten.transpose_.default")
     assert "y.transpose_(0, 1)" in str(finding.source)
     assert words in finding.evidence["at_operator"]
 
 
 def test_without_localize_nothing_is_looked_for(reports: Path) -> None:
-    report = cb.check(differs_in_dynamo, (torch.randn(4),), compiler="eager", gradients=False)
-    [finding] = report.findings
+    [finding] = cb.check(differs_in_dynamo, (torch.randn(4),), compiler="eager", gradients=False).findings
     assert (finding.op, finding.repro) == (None, None)
     assert not list(reports.glob("repro*"))
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._inductor.runtime.benchmarking import benchmarker
 
 import checked_backend as cb
 from checked_backend.checking.invariance import Invariance
-from tests.checking.test_kernel_choices import right, tuned
+from tests.checking.test_kernel_choices import _quickly, right, tuned  # noqa: F401  (a fixture)
 from tests.support import faults
 from tests.support.check_tools import Counting, agreed, batch, only, skips
 from tests.support.faults import last_bit
@@ -62,9 +61,8 @@ def test_a_row_that_has_other_bits_alone_is_a_finding_beside_accuracy() -> None:
     assert told(report) == "accurate: yes; batch-invariant: no, seen at output[0]"
     text = str(report)
     assert text.startswith("FAIL: output[0] has other bits alone than in a batch\n")
-    assert " in the batch, " in text
-    assert " alone\n" in text
-    assert "pad each batch to one size" in text
+    for words in (" in the batch, ", " alone\n", "pad each batch to one size"):
+        assert words in text
     assert "less precise" not in text
     assert cb.Report.from_json(report.to_json()).findings == report.findings
 
@@ -78,8 +76,7 @@ def test_without_the_question_nothing_is_compared_with_itself() -> None:
 def test_a_gradient_that_has_other_bits_alone_is_found() -> None:
     """The gradients that enter at a row are the same alone and in the batch, so only the program can differ."""
     compiler = for_one_row(faults.spoiled_tangents(last_bit))
-    report = cb.check(Net(), (batch(grad=True),), compiler=compiler, invariant="batch")
-    assert only(report).subject == "grad[x]"
+    assert only(cb.check(Net(), (batch(grad=True),), compiler=compiler, invariant="batch")).subject == "grad[x]"
     agreed(cb.check(Net(), (batch(grad=True),), compiler=faults.clean(), invariant="batch"))
 
 
@@ -119,13 +116,10 @@ def test_what_cannot_be_asked_is_no_pass(function: Callable[..., Any], args: Seq
 
 
 def test_a_result_that_depends_on_all_rows_hides_no_other() -> None:
-    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x.cumsum(0), x.sin()
-
-    report = agreed(cb.check(both, (batch(),), compiler="eager", invariant="batch"))
-    assert "alone; not asked of output[0], which depends on all rows)" in told(report)
+    check = partial(cb.check, lambda x: (x.cumsum(0), x.sin()), (batch(),), invariant="batch")
+    assert "alone; not asked of output[0], which depends on all rows)" in told(agreed(check(compiler="eager")))
     second = for_one_row(faults.spoiled_output(last_bit, at=1))
-    assert only(cb.check(both, (batch(),), compiler=second, invariant="batch")).subject == "output[1]"
+    assert only(check(compiler=second)).subject == "output[1]"
 
 
 def test_the_batch_is_the_dimension_that_is_named_or_marked() -> None:
@@ -147,17 +141,10 @@ def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
     assert finding.fails
 
 
-@pytest.fixture
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda milliseconds, **_more: milliseconds)
-    monkeypatch.setattr("checked_backend.checking.kernel_choices.fresh_compile_caches", nullcontext)
-
-
 @pytest.mark.usefixtures("_quickly")
 def test_another_kernel_with_other_bits_is_a_finding() -> None:
     slow = faults.spoiled_output(last_bit)
-    report = cb.check(Net(), (batch(),), compiler=tuned(right, slow), invariant="choices")
-    finding = only(report)
+    finding = only(cb.check(Net(), (batch(),), compiler=tuned(right, slow), invariant="choices"))
     assert (finding.detail, finding.subject) == ("precision.choices", "output[0]")
     assert finding.message == "with the slowest kernels it is not bit for bit what it is with the fastest kernels"
     report = agreed(cb.check(Net(), (batch(),), compiler=tuned(right, right), invariant="choices"))
@@ -191,14 +178,11 @@ class Sums(nn.Module):
 @pytest.mark.process
 def test_under_inductor_the_first_operator_with_other_bits_is_named() -> None:
     report = cb.check(Deep(), (batch(),), invariant="batch")
-    finding = only(report)
-    assert finding.op == "checked_backend_tests.row_sums.default"
-    assert finding.module == "first"
+    finding, name = only(report), "checked_backend_tests.row_sums.default"
+    assert (finding.op, finding.module) == (name, "first")
     assert finding.node is not None
     assert "return row_sums(x)" in (finding.source or "")
-    assert told(report).startswith(
-        "accurate: yes; batch-invariant: no, first at checked_backend_tests.row_sums.default in first: kernel "
-    )
+    assert told(report).startswith(f"accurate: yes; batch-invariant: no, first at {name} in first: kernel ")
 
 
 def test_a_handwritten_candidate_is_compared_with_itself() -> None:
@@ -282,11 +266,7 @@ def test_without_what_is_compared_the_answer_is_not_known(candidate: Callable[..
 
 def test_a_result_in_float32_of_a_narrower_program_is_asked_about() -> None:
     """In float64 it is rounded too, and the rounding is no influence of other rows."""
-
-    def rounded(x: torch.Tensor) -> torch.Tensor:
-        return x.float() / 3
-
-    report = cb.check(rounded, (batch().double(),), compiler=BY_ROWS, invariant="batch")
+    report = cb.check(lambda x: x.float() / 3, (batch().double(),), compiler=BY_ROWS, invariant="batch")
     assert only(report).detail == "precision.batch"
 
 

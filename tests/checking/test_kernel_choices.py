@@ -89,13 +89,7 @@ def test_a_kernel_that_is_not_the_fastest_is_found_and_named() -> None:
 
 @pytest.mark.usefixtures("_quickly")
 def test_what_all_kernels_show_is_told_once_and_localized_once() -> None:
-    seen: list[int] = []
-
-    def wrong(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        seen.append(len(gm.graph.nodes))
-        return WRONG(gm, example_inputs)
-
-    report = cb.check(product, (batch(3, 4),), compiler=tuned(wrong, wrong), choices=3)
+    report = cb.check(product, (batch(3, 4),), compiler=tuned(WRONG, WRONG), choices=3)
     finding = only(report)
     assert "only" not in finding.message
     assert len(finding.evidence["kernels"].splitlines()) == 3
@@ -138,17 +132,15 @@ def test_choices_of_one_purpose_are_all_told() -> None:
     assert note.endswith("mm of float32 4: faster (BLOCK=64); mm of float32 4 (2): another")
 
 
-def dies(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
-    return lambda *_args: os.abort()
-
-
-def hangs(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Compiled:
-    return lambda *_args: time.sleep(60)
+dies = faults.instead(lambda *_args: os.abort())
+hangs = faults.instead(lambda *_args: time.sleep(60))
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("_quickly")
-@pytest.mark.parametrize(("fault", "detail"), [(dies, "crash.signal"), (hangs, "crash.hang")])
+@pytest.mark.parametrize(
+    ("fault", "detail"), [(dies, "crash.signal"), (hangs, "crash.hang")], ids=["dies-crash.signal", "hangs-crash.hang"]
+)
 def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -> None:
     compiler = tuned(right, fault)
     report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, timeout=6, gradients=False)
@@ -190,8 +182,7 @@ def test_where_nothing_is_measured_there_is_one_choice_and_the_coverage_says_so(
     assert "kernel choices 2 to 3" in skips(report)
     assert "kernel choice 1 of 3, the fastest kernels: none measured" in str(report)
     assert report.coverage.checked["kernel choices"] == 1
-    report = agreed(cb.check(product, (batch(3, 4),), compiler="eager"))
-    assert "kernel choices" not in report.coverage.checked
+    assert "kernel choices" not in agreed(cb.check(product, (batch(3, 4),), compiler="eager")).coverage.checked
 
 
 def test_choices_that_are_no_number_are_refused() -> None:

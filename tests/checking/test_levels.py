@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.check_tools import agreed, batch, found, only, skips
+from tests.support.check_tools import agreed, batch, only, skips
+from tests.support.raising import raising
 
 
 def traced_otherwise(x: torch.Tensor) -> torch.Tensor:
@@ -86,11 +87,8 @@ def test_findings_of_several_levels_are_told_apart() -> None:
             return x.t().contiguous().t() * 1, x.sin()
         return x * 1, x.sin()
 
-    report = cb.check(both, (batch(3, 4),), compiler=faults.wrong_value(1))
-    assert {finding.detail: finding.stage for finding in report.findings} == {
-        "structure.stride": "eager",
-        "logic": "compiled",
-    }
+    findings = cb.check(both, (batch(3, 4),), compiler=faults.wrong_value(1)).findings
+    assert {one.detail: one.stage for one in findings} == {"structure.stride": "eager", "logic": "compiled"}
 
 
 # a process of its own
@@ -110,11 +108,9 @@ def _killing(how: Callable[[], Any]) -> faults.Compiler:
     ],
 )
 def test_the_death_of_the_process_is_a_finding(how: Callable[[], Any], detail: str, words: str) -> None:
-    report = cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(how), isolate=True, timeout=120)
-    finding = only(report)
+    finding = only(cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(how), isolate=True, timeout=120))
     assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.CRASH, detail, "candidate")
-    assert finding.actual == words
-    assert finding.stage == "compiled"
+    assert (finding.actual, finding.stage) == (words, "compiled")
 
 
 @pytest.mark.forks
@@ -129,13 +125,11 @@ def test_a_program_that_hangs_is_a_finding() -> None:
 def test_a_check_that_takes_too_long_is_no_finding() -> None:
     """Only what the check itself compiles takes its time: in float64."""
 
-    def slow(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            if any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float64 for arg in args):
-                time.sleep(600)
-            return tuple(output * (1 + 1e-7) for output in gm.forward(*args))
-
-        return run
+    @faults.runs
+    def slow(forward: Callable[..., Any], *args: Any) -> Any:
+        if any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float64 for arg in args):
+            time.sleep(600)
+        return tuple(output * (1 + 1e-7) for output in forward(*args))
 
     report = cb.check(lambda x: x.exp(), (batch(4),), compiler=slow, isolate=True, timeout=8)
     assert report.verdict is cb.Verdict.INCONCLUSIVE, str(report)
@@ -152,10 +146,8 @@ def test_a_program_that_kills_in_eager_too_is_no_failure() -> None:
 @pytest.mark.forks
 def test_an_isolated_report_is_the_report() -> None:
     model = nn.Linear(4, 4)
-    wrong = faults.scaled_gradient("weight")
-    report = cb.check(model, (batch(2, 4),), compiler=wrong, isolate=True)
-    assert found(report) == {("logic", "grad[weight]")}
-    assert report.findings[0].stage == "compiled"
+    finding = only(cb.check(model, (batch(2, 4),), compiler=faults.scaled_gradient("weight"), isolate=True))
+    assert (finding.detail, finding.subject, finding.stage) == ("logic", "grad[weight]", "compiled")
     agreed(cb.check(model, (batch(2, 4),), compiler="eager", isolate=True), gradients=2)
 
 
@@ -174,11 +166,9 @@ def test_exceptions_are_compared_in_isolation_too() -> None:
     assert finding.detail == "exception.missing"
 
 
-def out_of_memory() -> None:
-    raise MemoryError("no memory left")
-
-
-@pytest.mark.parametrize("greedy", [out_of_memory, lambda: torch.empty(2**50)], ids=["python", "torch"])
+@pytest.mark.parametrize(
+    "greedy", [raising(MemoryError("no memory left")), lambda: torch.empty(2**50)], ids=["python", "torch"]
+)
 def test_running_out_of_memory_is_a_crash(greedy: Callable[[], Any]) -> None:
     finding = only(cb.check(lambda x: x * 2, (batch(4),), compiler=_killing(greedy)))
     assert (finding.kind, finding.detail, finding.stage) == (cb.Kind.CRASH, "crash.memory", "compiled")
@@ -195,5 +185,4 @@ def test_misuse_in_the_worker_is_the_callers() -> None:
 def test_a_real_program_that_corrupts_the_heap() -> None:
     """pytorch 2.13: Inductor's code for this writes past the end of its buffer."""
     one, two = torch.rand(37) > 0.5, torch.rand(37) > 0.5
-    report = cb.check(lambda a, b: torch.add(a, b, alpha=2), (one, two), isolate=True)
-    assert report.verdict is not cb.Verdict.PASS
+    assert cb.check(lambda a, b: torch.add(a, b, alpha=2), (one, two), isolate=True).verdict is not cb.Verdict.PASS

@@ -35,8 +35,7 @@ def test_values_that_eager_does_not_repeat_in_a_region_are_not_wrong_in_the_prog
     ],
 )
 def test_what_else_is_wrong_beside_them_is_told(own: Finding, region: Finding) -> None:
-    shown = merged(run(own, region))
-    assert [one.finding for one in shown] == [region, own]
+    assert [one.finding for one in merged(run(own, region))] == [region, own]
 
 
 def test_limits_of_results_in_another_order_are_not_mixed_up() -> None:

@@ -118,8 +118,7 @@ def test_the_random_state_and_the_users_seed_stay() -> None:
 @pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_with_its_own_random_numbers_is_compared() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2))
-    report = agreed(cb.check(model, (batch(32, 8),)))
+    report = agreed(cb.check(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2)), (batch(32, 8),)))
     assert report.coverage.checked["runs with the compiler's own random numbers"] >= 20
 
 

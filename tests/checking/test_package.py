@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,17 +60,13 @@ def test_a_package_that_computes_something_else_fails(net: Net, x: torch.Tensor)
 
 def test_other_weights_other_structure_and_exceptions_are_found(net: Net, x: torch.Tensor) -> None:
     exported = torch.export.export(net, (x,))
-    other = Net().eval()
-    report = cb.check_package(exported, other, (x,))
+    report = cb.check_package(exported, Net().eval(), (x,))
     assert report.verdict is Verdict.FAIL
     said = "The package has other values than the module in: linear.weight, linear.bias"
     assert said in " ".join(str(report).split())
     assert all(said in finding.message for finding in report.findings)
 
-    def flat(x: torch.Tensor) -> Any:
-        return tuple(net(x).values())
-
-    assert cb.check_package(flat, net, (x,)).verdict is Verdict.FAIL
+    assert cb.check_package(lambda x: tuple(net(x).values()), net, (x,)).verdict is Verdict.FAIL
     assert cb.check_package(raising(ValueError("no")), net, (x,)).findings[0].kind is Kind.CRASH
 
 

@@ -34,8 +34,7 @@ def test_a_kernel_that_is_wrong_for_some_large_sizes_is_found(name: str) -> None
 def test_each_dimension_varies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TILE_SIZES", (17, 255, 65))
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 6 and tensors[0].shape[1] > 64)
-    report = cb.check(lambda x: x * 2, (batch(6, 5),), compiler=wrong, dynamic=True)
-    (finding,) = report.findings
+    (finding,) = cb.check(lambda x: x * 2, (batch(6, 5),), compiler=wrong, dynamic=True).findings
     assert finding.evidence["failing_calls"].startswith("with x 6x255")
 
 

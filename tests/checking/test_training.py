@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, cycle
 from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
@@ -119,20 +119,15 @@ def test_a_gradient_that_dynamos_graph_spoils_is_named_alone(name: str) -> None:
 
 def test_the_step_in_which_a_gradient_is_first_wrong_is_told() -> None:
     passes = iter(range(100))
-
-    def late(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 1.01 if next(passes) >= 2 else gradient
-
-    wrong = faults.spoiled_gradient("head.bias", late)
+    wrong = faults.spoiled_gradient("head.bias", lambda gradient: gradient * 1.01 if next(passes) >= 2 else gradient)
     finding = only(cb.check(Net(), (batch(),), compiler=wrong, iterations=5, optimizer=torch.optim.Adam))
     assert finding.subject == "grad[head.bias]"
     assert finding.evidence["step"] == "3 of 5"
 
 
 def test_a_parameter_that_is_baked_in_shows_in_the_second_step() -> None:
-    model, train = nn.Linear(4, 4), partial(torch.optim.SGD, lr=0.5)
-    stale = faults.stale_parameters
-    finding = only(cb.check(model, (batch(3, 4),), compiler=stale, iterations=3, optimizer=train))
+    train, stale = partial(torch.optim.SGD, lr=0.5), faults.stale_parameters
+    finding = only(cb.check(nn.Linear(4, 4), (batch(3, 4),), compiler=stale, iterations=3, optimizer=train))
     assert finding.subject == "output[0]"
     assert finding.evidence["step"] == "2 of 3"
 
@@ -175,15 +170,13 @@ def test_what_no_region_shows_is_found_in_the_whole_program() -> None:
     parameters: list[torch.Tensor] = []
     calls = iter(range(1000))
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            seen = [arg for arg in args if isinstance(arg, nn.Parameter)]
-            if next(calls) == 5:
-                parameters[0].data.add_(0.5)
-            parameters[:] = parameters or seen
-            return gm.forward(*args)
-
-        return run
+    @faults.runs
+    def compiler(forward: Callable[..., Any], *args: Any) -> Any:
+        seen = [arg for arg in args if isinstance(arg, nn.Parameter)]
+        if next(calls) == 5:
+            parameters[0].data.add_(0.5)
+        parameters[:] = parameters or seen
+        return forward(*args)
 
     report = cb.check(TwoRegions(), (batch(4),), compiler=compiler, iterations=4, optimizer=torch.optim.SGD)
     assert ("mutation", "param[first]") in found(report) or {f.subject for f in report.findings} == {"param[first]"}
@@ -191,31 +184,27 @@ def test_what_no_region_shows_is_found_in_the_whole_program() -> None:
 
 
 def test_gradients_do_not_pile_up_over_iterations() -> None:
-    model, x = nn.Linear(4, 4), batch(3, 4)
-    program_gradients: list[torch.Tensor] = []
+    norms: list[float] = []
 
     def spy(gradient: torch.Tensor) -> torch.Tensor:
-        program_gradients.append(gradient.clone())
+        norms.append(gradient.abs().max().item())
         return gradient
 
-    agreed(cb.check(model, (x,), compiler=faults.spoiled_gradient("bias", spy), iterations=3), gradients=6)
-    norms = sorted(gradient.abs().max().item() for gradient in program_gradients)
+    spying = faults.spoiled_gradient("bias", spy)
+    agreed(cb.check(nn.Linear(4, 4), (batch(3, 4),), compiler=spying, iterations=3), gradients=6)
+    norms.sort()
     assert norms[len(norms) // 2] < 6  # each a sum of three numbers of at most 2; few calls get larger ones
 
 
 def test_every_output_is_differentiated() -> None:
-    def two(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * 2, y.sin()
-
-    report = cb.check(two, (batch(4, grad=True), batch(4, grad=True)), compiler=faults.scaled_gradient("y"))
-    assert found(report) == {("logic", "grad[y]")}
+    given, wrong = (batch(4, grad=True), batch(4, grad=True)), faults.scaled_gradient("y")
+    assert found(cb.check(lambda x, y: (x * 2, y.sin()), given, compiler=wrong)) == {("logic", "grad[y]")}
 
 
 def test_eager_and_compiled_train_parameters_of_their_own() -> None:
     model, x = Net(), batch()
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    report = cb.check(model, (x,), compiler="eager", iterations=3, optimizer=torch.optim.SGD)
-    agreed(report)
+    agreed(cb.check(model, (x,), compiler="eager", iterations=3, optimizer=torch.optim.SGD))
     assert all(map(torch.equal, before, model.state_dict().values()))
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -55,8 +55,7 @@ class Scaled(torch.autograd.Function):
 
 def test_gradients_are_whole_too() -> None:
     x, w = torch.randn(20_000, 3, dtype=LOW, requires_grad=True), torch.randn(3, dtype=LOW, requires_grad=True)
-    report = cb.check(lambda x, w: x * w, (x, w), candidate=Scaled.apply)
-    assert only(report).subject == "grad[w]"
+    assert only(cb.check(lambda x, w: x * w, (x, w), candidate=Scaled.apply)).subject == "grad[w]"
     agreed(cb.check(lambda x, w: x * w, (x, w), candidate=lambda x, w: w * x), calls_on_whole_numbers=1)
 
 
@@ -99,8 +98,7 @@ def by_fourier(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     ids=["by Fourier transforms", "scaled Hadamard matrix", "scaled factors"],
 )
 def test_a_formula_that_rounds_is_no_fault(reference: Any, candidate: Any, args: Any) -> None:
-    args = [arg.clone().requires_grad_() for arg in args]
-    report = cb.check(reference, args, candidate=candidate)
+    report = cb.check(reference, [arg.clone().requires_grad_() for arg in args], candidate=candidate)
     assert report.verdict is cb.Verdict.PASS, str(report)
     assert report.coverage.checked["calls on whole numbers"] == 1
 

@@ -316,8 +316,7 @@ def test_exit_codes_and_signals_pass_through(tmp_path: Path, program: str, code:
 
 
 def test_a_program_may_come_from_stdin(tmp_path: Path) -> None:
-    text = "import sys; print(sys.argv); sys.exit(3)"
-    code, out, err = finished((*VERB, "-", "word"), tmp_path, reads=text)
+    code, out, err = finished((*VERB, "-", "word"), tmp_path, reads="import sys; print(sys.argv); sys.exit(3)")
     assert (code, out) == (3, "['-', 'word']\n"), err
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tests.support.raising import raising
 from tests.support.region_tools import checked, gathered
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
+relu_is_wrong = partial(faults.wrong_operator, "aten.relu.default", how="aot")
 
 
 class Net(nn.Module):
@@ -58,7 +60,7 @@ def report_of(
 
 def wrong_relu(folder: Path) -> Finding:
     """What is found where the compiler has a wrong relu."""
-    [finding] = report_of(folder, inference, compiler=faults.wrong_operator("aten.relu.default", how="aot")).findings
+    [finding] = report_of(folder, inference, compiler=relu_is_wrong()).findings
     return finding
 
 
@@ -73,11 +75,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     before = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
     x = torch.randn(5, 6)
     torch.set_rng_state(before[0])
-    report = report_of(
-        tmp_path,
-        lambda compiled: compiled(x).sum().backward(),
-        compiler=faults.wrong_operator("aten.relu.default", how="aot"),
-    )
+    report = report_of(tmp_path, lambda compiled: compiled(x).sum().backward(), compiler=relu_is_wrong())
     first = report.findings[0]
     assert (str(first.kind), first.subject) == ("logic", "output[0]")
     assert (first.stage, first.graph, first.node, first.op) == ("compiled", "forward", "relu", "aten.relu.default")
@@ -94,8 +92,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert not first.repro_confirmed
     assert first.searched
     flow = {node.name: node for node in first.flow}
-    wrong = max(flow.values(), key=lambda node: node.own or 0.0)
-    assert wrong.name == first.node
+    assert max(flow.values(), key=lambda node: node.own or 0.0).name == first.node
     assert next(node.name for node in first.flow if node.error) == first.node  # what is before it is right
     assert all(not finding.flow for finding in report.findings[1:])  # told once
     assert first.kernel is None
@@ -104,8 +101,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     later = [finding for finding in report.findings if finding.subject.startswith("grad[")]
     assert later
     assert all("localized" in finding.evidence for finding in later)
-    text = str(report)
-    assert "aten.relu.default" in text
+    assert "aten.relu.default" in str(report)
     # nothing of what was tried is counted as part of the program, and nothing of its state has changed
     assert [region.checked_calls for region in report.coverage.regions] == [1]
     assert torch.get_num_threads() == before[1]
@@ -126,12 +122,11 @@ def test_where_no_process_can_be_forked_it_happens_here_and_leaves_no_trace(
 ) -> None:
     for place in ("checked_backend.diagnose.investigate", "checked_backend.diagnose.oracle"):
         monkeypatch.setattr(f"{place}.cannot_fork", lambda: "no")
-    wrong = faults.wrong_operator("aten.relu.default", how="aot")
     states = []
     for localize in (True, False):
         torch.manual_seed(0)
         torch._dynamo.reset()
-        report = report_of(tmp_path, inference, compiler=wrong, localize=localize)
+        report = report_of(tmp_path, inference, compiler=relu_is_wrong(), localize=localize)
         states.append(torch.get_rng_state())
         assert [finding.op for finding in report.findings] == ["aten.relu.default" if localize else None]
         assert [region.checked_calls for region in report.coverage.regions] == [1]
@@ -168,8 +163,7 @@ def test_an_investigation_that_dies_leaves_the_verdict(tmp_path: Path, monkeypat
 @pytest.mark.ci_sample
 @pytest.mark.inductor
 def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
-    report = report_of(tmp_path, inference, compiler_options=RELU_BUG)
-    [finding] = report.findings
+    [finding] = report_of(tmp_path, inference, compiler_options=RELU_BUG).findings
     assert (finding.stage, finding.graph, finding.op) == ("compiled", "inference", "aten.relu.default")
     assert finding.repro is not None
     assert "repro" not in finding.evidence  # it was confirmed
@@ -206,15 +200,21 @@ def test_where_no_small_program_is_written_the_kernel_is_the_repro(
     assert not {"repro", "one_kernel"} & finding.evidence.keys()
 
 
+def wrong_in_half_precision(folder: Path, function: Callable[[Tensor], Tensor], operator: str, where: Any) -> Finding:
+    """What is found where a kernel of a program at 16 bits is wrong."""
+    inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
+    fault = Fault(operator, "pointwise", where, in_half_precision)
+    with planted(fault), without_compile_caches(), cb.collect() as session:
+        compiled = checked(lambda x, w: function(x @ w) @ w.t(), "inductor", localize=True, report_dir=folder)
+        compiled(*inputs).sum().backward()
+    [finding] = session.report.findings
+    return finding
+
+
 @pytest.mark.process
 @pytest.mark.inductor
 def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_search(tmp_path: Path) -> None:
-    inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
-    fault = Fault("cos", "pointwise", "lowering", in_half_precision)  # the gradient of sin
-    with planted(fault), without_compile_caches(), cb.collect() as session:
-        compiled = checked(lambda x, w: torch.sin(x @ w) @ w.t(), "inductor", localize=True, report_dir=tmp_path)
-        compiled(*inputs).sum().backward()
-    [finding] = session.report.findings
+    finding = wrong_in_half_precision(tmp_path, torch.sin, "cos", "lowering")  # cos: the gradient of sin
     assert (finding.detail, finding.op, finding.stage) == ("logic.this_dtype", "torch.sin", "compiled")
     assert Path(finding.repro).stem.endswith("_kernel")
     assert "torch.cos(" in Path(finding.repro).read_text(encoding="utf-8")
@@ -225,12 +225,7 @@ def test_a_kernel_that_is_wrong_in_its_own_precision_alone_is_shown_without_a_se
 @pytest.mark.process
 @pytest.mark.inductor
 def test_a_right_kernel_of_a_wrong_decomposition_is_not_shown(tmp_path: Path) -> None:
-    inputs = [torch.randn(size, dtype=torch.bfloat16).requires_grad_() for size in ((16, 32), (32, 24))]
-    fault = Fault("tanh_backward", "pointwise", "decomposition", in_half_precision)
-    with planted(fault), without_compile_caches(), cb.collect() as session:
-        compiled = checked(lambda x, w: torch.tanh(x @ w) @ w.t(), "inductor", localize=True, report_dir=tmp_path)
-        compiled(*inputs).sum().backward()
-    [finding] = session.report.findings
+    finding = wrong_in_half_precision(tmp_path, torch.tanh, "tanh_backward", "decomposition")
     assert (finding.detail, finding.op) == ("precision.operator", "torch.tanh")
     assert (finding.stage, finding.repro, finding.kernel) == (None, None, None)
 
@@ -393,8 +388,7 @@ def test_it_is_silent_where_that_was_asked_for(
     for progress in (True, False):
         torch._dynamo.reset()
         caplog.clear()
-        wrong = faults.wrong_operator("aten.relu.default", how="aot")
-        report_of(tmp_path, inference, compiler=wrong, progress=progress)
+        report_of(tmp_path, inference, compiler=relu_is_wrong(), progress=progress)
         told = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert any("looking for the operator" in line for line in told) is progress
         assert ("numcheck: " in capfd.readouterr().err) is progress
@@ -405,8 +399,7 @@ def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> 
     # the compiler spoils what it is given, wherever the region is cut
     report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.addmm.default", how="aot"))
     [finding] = report.findings
-    assert finding.op == "aten.addmm.default"
-    assert finding.workaround is None
+    assert (finding.op, finding.workaround) == ("aten.addmm.default", None)
     assert "that line outside of the compiler too" in finding.evidence["workaround"]
 
 

@@ -93,12 +93,9 @@ def test_a_kernel_of_triton_has_no_path_of_the_machine() -> None:
 
 
 def test_a_library_function_is_told_by_its_call() -> None:
-    assert kernel_in([module()], "forward", "mm", dynamo()) == Kernel(
-        "extern_kernels.mm",
-        "call",
-        "extern_kernels.mm(reinterpret_tensor(a, (4, 4), (1, 4), 0),\nb, out=buf0)",
-        computes=("mm",),
-    )
+    code = "extern_kernels.mm(reinterpret_tensor(a, (4, 4), (1, 4), 0),\nb, out=buf0)"
+    kernel = Kernel("extern_kernels.mm", "call", code, computes=("mm",))
+    assert kernel_in([module()], "forward", "mm", dynamo()) == kernel
 
 
 def test_a_node_of_dynamos_graph_is_found_by_what_was_made_from_it() -> None:
@@ -158,12 +155,9 @@ def test_inductor_is_left_as_it_was_after_an_error() -> None:
 @pytest.mark.slow
 @pytest.mark.inductor
 def test_a_kernel_of_inductor_has_the_operators_that_it_fuses() -> None:
-    def program(x: Tensor) -> Tensor:
-        return torch.relu(x + 1) * 3
-
     found: list[GeneratedModule] = []
     with without_compile_caches(), generated_modules_noted(found):
-        torch.compile(program)(torch.randn(100, requires_grad=True)).sum().backward()
+        torch.compile(lambda x: torch.relu(x + 1) * 3)(torch.randn(100, requires_grad=True)).sum().backward()
     forward = kernel_in(found, "forward", "relu", dynamo())
     assert forward.language == "C++"
     assert {"add", "relu", "mul"} <= set(forward.computes)

@@ -148,8 +148,7 @@ def test_a_changed_dump_is_used_or_refused_and_kills_nobody(
             file, done = chance.choice(["graph.json", "inputs.json"]), changed.setdefault(dump, [])
             for _ in range(chance.randint(1, 3)):
                 edit(dump / file, lambda document, done=done, chance=chance: done.append(mutate(document, chance)))
-        job = Job(partial(use, changed), seconds=60)
-        ended = run(job, JobResources(memory=4 << 30))
+        ended = run(Job(partial(use, changed), seconds=60), JobResources(memory=4 << 30))
         assert ended.exit == USED, ended
         refused += int(ended.stage)
         for dump in changed:

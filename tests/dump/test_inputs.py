@@ -129,10 +129,7 @@ def test_seeds_give_other_values_and_the_same_again(tmp_path: Path) -> None:
 def test_an_index_stays_in_bounds(tmp_path: Path) -> None:
     table, index = torch.randn(5, 3), torch.tensor([4, 0, 2])
 
-    def lookup(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return nn.functional.embedding(index, table)
-
-    dumping(lookup, tmp_path, values=False)(table, index)
+    dumping(lambda table, index: nn.functional.embedding(index, table), tmp_path, values=False)(table, index)
     for path in dumps(tmp_path).values():
         dump = cb.load_dump(path)
         for seed in range(5):
@@ -161,11 +158,8 @@ def test_parameters_and_results_of_operators_keep_their_place_in_autograd(tmp_pa
 
 @pytest.mark.parametrize("kind", ["random", "autocast", "inference"])
 def test_random_state_and_modes_are_those_of_the_call(kind: str, tmp_path: Path) -> None:
-    def noisy(x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(x @ x, 0.5)
-
     x = torch.randn(6, 6)
-    compiled = dumping(noisy, tmp_path)
+    compiled = dumping(lambda x: nn.functional.dropout(x @ x, 0.5), tmp_path)
     modes = {"random": torch.no_grad(), "autocast": torch.autocast("cpu"), "inference": torch.inference_mode()}
     torch.manual_seed(17)
     torch.rand(5)

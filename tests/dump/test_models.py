@@ -142,47 +142,15 @@ def custom(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.dump_replayed.double(x) + torch.tensor([1.0, 2.0, 3.0])
 
 
-def layouts(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x * 2 + y.sin()
-
-
-def low(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.to(torch.float32) * 2, y.to(torch.bfloat16) + 1
-
-
-def imaginary(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (x * x.conj()).real + x.imag + (y * 2).abs()
-
-
 def mutated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     y[1:].mul_(2)
     return x + y[:5]
 
 
-def random(x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.dropout(x, 0.5) + torch.rand_like(x) + torch.randn(4)
-
-
-def ragged(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return x[x > 0].sum(), x.nonzero() * 2, torch.zeros(int(x.shape[0]) + 1)
-
-
-def scalars(x: torch.Tensor, scale: float, count: int) -> torch.Tensor:
-    return x.repeat(count) * scale
-
-
 def autocast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return (x @ w).relu().float().sum(0)
-
-
-def empty(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.cat([x, y], 0).sum(0), x * 2
-
-
-def integers(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    return table[x.long()] + nn.functional.one_hot(x.long() % 4, 4)
 
 
 def _special(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Replayed:
@@ -213,21 +181,35 @@ SPECIAL: dict[str, Callable[[], Replayed]] = {
     "modes": lambda: _special(modes, torch.randn(3)),
     "optimizer": lambda: _special(Stepped()),
     "custom_op": lambda: _special(custom, torch.randn(3)),
-    "channels_last_and_expanded": lambda: _special(layouts, _wide(), torch.randn(2, 1, 1, 4).expand(2, 3, 4, 4)),
+    "channels_last_and_expanded": lambda: _special(
+        lambda x, y: x * 2 + y.sin(), _wide(), torch.randn(2, 1, 1, 4).expand(2, 3, 4, 4)
+    ),
     "float8": lambda: _special(
-        low, torch.randn(4, 4).to(torch.float8_e4m3fn), torch.randn(4, 4).t().to(torch.float8_e5m2)
+        lambda x, y: (x.to(torch.float32) * 2, y.to(torch.bfloat16) + 1),
+        torch.randn(4, 4).to(torch.float8_e4m3fn),
+        torch.randn(4, 4).t().to(torch.float8_e5m2),
     ),
     "complex": lambda: _special(
-        imaginary, torch.randn(3, dtype=torch.complex64), torch.randn(3, dtype=torch.complex128).conj()
+        lambda x, y: (x * x.conj()).real + x.imag + (y * 2).abs(),
+        torch.randn(3, dtype=torch.complex64),
+        torch.randn(3, dtype=torch.complex128).conj(),
     ),
     "shared_and_mutated": _shared,
-    "random": lambda: _special(random, torch.randn(4, 4)),
-    "data_dependent": lambda: _special(ragged, torch.randn(7)),
-    "scalars": lambda: _special(scalars, torch.randn(7), 0.5, 3, dynamic=True),
+    "random": lambda: _special(
+        lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x) + torch.randn(4), torch.randn(4, 4)
+    ),
+    "data_dependent": lambda: _special(
+        lambda x: (x[x > 0].sum(), x.nonzero() * 2, torch.zeros(int(x.shape[0]) + 1)), torch.randn(7)
+    ),
+    "scalars": lambda: _special(lambda x, scale, count: x.repeat(count) * scale, torch.randn(7), 0.5, 3, dynamic=True),
     "autocast": lambda: _special(autocast, torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)),
-    "empty": lambda: _special(empty, torch.randn(0, 3), torch.randn(2, 3), dynamic=True),
+    "empty": lambda: _special(
+        lambda x, y: (torch.cat([x, y], 0).sum(0), x * 2), torch.randn(0, 3), torch.randn(2, 3), dynamic=True
+    ),
     "integers": lambda: _special(
-        integers, torch.randint(5, (6,), dtype=torch.uint8), torch.arange(20, dtype=torch.int32).view(5, 4)
+        lambda x, table: table[x.long()] + nn.functional.one_hot(x.long() % 4, 4),
+        torch.randint(5, (6,), dtype=torch.uint8),
+        torch.arange(20, dtype=torch.int32).view(5, 4),
     ),
 }
 
@@ -390,8 +372,7 @@ def test_a_custom_op_says_what_it_needs(tmp_path: Path) -> None:
     for folder in folders:
         assert cb.load_dump(folder).metadata["requires"] == [custom.__module__]
         assert f"import {custom.__module__}" in (folder / "module.py").read_text().splitlines()
-    code = f"import checked_backend as cb; cb.load_dump({str(folders[0])!r}).module"
-    done = python("-c", code, folder=tmp_path)
+    done = python("-c", f"import checked_backend as cb; cb.load_dump({str(folders[0])!r}).module", folder=tmp_path)
     assert done.returncode == 1
     message = done.stderr.strip().splitlines()[-1]
     assert message.endswith(f"if you trust it. The dump says that it needs: {custom.__module__}")

@@ -81,8 +81,7 @@ def test_arguments_nested_without_end_are_refused() -> None:
 
 def test_inputs_that_nothing_uses_are_dropped_and_others_keep_their_meaning() -> None:
     view = Input("float32", (2,), (1,), shares=1)
-    program = FuzzProgram((X, X, view), (Statement("torch.neg", (Ref(2),)),), (3,))
-    dropped = program.unused_dropped()
+    dropped = FuzzProgram((X, X, view), (Statement("torch.neg", (Ref(2),)),), (3,)).unused_dropped()
     assert dropped.inputs == (X, Input("float32", (2,), (1,), shares=0))
     assert dropped.calls == (Statement("torch.neg", (Ref(1),)),)
     assert dropped.returns == (2,)

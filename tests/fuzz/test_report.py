@@ -104,8 +104,7 @@ def test_what_says_nothing_of_the_compiler_is_no_pass(tmp_path: Path, result: ob
         summary = summarize(corpus, set())
     assert summary.verdict is Verdict.INCONCLUSIVE
     assert doubt in render_text(summary)
-    suite = ElementTree.fromstring(render_junit(summary)).find("testsuite")
-    assert suite.get("errors") == "1"
+    assert ElementTree.fromstring(render_junit(summary)).find("testsuite").get("errors") == "1"
 
 
 def test_failures_that_did_not_show_again_are_no_pass_and_named(corpus: Corpus) -> None:

@@ -38,8 +38,7 @@ def test_crashes_are_told_apart_by_their_exception() -> None:
 
 
 def test_the_operator_that_was_found_names_the_group() -> None:
-    found = signature_of(program_of("torch.exp", "torch.add"), failing(op="aten.exp.default"))
-    assert found.op == "exp"
+    assert signature_of(program_of("torch.exp", "torch.add"), failing(op="aten.exp.default")).op == "exp"
     assert signature_of(program_of("torch.exp", "torch.add"), failing()).op == "exp > add"
 
 
@@ -52,8 +51,7 @@ def test_a_failure_with_all_operations_of_a_known_group_may_be_that() -> None:
 
 def test_the_smallest_confirmed_program_is_kept() -> None:
     large, small = group_of("torch.exp", "torch.add"), group_of("torch.exp")
-    joined = large.joined(small)
-    assert joined.program == small.program
+    assert large.joined(small).program == small.program
     assert small.joined(group_of("torch.exp", confirmed=False)).confirmed
 
 

@@ -102,8 +102,7 @@ def test_a_crash_is_looked_at_in_a_process_of_its_own(monkeypatch: pytest.Monkey
 
 def test_localizing_keeps_what_is_known_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     known = replace(group_of("torch.exp", "torch.neg"), script="x", script_shows=True)
-    found = signature_of(known.program, failing(op="aten.exp.default"))
-    told = answer(Record(group=found))
+    told = answer(Record(group=signature_of(known.program, failing(op="aten.exp.default"))))
     monkeypatch.setattr(drive, "_run", answering(told, asked=[]))
     made = ConfirmTask(known).run(FuzzOptions(), RunningProcesses())
     assert (made.op, made.localized, made.script, made.script_shows) == ("exp", True, "x", True)

@@ -97,8 +97,7 @@ def ended(tmp_path: Path, warm_python: WarmPython) -> Ended:
 @pytest.mark.parametrize(("compiler", "status"), [("eager", 0), ("wrong_in_the_small", 1)])
 def test_a_script_ends_by_whether_the_bug_is_there(ended: Ended, compiler: str, status: int) -> None:
     small = Input("float32", (4,), (1,), fill="range", low=1e-9, high=2e-9)
-    program = FuzzProgram((small,), (Statement("torch.sin", (Ref(0),)),), (1,))
-    source = render_script(program, compiler)
+    source = render_script(FuzzProgram((small,), (Statement("torch.sin", (Ref(0),)),), (1,)), compiler)
     wrong = "from torch._dynamo import register_backend\n\n\n@register_backend\ndef wrong_in_the_small(gm, _):\n"
     source = source.replace(
         "import torch\n", f"import torch\n{wrong}    return lambda *a: [r * 0 for r in gm(*a)]\n", 1
@@ -171,8 +170,7 @@ def test_a_script_that_calls_again_shows_what_one_call_does_not(ended: Ended, tm
     assert done.stdout.endswith("eager and compiled differ\n")
     right = ended(render_script(program, "eager", again=True))
     assert (right.returncode, right.stdout) == (0, "eager and compiled agree\n")
-    checked = ended(render_check(program, compiler, {}, again=True))
-    assert "FAIL: " in checked.stdout
+    assert "FAIL: " in ended(render_check(program, compiler, {}, again=True)).stdout
 
 
 ROUNDS_OTHERWISE = """

@@ -30,8 +30,7 @@ def test_functions_that_are_told_to_write_in_place_do(
     function: Callable[..., Any], given: tuple[Any, ...], writing: bool
 ) -> None:
     graph = fx.Graph()
-    node = graph.call_function(function, (graph.placeholder("x"), *given))
-    assert has_effects(node) is writing
+    assert has_effects(graph.call_function(function, (graph.placeholder("x"), *given))) is writing
 
 
 @torch.library.custom_op("test_effects::clear", mutates_args=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.graphs.lift import lift_written_attributes
+from tests.support import faults
 
 STEPS = 3
 
@@ -48,23 +49,19 @@ def test_a_checked_optimizer_steps_once(name: str) -> None:
     with cb.collect() as session:
         checked = trained(OPTIMIZERS[name], checking("aot_eager"))
     unchecked = trained(OPTIMIZERS[name], lambda step: torch.compile(step, backend="aot_eager"))
-    eager = trained(OPTIMIZERS[name], None)
-    for mine, theirs, plain in zip(checked, unchecked, eager, strict=True):
+    for mine, theirs, plain in zip(checked, unchecked, trained(OPTIMIZERS[name], None), strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, plain)
     assert session.report.verdict is cb.Verdict.PASS, str(session.report)
     assert session.report.coverage.checked["mutated inputs"] >= 4 * STEPS
 
 
-def faster(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+@faults.runs
+def faster(forward: Callable[..., Any], *args: Any) -> Any:
     """Wrong: it moves one parameter too far."""
-
-    def run(*args: Any) -> Any:
-        returned = gm.forward(*args)
-        args[-1].mul_(1.01)
-        return returned
-
-    return run
+    returned = forward(*args)
+    args[-1].mul_(1.01)
+    return returned
 
 
 def test_a_wrong_step_is_found_in_the_parameter() -> None:

@@ -12,14 +12,12 @@ def graph() -> fx.Graph:
     made = fx.Graph()
     x = made.placeholder("x")
     split = made.call_function(torch.split, (x, 1))
-    first = made.call_function(torch.relu, (made.call_method("__getitem__", (split, 0)),))
-    made.output((first, None, 3))
+    made.output((made.call_function(torch.relu, (made.call_method("__getitem__", (split, 0)),)), None, 3))
     return made
 
 
 def test_what_a_graph_returns_is_flat() -> None:
-    made = graph()
-    node, *constants = outputs_of(made)
+    node, *constants = outputs_of(graph())
     assert isinstance(node, fx.Node)
     assert constants == [None, 3]
     single = fx.Graph()

@@ -55,8 +55,7 @@ def test_what_the_code_names_is_what_is_checked(monkeypatch: pytest.MonkeyPatch)
 
 
 def step(accelerator: Accelerator) -> None:
-    model = accelerator.prepare(nn.Linear(4, 2))
-    accelerator.backward(model(torch.ones(3, 4)).sum())
+    accelerator.backward(accelerator.prepare(nn.Linear(4, 2))(torch.ones(3, 4)).sum())
 
 
 def test_an_accelerator_checks_what_it_compiles() -> None:

@@ -75,17 +75,13 @@ def test_the_users_tensors_and_random_numbers_stay_as_they_are(library: Any) -> 
 
 def test_a_wrong_number_and_a_wrong_number_beside_a_tensor_that_nobody_takes(library: Any) -> None:
     single = define(library, "single(Tensor x) -> float", lambda x: 1.5, lambda x: 2.5)
-    both = define(
-        library, "both(Tensor x) -> (Tensor, int)", lambda x: (x.clone(), 7), lambda x: (torch.empty_like(x), 3)
-    )
+    both = define(library, "both(Tensor x) -> (Tensor, int)", lambda x: (x.clone(), 7), lambda x: (x.clone(), 3))
     for program in (lambda x: x * single(x), lambda x: x * both(x)[1]):
-        report = record(program, (X,))
-        (finding,) = report.findings
+        (finding,) = record(program, (X,)).findings
         assert finding.detail == "structure.value"
         assert "given these inputs it says something else" in finding.evidence["at_fault"]
-    sizes = define(
-        library, "sizes(Tensor x) -> (Tensor, SymInt)", lambda x: (x.clone(), 9), lambda x: (x.clone(), x.shape[0])
-    )
+    schema = "sizes(Tensor x) -> (Tensor, SymInt)"
+    sizes = define(library, schema, lambda x: (x.clone(), 9), lambda x: (x.clone(), x.shape[0]))
     (finding,) = record(lambda x: x * sizes(x)[1], (X,), dynamic=True).findings
     assert "is 3 with" in finding.expected
     assert finding.actual == "9"

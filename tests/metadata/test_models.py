@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,14 +38,9 @@ def pixels(batch: int, _length: int) -> Inputs:
     return {"pixel_values": torch.randn(batch, 3, 32, 32)}
 
 
-def pictures(batch: int, length: int) -> Inputs:
+def pictures(batch: int, length: int, *, layout: torch.memory_format = torch.contiguous_format) -> Inputs:
     """Pictures whose size varies."""
-    return {"x": torch.randn(batch, 3, 4 * length, 4 * length)}
-
-
-def last_pictures(batch: int, length: int) -> Inputs:
-    """The same in channels_last."""
-    return {"x": torch.randn(batch, 3, 4 * length, 4 * length).to(memory_format=torch.channels_last)}
+    return {"x": torch.randn(batch, 3, 4 * length, 4 * length).to(memory_format=layout)}
 
 
 def sound(batch: int, length: int) -> Inputs:
@@ -60,8 +56,6 @@ COMMON = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-VISION = {**COMMON, "image_size": 32, "patch_size": 8}
-PYRAMIDS = ("ConvNext",)  # its sizes are lists, one entry for each stage
 
 
 def language(name: str, **settings: Any) -> Callable[[], Program]:
@@ -71,8 +65,8 @@ def language(name: str, **settings: Any) -> Callable[[], Program]:
 
 def vision(name: str, **settings: Any) -> Callable[[], Program]:
     """A picture model by its name in transformers."""
-    common = {"image_size": 32} if name in PYRAMIDS else VISION
-    return lambda: (of_transformers(f"{name}Model", **{**common, **settings}), pixels)
+    common = {} if name == "ConvNext" else {**COMMON, "patch_size": 8}  # its sizes are lists, one entry for each stage
+    return lambda: (of_transformers(f"{name}Model", **{"image_size": 32, **common, **settings}), pixels)
 
 
 def translator(name: str, **settings: Any) -> Callable[[], Program]:
@@ -211,7 +205,8 @@ MODELS: dict[str, Callable[[], Program]] = {
     ),
     "resnet": network(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8), Residual(8))),
     "resnet_channels_last": network(
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8)).to(memory_format=torch.channels_last), last_pictures
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual(8)).to(memory_format=torch.channels_last),
+        partial(pictures, layout=torch.channels_last),
     ),
     "densenet": network(Dense),
     "unet": network(UNet),

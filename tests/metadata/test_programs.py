@@ -38,8 +38,7 @@ def channels_last(*shape: int) -> torch.Tensor:
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="wrong in torch 2.13's own metadata")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_wrong_strides_of_replication_pad2d_backward_are_found_on_the_users_line(dynamic: bool) -> None:
-    compiled = torch.compile(pad, backend="debug_interpreter", dynamic=dynamic)
-    out = compiled(channels_last(2, 3, 4, 5))
+    out = torch.compile(pad, backend="debug_interpreter", dynamic=dynamic)(channels_last(2, 3, 4, 5))
     with pytest.raises(cb.MetadataError) as caught:
         out.sum().backward()
     finding, text = caught.value.finding, str(caught.value)
@@ -70,8 +69,7 @@ def test_graphs_inside_of_cond_are_checked_on_both_branches(library: Any) -> Non
         assert sum(report.coverage.checked.values()) >= 6  # the nodes inside are counted
         report = checked(program, (torch.ones(3, 4),), (torch.ones(3, 4),))
     first, *rest = report.findings
-    assert first.subject == "node[true_graph_0 of cond: liar]"
-    assert first.op == f"{NAME}.liar.default"
+    assert (first.subject, first.op) == ("node[true_graph_0 of cond: liar]", f"{NAME}.liar.default")
     assert "liar(x).sin()" in first.source
     assert all(finding.evidence["inherited"] for finding in rest)
 

@@ -43,13 +43,11 @@ def test_a_mismatch_is_reported_and_its_script_runs(
     names: dict[str, object] = {}
     exec(DEFINITION, names)
     try:
-        compiled = torch.compile(
-            lambda x: torch.ops.scripted.as_float(x),
-            backend="debug_interpreter",
-            options={"on_divergence": "record", "report_dir": str(tmp_path)},
-        )
+        options: dict[str, Any] = {"on_divergence": "record", "report_dir": str(tmp_path)}
         with cb.collect() as session:
-            compiled(argument)
+            torch.compile(lambda x: torch.ops.scripted.as_float(x), backend="debug_interpreter", options=options)(
+                argument
+            )
     finally:
         names["library"]._destroy()  # type: ignore[attr-defined]
     assert session.report.verdict is Verdict.FAIL
@@ -86,8 +84,7 @@ def written(operator: Any, version: int) -> Finding | None:
 
     def program(x: torch.Tensor) -> Any:
         memory, own, z = x * 2, x * 3, x.sinh()
-        result = operator(memory[0], [memory[1], own], z, 3)
-        return result, memory, own
+        return operator(memory[0], [memory[1], own], z, 3), memory, own
 
     with torch._inductor.config.patch(enable_auto_functionalized_v2=version == 2):
         report = record(program, (torch.randn(3, 4),))
@@ -135,12 +132,8 @@ def test_what_torchs_cache_of_fake_results_forgets_is_named_and_shown() -> None:
         return x
 
     (finding,) = record(program, (torch.randn(4, 6),)).findings
-    assert (finding.op, finding.detail, finding.expected, finding.actual) == (
-        "aten.slice_scatter.default",
-        "structure.offset",
-        "0",
-        "6",
-    )
+    assert (finding.op, finding.detail) == ("aten.slice_scatter.default", "structure.offset")
+    assert (finding.expected, finding.actual) == ("0", "6")
     assert "torch's cache of fake results" in finding.evidence["at_fault"]
     ended, printed = run_alone(finding)
     assert ended == "THEY DIFFER"

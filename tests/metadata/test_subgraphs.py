@@ -10,8 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from checked_backend.aot.boxed import boxed
@@ -37,59 +42,39 @@ def branch(x: torch.Tensor) -> Any:
 
 
 def nested(x: torch.Tensor) -> Any:
-    def inner(x: torch.Tensor) -> Any:
-        return torch.cond(x.sum() > -100, lambda x: x.sinh() + 1, lambda x: x.cos(), (x,))
-
-    return torch.cond(x.sum() > -100, lambda x: inner(x) * 2, lambda x: x.cos(), (x,))
+    return torch.cond(x.sum() > -100, lambda x: branch(x) * 2, lambda x: x.cos(), (x,))
 
 
 def loop(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.while_loop import while_loop
-
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sinh() + 1), (torch.tensor(0), x))
 
 
 def loop_condition(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.while_loop import while_loop
-
-    return while_loop(
-        lambda i, x: x.sinh().sum() + i < i + 1e9 * (3 - i), lambda i, x: (i + 1, x + 1), (torch.tensor(0), x)
-    )
+    start = torch.tensor(0), x
+    return while_loop(lambda i, x: x.sinh().sum() + i < i + 1e9 * (3 - i), lambda i, x: (i + 1, x + 1), start)
 
 
 def scanned(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.scan import scan
-
     return scan(lambda carry, row: (carry + row, (carry * row).sinh()), torch.zeros(4), x)
 
 
 def mapped(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.map import map as map_rows
-
     return map_rows(lambda row: row.sinh() + 1, x)
 
 
 def associated(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.associative_scan import associative_scan
-
     return associative_scan(lambda a, b: (a + b).sinh(), x, 0, combine_mode="generic")
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
     return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: (score * 0.01).sinh())
 
 
 def masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
     return flex_attention(q, k, v, block_mask=mask)
 
 
 def heads_and_mask() -> tuple[Any, ...]:
-    from torch.nn.attention.flex_attention import create_block_mask
-
     mask = create_block_mask(lambda b, h, i, j: (i - j).float().sinh() > -1, None, None, 128, 128, device="cpu")
     return heads(), heads(), heads(), mask
 
@@ -172,16 +157,10 @@ def test_a_lie_inside_is_found_inside(name: str) -> None:
     args = make()
     assert planted(program, args, None) == []
     torch._dynamo.reset()
-    findings = [f for f in planted(program, args, wrong_dtype("sinh")) if not f.evidence["inherited"]]
-    findings = [f for f in findings if place in f.subject]
-    assert findings, f"not found {place}"
-    for finding in findings:
-        assert finding.op == "aten.sinh.default"
-        assert (finding.detail, finding.expected, finding.actual) == (
-            "structure.dtype",
-            "torch.float16",
-            "torch.float32",
-        )
+    local = [f for f in planted(program, args, wrong_dtype("sinh")) if not f.evidence["inherited"]]
+    findings = [f for f in local if place in f.subject]
+    told = {(f.op, f.detail, f.expected, f.actual) for f in findings}
+    assert told == {("aten.sinh.default", "structure.dtype", "torch.float16", "torch.float32")}, f"not found {place}"
     assert "sinh()" in findings[0].source
     assert "test_subgraphs.py:" in findings[0].source
 

@@ -30,8 +30,7 @@ def local(report: Any) -> list[tuple[str, str, str | None]]:
 def test_one_workspace_at_each_call(library: Any, dynamic: bool) -> None:
     workspace = torch.empty(3, 4)
     operator = define(library, "lie(Tensor x) -> Tensor", lambda x: workspace.copy_(x), torch.empty_like)
-    once = record(lambda x: operator(x) + 1, (X,), dynamic=dynamic)
-    assert local(once) == []
+    assert local(record(lambda x: operator(x) + 1, (X,), dynamic=dynamic)) == []
     report = record(lambda x: operator(x) + 1, (X,), (X,), dynamic=dynamic)
     assert local(report) == [("lie", "alias", "the memory that lie returned before")]
     (finding,) = report.findings
@@ -50,9 +49,8 @@ def test_one_workspace_for_two_nodes_two_operators_and_two_graphs(library: Any) 
 
     one = define(library, "one(Tensor x) -> Tensor", kernel, torch.empty_like)
     two = define(library, "two(Tensor x) -> Tensor", kernel, torch.empty_like)
-    assert local(record(lambda x: one(x).sum() + one(x * 2), (X,))) == [
-        ("one_1", "alias", "the memory that one returned before")
-    ]
+    (again,) = local(record(lambda x: one(x).sum() + one(x * 2), (X,)))
+    assert again == ("one_1", "alias", "the memory that one returned before")
     assert local(record(lambda x: one(x).sum() + two(x * 2), (X,)))[0][:2] == ("two", "alias")
     doubled = differentiated_by(two)
     program = lambda x: (one(x.detach()).sum() * doubled(x)).sin()  # noqa: E731
@@ -74,11 +72,8 @@ def test_a_workspace_of_several_outputs_and_in_lists(library: Any) -> None:
 
 def test_memory_of_a_parameter_and_of_an_argument_of_an_earlier_call(library: Any) -> None:
     model = nn.Linear(4, 4)
-    operator = define(
-        library, "lie(Tensor x) -> Tensor", lambda x: model.weight.data, lambda x: x.new_empty(model.weight.shape)
-    )
-    report = record(lambda x: (model(x) @ operator(x)).sum(), (X,))
-    ((node, detail, actual), *rest) = local(report)
+    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: model.weight.data, lambda x: x.new_empty(4, 4))
+    ((node, detail, actual), *rest) = local(record(lambda x: (model(x) @ operator(x)).sum(), (X,)))
     assert (node, detail, rest) == ("lie", "alias", [])
     assert actual.startswith("the memory of the graph's input ")
     assert actual.endswith(", which it is not given")
@@ -86,28 +81,27 @@ def test_memory_of_a_parameter_and_of_an_argument_of_an_earlier_call(library: An
     kept: list[torch.Tensor] = []
     keep = define(library, "keep(Tensor x) -> Tensor", lambda x: (kept.append(x), x + 1)[1], torch.empty_like)
     get = define(library, "get(Tensor x) -> Tensor", lambda x: kept[-1], torch.empty_like)
-    assert local(record(lambda x: keep(x.sin()) * get(x.cos()), (X,))) == [
-        ("get", "alias", "the memory that keep was given before, as x, and is not given here")
-    ]
+    told = ("get", "alias", "the memory that keep was given before, as x, and is not given here")
+    assert local(record(lambda x: keep(x.sin()) * get(x.cos()), (X,))) == [told]
+
+
+def writing(library: Any, returned: Callable[..., Any]) -> Any:
+    """An operator that writes to its first argument."""
+    schema, fake = "both(Tensor(a!) x, Tensor y) -> Tensor", lambda x, y: torch.empty_like(y)
+    return define(library, schema, lambda x, y: (x.add_(1), returned(x, y))[1], fake)
 
 
 def test_a_mutating_operator_and_one_with_an_effect(library: Any) -> None:
     workspace = torch.empty(3, 4)
-    mutating = define(
-        library,
-        "both(Tensor(a!) x, Tensor y) -> Tensor",
-        lambda x, y: (x.add_(1), workspace.copy_(y))[1],
-        lambda x, y: torch.empty_like(y),
-    )
+    mutating = writing(library, lambda x, y: workspace.copy_(y))
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         return mutating(y, x) + y  # type: ignore[no-any-return]
 
     report = record(program, (X,), (X,))
-    assert [(f.op, f.detail, f.subject) for f in report.findings] == [
-        (f"{NAME}.both.default", "alias", "node[auto_functionalized_v2][0]")
-    ]
+    told = (f"{NAME}.both.default", "alias", "node[auto_functionalized_v2][0]")
+    assert [(f.op, f.detail, f.subject) for f in report.findings] == [told]
     assert run_alone(report.findings[0])[0] == "THEY DIFFER"
     effectful = define(library, "log(Tensor x) -> Tensor", lambda x: workspace.copy_(x), torch.empty_like)
     with with_effect(effectful):
@@ -124,12 +118,7 @@ def test_a_mutating_operator_and_one_with_an_effect(library: Any) -> None:
     ids=["read", "written"],
 )
 def test_a_mutating_operator_that_returns_an_argument(library: Any, returned: Callable[..., Any], actual: str) -> None:
-    operator = define(
-        library,
-        "both(Tensor(a!) x, Tensor y) -> Tensor",
-        lambda x, y: (x.add_(1), returned(x, y))[1],
-        lambda x, y: torch.empty_like(y),
-    )
+    operator = writing(library, returned)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -154,8 +143,7 @@ def resize_in_place(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kernel", [transpose_in_place, resize_in_place])
 def test_an_argument_whose_shape_or_strides_an_operator_changes(library: Any, kernel: Callable[..., Any]) -> None:
     operator = define(library, "lie(Tensor x) -> Tensor", kernel, torch.empty_like)
-    report = record(lambda x: operator(x * 2), (X,))
-    (finding,) = [f for f in report.findings if not f.evidence["inherited"]]
+    (finding,) = [f for f in record(lambda x: operator(x * 2), (X,)).findings if not f.evidence["inherited"]]
     assert (finding.node, finding.detail) == ("lie", "mutation")
     assert finding.expected == "argument x keeps its shape, strides and memory"
     assert run_alone(finding)[0] == "THEY DIFFER"
@@ -184,8 +172,7 @@ def honest(library: Any) -> dict[str, Callable[..., Any]]:
 
 @pytest.mark.parametrize("name", ["empty", "freed at once", "returned as it is given", "written"])
 def test_honest_operators_are_clean(library: Any, name: str) -> None:
-    program = honest(library)[name]
-    report = record(program, *[(torch.randn(3, 4),) for _ in range(30)])
+    report = record(honest(library)[name], *[(torch.randn(3, 4),) for _ in range(30)])
     assert (report.findings, report.verdict) == ((), Verdict.PASS)
 
 

@@ -132,8 +132,7 @@ def test_promote_keeps_layout_aliasing_and_leaves():
     result = to_float64(tensors)
     for old, new in zip(tensors, result, strict=True):
         assert (new.shape, new.stride(), new.storage_offset()) == (old.shape, old.stride(), old.storage_offset())
-        assert new.requires_grad == old.requires_grad
-        assert new.is_leaf
+        assert (new.requires_grad, new.is_leaf) == (old.requires_grad, True)
         assert torch.equal(new, old.to(new.dtype))
     assert [value.dtype for value in result[:4]] == [torch.float64] * 3 + [torch.int64]
     assert result[3] is integers
@@ -172,29 +171,24 @@ def test_what_has_no_meaning_is_refused():
 
 
 def test_operator_without_float64_kernel_is_named():
-    library = torch.library.Library("checked_backend_test_promote", "DEF")
-    library.define("single(Tensor x) -> Tensor")
-
     def single(x):
         if x.dtype != torch.float32:
             raise RuntimeError("\"single\" not implemented for 'Double'")
         return x.clone()
 
-    library.impl("single", single, "CPU")
-    with pytest.raises(PromotionError, match=r"checked_backend_test_promote\.single\.default"):
-        high(torch.ops.checked_backend_test_promote.single, torch.ones(2))
-    library._destroy()
+    with torch.library._scoped_library("checked_backend_test_promote", "DEF") as library:
+        library.define("single(Tensor x) -> Tensor")
+        library.impl("single", single, "CPU")
+        with pytest.raises(PromotionError, match=r"checked_backend_test_promote\.single\.default"):
+            high(torch.ops.checked_backend_test_promote.single, torch.ones(2))
 
 
 def test_operator_that_returns_low_precision_is_converted_and_named():
-    library = torch.library.Library("checked_backend_test_promote", "DEF")
-    library.define("fixed(Tensor x) -> Tensor")
-    library.impl("fixed", lambda x: x.float() + 1, "CPU")
-    with Float64Mode() as mode:
-        result = torch.ops.checked_backend_test_promote.fixed(torch.ones(2))
-    assert result.dtype == torch.float64
+    with torch.library._scoped_library("checked_backend_test_promote", "DEF") as library, Float64Mode() as mode:
+        library.define("fixed(Tensor x) -> Tensor")
+        library.impl("fixed", lambda x: x.float() + 1, "CPU")
+        assert torch.ops.checked_backend_test_promote.fixed(torch.ones(2)).dtype == torch.float64
     assert mode.lossy == {"checked_backend_test_promote.fixed.default"}
-    library._destroy()
 
 
 def test_autocast_around_the_run():

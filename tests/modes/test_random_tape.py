@@ -82,8 +82,7 @@ def test_every_kind_of_random_operator(name):
     with ReplayRandom(tape):
         replayed = program()
     assert torch.equal(replayed, expected)
-    assert replayed.dtype == expected.dtype
-    assert replayed.stride() == expected.stride()
+    assert (replayed.dtype, replayed.stride()) == (expected.dtype, expected.stride())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -145,15 +144,14 @@ def test_attention_kernel_without_dropout_is_not_random():
 
 
 def test_dropout_that_cannot_be_repeated_is_refused():
-    library = torch.library.Library("checked_backend_test_random", "DEF")
-    library.define("cudnn_rnn(Tensor q, float dropout) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-    library.impl("cudnn_rnn", lambda q, dropout: q * 2, "CPU")
-    op = torch.ops.checked_backend_test_random.cudnn_rnn
-    tape, _ = record(lambda: op(torch.ones(2), 0.5))
-    with ReplayRandom(tape), pytest.raises(ReplayError, match="draws inside its kernel"):
-        op(torch.ones(2), 0.5)
-    assert record(lambda: op(torch.ones(2), 0.0))[0].empty
-    library._destroy()
+    with torch.library._scoped_library("checked_backend_test_random", "DEF") as library:
+        library.define("cudnn_rnn(Tensor q, float dropout) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+        library.impl("cudnn_rnn", lambda q, dropout: q * 2, "CPU")
+        op = torch.ops.checked_backend_test_random.cudnn_rnn
+        tape, _ = record(lambda: op(torch.ones(2), 0.5))
+        with ReplayRandom(tape), pytest.raises(ReplayError, match="draws inside its kernel"):
+            op(torch.ones(2), 0.5)
+        assert record(lambda: op(torch.ones(2), 0.0))[0].empty
 
 
 def test_control_flow_and_checkpoint():

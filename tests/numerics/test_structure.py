@@ -79,6 +79,5 @@ def test_subclass_is_another_type():
         pass
 
     (difference,) = compare_structure(reference=torch.zeros(1), candidate=torch.zeros(1).as_subclass(Tagged))
-    assert difference.aspect == "type"
-    assert difference.expected == "Tensor"
+    assert (difference.aspect, difference.expected) == ("type", "Tensor")
     assert difference.actual.endswith("Tagged")

@@ -95,8 +95,7 @@ def test_a_hang_is_killed() -> None:
 
 
 def test_a_worker_has_workers() -> None:
-    answer = run_in_worker(lambda: f"outer {run_in_worker(lambda: 'inner', timeout=60)}", timeout=60)
-    assert answer == "outer inner"
+    assert run_in_worker(lambda: f"outer {run_in_worker(lambda: 'inner', timeout=60)}", timeout=60) == "outer inner"
 
 
 def interrupt_soon() -> None:

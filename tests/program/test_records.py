@@ -205,8 +205,7 @@ def test_records_of_two_devices_are_compared_by_their_values(tmp_path: Path) -> 
     report = compare_recordings(first, leave(tmp_path / "b", [[replace(moved(2e-5, device="cuda"), bits=7)]]))
     assert report.verdict is Verdict.PASS
     assert f"device: cpu in {tmp_path / 'a'}, cuda in {tmp_path / 'b'}" in report.coverage.notes
-    wrong = compare_recordings(first, leave(tmp_path / "c", [[moved(1e-2, device="cuda")]]))
-    assert wrong.verdict is Verdict.FAIL
+    assert compare_recordings(first, leave(tmp_path / "c", [[moved(1e-2, device="cuda")]])).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(

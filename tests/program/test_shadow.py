@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from checked_backend.program.folder import WHOLE_CALLS
 from checked_backend.program.shadow import Shadows
 from checked_backend.report import Report
 from checked_backend.report.session import Session
+from tests.support.region_tools import meanwhile
 
 
 class Shadowed:
@@ -175,9 +175,7 @@ def exchange_factor(_model: Switched) -> None:
 
 CHANGES: dict[str, Callable[[Switched], Any]] = {
     "a hook": lambda model: model.inner.register_forward_hook(lambda _module, _args, out: out.square()),
-    "a hook on gradients": lambda model: model.inner.register_full_backward_pre_hook(
-        lambda _module, out: (2 * out[0],)
-    ),
+    "a hook on gradients": lambda model: model.inner.register_full_backward_pre_hook(lambda _, out: (2 * out[0],)),
     "an attribute": lambda model: setattr(model, "doubled", True),
     "a global": exchange_factor,
     "a method": lambda model: setattr(model, "last", lambda x: x.sin()),
@@ -198,8 +196,7 @@ def test_the_programs_own_call_is_compared(change: str, own: str, tmp_path: Path
         for number in range(2):
             if number and changes:
                 CHANGES[change](model)
-            x = torch.randn(5, 4, requires_grad=True)
-            compiled(x).sum().backward()
+            compiled(torch.randn(5, 4, requires_grad=True)).sum().backward()
         failing = [one for one in program.report.findings if one.fails]
         assert bool(failing) == changes, str(program.report)
         assert all("compiled for an earlier call" in one.evidence["level"] for one in failing)
@@ -231,8 +228,7 @@ def test_it_compiles_what_the_program_compiles(tmp_path: Path, noise: float) -> 
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         torch.manual_seed(0)
-        model = Scaled()
-        compiled = compile_(model)
+        compiled = compile_(Scaled())
         step = compile_(lambda x: compiled(x).tanh().sum(-1))
         for size in (5, 5, 7, 7, 5, 9):
             step(torch.randn(size, 4)).square().sum().backward()
@@ -377,26 +373,23 @@ def test_gradients_of_clean_programs_are_not_accused(program: Callable[[Any], An
     assert report.coverage.checked["gradients of whole calls"] > 0
 
 
-def test_gradients_that_enter_where_nobody_looks_are_told(tmp_path: Path) -> None:
-    class Holder:
-        __slots__ = ("value",)
+class Slot:
+    __slots__ = ("tensor",)
+    tensor: torch.Tensor
 
-    holder, linear = Holder(), nn.Linear(4, 4)
+
+def test_gradients_that_enter_where_nobody_looks_are_told(tmp_path: Path) -> None:
+    slot, linear = Slot(), nn.Linear(4, 4)
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        holder.value = linear(x)
-        return holder.value.sin()
+        slot.tensor = linear(x)
+        return slot.tensor.sin()
 
     program = Shadowed(tmp_path)
-    out = program.compile(step)(torch.randn(3, 4))
-    (out.sum() + holder.value.square().sum()).backward()
+    (program.compile(step)(torch.randn(3, 4)).sum() + slot.tensor.square().sum()).backward()
     report = program.report
     assert not report.findings, str(report)
     assert report.verdict is Verdict.INCONCLUSIVE
-
-
-class Slot:
-    __slots__ = ("tensor",)
 
 
 def test_what_already_a_first_call_shows_is_no_stale_code(tmp_path: Path) -> None:
@@ -556,8 +549,7 @@ def counters() -> Any:
 def test_what_code_counts_by_global_names_is_counted_once(tmp_path: Path, make: Callable[[], Any]) -> None:
     program = Shadowed(tmp_path)
     compiled = program.compile(make())
-    results = [compiled(torch.ones(1)).item() for _ in range(4)]
-    assert results == [2, 4, 6, 8]
+    assert [compiled(torch.ones(1)).item() for _ in range(4)] == [2, 4, 6, 8]
     assert counted() == (4, [1, 2, 3, 4], 4, 4, {"forward": 4}, 4)
     report = program.report
     assert (report.findings, report.coverage.checked[WHOLE_CALLS]) == ((), 3)
@@ -566,21 +558,9 @@ def test_what_code_counts_by_global_names_is_counted_once(tmp_path: Path, make: 
 
 @pytest.mark.usefixtures("counters")
 def test_what_another_thread_may_use_is_left_and_told(tmp_path: Path) -> None:
-    ready, done = threading.Event(), threading.Event()
-
-    def waits() -> None:
-        ready.set()
-        done.wait(60)
-
-    thread = threading.Thread(target=waits)
-    thread.start()
-    ready.wait(60)
-    try:
-        program = Shadowed(tmp_path)
+    program = Shadowed(tmp_path)
+    with meanwhile():
         program.compile(helper)(torch.ones(1))
-    finally:
-        done.set()
-        thread.join()
     assert tally.count > 1
     told = [one for one in program.report.coverage.skipped if "another thread" in one.reason]
     assert [(one.subject.rpartition(".")[2], one.matters) for one in told] == [("tally", True)]

@@ -55,8 +55,7 @@ def test_a_program_computes_bit_for_bit_what_it_does_alone(
     code, plain, err = finished((sys.executable, program), tmp_path)
     assert (code, bool(plain)) == (0, True), err
     code, checked, err = finished((*RUN, *options, program), tmp_path)
-    found = json.loads((tmp_path / "run.json").read_text())
-    assert (code, checked, found["verdict"]) == (0, plain, "pass"), err
+    assert (code, checked, json.loads((tmp_path / "run.json").read_text())["verdict"]) == (0, plain, "pass"), err
     assert checked_calls(err) >= 3
 
 

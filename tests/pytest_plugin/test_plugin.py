@@ -75,15 +75,9 @@ def run(folder: Path, files: dict[str, str], *words: str) -> Result:
         "OMP_NUM_THREADS": "1",
     }
     junit = folder / "junit.xml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", f"--junitxml={junit}", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", f"--junitxml={junit}", *words]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500, "check": False}
+    done = subprocess.run(command, cwd=folder, env=environment, **how)
     cases = list(ElementTree.parse(junit).getroot().iter("testcase")) if junit.exists() else []
     ends = ("failure", "error", "skipped")
     outcomes = {str(case.get("name")): next((p.tag for p in case if p.tag in ends), "passed") for case in cases}
@@ -246,8 +240,7 @@ def test_a_failure_is_the_report(suite: Result) -> None:
 
 def test_properties(suite: Result) -> None:
     properties = suite.properties
-    assert properties["test_plain"] == {}
-    assert properties["test_off"] == {}
+    assert properties["test_plain"] == properties["test_off"] == {}
     assert properties["test_right[0]"]["numcheck.verdict"] == "pass"
     assert properties["test_backward"] == {
         "numcheck.verdict": "fail",
@@ -264,11 +257,8 @@ def test_properties(suite: Result) -> None:
 def test_summary(suite: Result) -> None:
     lines = suite.section()
     failing = [line for line in lines if line.startswith("FAIL ")]
-    assert failing == sorted(
-        f"FAIL test_suite.py::{name}"
-        for name in OUTCOMES
-        if suite.properties.get(name, {}).get("numcheck.verdict") == "fail"
-    )
+    verdicts = {name: suite.properties.get(name, {}).get("numcheck.verdict") for name in OUTCOMES}
+    assert failing == sorted(f"FAIL test_suite.py::{name}" for name, verdict in verdicts.items() if verdict == "fail")
     assert len(failing) == 8
     totals = {
         name: sum(int(one.get(f"numcheck.{name}", 0)) for one in suite.properties.values())
@@ -339,21 +329,17 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 def test_marker_and_fixture_without_the_option(marked: Result) -> None:
-    result = marked
-    wrong = {"test_wrong", "test_misuse", "test_misuse_by_place", "test_of_class", "test_check_wrong"}
-    wrong |= {"test_of_the_backend"}
-    assert {name for name, outcome in result.outcomes.items() if outcome != "passed"} == wrong, result.output
-    assert len(result.outcomes) == 12
-    assert "no option 'bogus'" in result.of("test_misuse")
-    assert "got ('eager',); it takes enabled=" in result.of("test_misuse_by_place")
-    assert "DivergenceError: FAIL: " in result.of("test_check_wrong")
-    assert "FAILED test_it.py::test_check_wrong - numcheck: f: output[0] is wrong" in result.output
-    assert [line for line in result.section() if line.startswith("FAIL ")] == [
-        "FAIL test_it.py::TestClass::test_of_class",
-        "FAIL test_it.py::test_caught",
-        "FAIL test_it.py::test_check_wrong",
-        "FAIL test_it.py::test_wrong",
-    ]
+    wrong = {
+        f"test_{name}" for name in ("wrong", "misuse", "misuse_by_place", "of_class", "check_wrong", "of_the_backend")
+    }
+    assert {name for name, outcome in marked.outcomes.items() if outcome != "passed"} == wrong, marked.output
+    assert len(marked.outcomes) == 12
+    assert "no option 'bogus'" in marked.of("test_misuse")
+    assert "got ('eager',); it takes enabled=" in marked.of("test_misuse_by_place")
+    assert "DivergenceError: FAIL: " in marked.of("test_check_wrong")
+    assert "FAILED test_it.py::test_check_wrong - numcheck: f: output[0] is wrong" in marked.output
+    failing = [line.removeprefix("FAIL test_it.py::") for line in marked.section() if line.startswith("FAIL ")]
+    assert failing == ["TestClass::test_of_class", "test_caught", "test_check_wrong", "test_wrong"]
 
 
 def test_a_bare_option_takes_no_path_for_a_compiler(tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ def several(x: torch.Tensor) -> torch.Tensor:
 
 def test_what_is_sent_and_received_are_results_and_inputs_in_the_order_of_eager() -> None:
     x = torch.randn(4)
-    gm = dynamo_graph(several, x)
-    made = cut(gm)
+    made = cut(dynamo_graph(several, x))
     assert not communicates(made.graph)
     assert made.names == ("all_reduce_0", "all_reduce_1", "all_reduce_2", "all_reduce_3", "all_gather_0")
     received = [torch.full((4,), float(number)) for number in range(5)]

@@ -81,8 +81,7 @@ def test_eager_goes_on_where_the_compiled_program_raises_before_all_exchanges() 
 def test_collectives_that_send_nearly_the_same_may_be_reordered() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         one = functional.all_reduce(x * 1.01, "sum", dist.group.WORLD)
-        other = functional.all_reduce(x * 1.02, "sum", dist.group.WORLD)
-        return one - 3 * other
+        return one - 3 * functional.all_reduce(x * 1.02, "sum", dist.group.WORLD)
 
     report = gathered(lambda: checked(program, reordered)(torch.randn(4)))
     assert report.coverage.checked["tensors sent to other ranks"] == 2
@@ -165,13 +164,10 @@ def test_an_input_that_is_still_under_way_is_no_input_that_the_program_writes_to
         arriving.clear()
         wait(tensor)
 
-    def program(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops._c10d_functional.wait_tensor(buffer).sin() + x
-
     monkeypatch.setattr(observers, "wait_for_result", arrives)
 
     def run() -> None:
-        compiled = checked(program, compiler)
+        compiled = checked(lambda buffer, x: torch.ops._c10d_functional.wait_tensor(buffer).sin() + x, compiler)
         for _ in range(3):
             buffer = torch.zeros(4)
             arriving.append(buffer)
@@ -184,12 +180,10 @@ def test_an_input_that_is_still_under_way_is_no_input_that_the_program_writes_to
 def overwriting(held: list[torch.Tensor]) -> Callable[..., Any]:
     """A compiler whose program writes to a tensor, as a collective that is under way may do at any time."""
 
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            held[0].numpy()[:] = 7.0  # torch counts no such write
-            return gm.forward(*args)
-
-        return run
+    @faults.runs
+    def compiler(forward: Callable[..., Any], *args: Any) -> Any:
+        held[0].numpy()[:] = 7.0  # torch counts no such write
+        return forward(*args)
 
     return compiler
 
@@ -252,8 +246,7 @@ def test_no_check_waits_for_what_the_program_waits_for_itself(compiler: str, mon
             x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
             assert all(map(torch.equal, finished(compiled, x), (x.sin(), x.cos())))
 
-    report = gathered(run)
-    assert agreed(report)
+    report = agreed(gathered(run))
     assert report.coverage.checked["tensors sent to other ranks"] == 3
     assert any(skip.subject == "output[0]" and "after the region has ended" in skip.reason for skip in skips(report))
 

@@ -59,8 +59,7 @@ def training(compiled: Callable[..., Any], clock: Clock, calls: int, seconds: fl
 
 def test_a_check_waits_until_it_is_earned(clock: Clock) -> None:
     compiled = checked(Net(), "aot_eager", budget=0.1)
-    report = gathered(training(compiled, clock, 12, seconds=0.01))
-    assert report.coverage.regions[0].checked_calls == 0
+    assert gathered(training(compiled, clock, 12, seconds=0.01)).coverage.regions[0].checked_calls == 0
     report = gathered(training(compiled, clock, 20))
     [region] = report.coverage.regions
     assert region.calls == 20
@@ -71,12 +70,10 @@ def test_a_check_waits_until_it_is_earned(clock: Clock) -> None:
 
 
 def test_what_is_never_checked_is_no_pass(clock: Clock) -> None:
-    compiled = checked(Net(), "aot_eager", budget=0.0001)
-    report = gathered(training(compiled, clock, 10))
+    report = gathered(training(checked(Net(), "aot_eager", budget=0.0001), clock, 10))
     [skip] = report.coverage.skipped
     assert skip.matters
-    assert skip.subject == "all calls"
-    assert skip.region == report.coverage.regions[0].name
+    assert (skip.subject, skip.region) == ("all calls", report.coverage.regions[0].name)
     assert "option budget" in skip.reason
     assert "larger budget" in str(report).replace("\n    ", " ")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
@@ -99,9 +96,7 @@ def test_every_region_gets_its_turn(clock: Clock) -> None:
     compiled = [checked(module, "aot_eager", budget=0.3) for module in (Net(), nn.Linear(5, 3), nn.Bilinear(5, 5, 3))]
     report = gathered(training(lambda x: compiled[0](x) + compiled[1](x) + compiled[2](x, x), clock, 40))
     assert len(report.coverage.regions) == 3
-    assert min(region.checked_calls for region in report.coverage.regions) > 1, [
-        (region.name, region.checked_calls, region.calls) for region in report.coverage.regions
-    ]
+    assert min(region.checked_calls for region in report.coverage.regions) > 1, report.coverage.regions
     assert agreed(report)
 
 
@@ -144,10 +139,6 @@ def cancelled(x: torch.Tensor) -> torch.Tensor:
     return (x + 1e4) - 1e4
 
 
-def inside_the_noise(out: torch.Tensor) -> torch.Tensor:
-    return out + 1e-4 if out.dtype is torch.float32 else out
-
-
 def calling(compiled: Callable[..., Any], clock: Clock, seconds: float) -> Callable[[], None]:
     def run() -> None:
         until = clock.now + seconds
@@ -159,6 +150,9 @@ def calling(compiled: Callable[..., Any], clock: Clock, seconds: float) -> Calla
 
 
 def test_a_twin_that_is_not_earned_is_compiled_when_it_is(clock: Clock) -> None:
+    def inside_the_noise(out: torch.Tensor) -> torch.Tensor:
+        return out + 1e-4 if out.dtype is torch.float32 else out
+
     compilations: list[torch.dtype] = []
     compiled = checked(cancelled, slow_compiler(clock, inside_the_noise, compilations), budget=0.1)
     with cb.collect() as session:
@@ -212,7 +206,6 @@ def test_a_recomputation_that_ends_early_is_no_check(clock: Clock) -> None:
 def test_a_recheck_of_which_nothing_could_be_compared_is_still_to_come(clock: Clock) -> None:
     """Without one, the next check would compare with noise that no check has established."""
     rechecked: list[bool] = []
-
     compiled = checked(Net(), faults.clean(), budget=0.3)
     forward = CallComparison.forward
 

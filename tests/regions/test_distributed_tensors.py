@@ -48,8 +48,7 @@ def test_what_is_written_in_place_is_the_same_checked_and_unchecked(mesh: Any) -
     plain = ran(torch.compile(averaged, backend="aot_eager"), mesh)
     torch._dynamo.reset()
     kept: list[torch.Tensor] = []
-    report = gathered(lambda: kept.append(ran(checked(averaged, "aot_eager"), mesh)))
-    assert agreed(report)
+    report = agreed(gathered(lambda: kept.append(ran(checked(averaged, "aot_eager"), mesh))))
     assert report.coverage.checked["mutated inputs"] == 3
     assert torch.equal(kept[0], plain)
 
@@ -61,8 +60,7 @@ def test_a_write_that_is_left_out_is_found(mesh: Any) -> None:
 
 def test_where_no_operator_is_looked_for_the_finding_says_why(mesh: Any) -> None:
     x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
-    report = gathered(lambda: checked(lambda y: y.sin(), faults.wrong_value(), localize=True)(x))
-    [finding] = report.findings
+    [finding] = gathered(lambda: checked(lambda y: y.sin(), faults.wrong_value(), localize=True)(x)).findings
     assert "distributed tensors" in str(finding.evidence["localized"])
 
 

@@ -102,8 +102,7 @@ def test_a_missing_one_that_dynamo_meets_is_named_by_check() -> None:
     def function(x: Tensor) -> Tensor:
         return unknown(x) + 1  # forward
 
-    report = cb.check(function, (torch.ones(3),), compiler="aot_eager")
-    [finding] = report.findings
+    [finding] = cb.check(function, (torch.ones(3),), compiler="aot_eager").findings
     assert (finding.detail, finding.op) == ("crash.fake", "test_fake_errors.unknown.default")
     assert "return unknown(x) + 1" in str(finding.source)
     line = unknown._init_fn.__code__.co_firstlineno

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import checked_backend as cb
 from tests import ledger
@@ -58,8 +58,7 @@ def step(
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", faults.clean("python"), faults.clean("aot")])
 @pytest.mark.parametrize(("training", "dropout"), [(True, True), (False, False)])
 def test_clean_compilers_pass(compiler: Any, training: bool, dropout: bool) -> None:
-    report = step(compiler, training=training, times=3, dropout=dropout)
-    assert agreed(report)
+    report = agreed(step(compiler, training=training, times=3, dropout=dropout))
     assert calls(report) == 3
     assert backwards(report) == (3 if training else 0)
     checked_counts = report.coverage.checked
@@ -93,8 +92,7 @@ def test_faults_beside_dropout(how: How) -> None:
     report = step(faults.scaled_gradient("layers.4.bias", how), dropout=True)
     assert found(report) == {("logic", "grad[layers.4.bias]")}
     torch._dynamo.reset()
-    report = step(faults.one_element(0, how), dropout=True, backward=False)
-    assert found(report) == {("logic", "output[0]")}
+    assert found(step(faults.one_element(0, how), dropout=True, backward=False)) == {("logic", "output[0]")}
 
 
 @pytest.mark.parametrize("how", BOTH)
@@ -162,18 +160,16 @@ def test_alias_where_eager_has_none(alias: Callable[[torch.Tensor], torch.Tensor
 @pytest.mark.parametrize("when", ["compiling", "running"])
 def test_crash_in_backward(when: Any) -> None:
     """A candidate that fails in backward is a finding of kind crash, not a bare exception of the compiler's."""
-    model = Net()
-    compiled = checked(model, faults.crash_in_backward(when), on_divergence="raise")
+    compiled = checked(Net(), faults.crash_in_backward(when), on_divergence="raise")
     with pytest.raises(cb.DivergenceError) as caught:
         compiled(torch.randn(6, 8))[0].sum().backward()
     assert {finding.kind for finding in caught.value.report.findings} == {cb.Kind.CRASH}
 
 
-NEGATED_OR_DOUBLED = (torch.Tensor.neg_, lambda x: x.mul_(2))
-OTHER_STRUCTURE = (torch.Tensor.t_, torch.Tensor.requires_grad_, lambda x: x.unsqueeze_(0))
-
-
-@pytest.mark.parametrize("change", [*NEGATED_OR_DOUBLED, *OTHER_STRUCTURE])
+@pytest.mark.parametrize(
+    "change",
+    [torch.Tensor.neg_, lambda x: x.mul_(2), torch.Tensor.t_, torch.Tensor.requires_grad_, lambda x: x.unsqueeze_(0)],
+)
 def test_an_input_that_is_changed_as_a_whole(change: Callable[[torch.Tensor], Any]) -> None:
     compiler = faults.run_in_python(lambda _gm: lambda results, args: (results, change(*args))[0])
     report = gathered(lambda: checked(torch.sin, compiler)(torch.randn(8, 8)))
@@ -182,15 +178,11 @@ def test_an_input_that_is_changed_as_a_whole(change: Callable[[torch.Tensor], An
 
 def test_a_result_of_inference_mode() -> None:
     """Autograd refuses it."""
-
-    def compiler(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
-        return torch.inference_mode()(gm.forward)
-
-    x = torch.randn(8, 8)
-    assert found(gathered(lambda: checked(torch.sin, compiler)(x))) == {("structure.inference", "output[0]")}
+    x, compiled = torch.randn(8, 8), checked(torch.sin, lambda gm, _inputs: torch.inference_mode()(gm.forward))
+    assert found(gathered(lambda: compiled(x))) == {("structure.inference", "output[0]")}
     torch._dynamo.reset()
     with torch.inference_mode():
-        assert agreed(gathered(lambda: checked(torch.sin, compiler)(x)))
+        assert agreed(gathered(lambda: compiled(x)))
 
 
 def test_input_changed_at_a_later_call() -> None:
@@ -221,36 +213,27 @@ def test_eager_raises_and_the_candidate_does_not() -> None:
 def test_another_exception_is_a_finding_and_the_user_gets_eagers(on_divergence: str) -> None:
     compiled = checked(bad, lambda *_given: raising(RuntimeError("kernel: out of bounds")), on_divergence=on_divergence)
 
-    def program() -> None:
-        with pytest.raises(IndexError, match="out of range"):
-            compiled(torch.tensor([7]))
-
-    report = gathered(program)
-    assert found(report) == {("exception.type", "candidate")}
-    [finding] = report.findings
+    with cb.collect() as session, pytest.raises(IndexError, match="out of range"):
+        compiled(torch.tensor([7]))
+    [finding] = session.report.findings
+    assert (finding.detail, finding.subject) == ("exception.type", "candidate")
     assert (finding.expected or "").startswith("IndexError: ")
     assert finding.actual == "RuntimeError: kernel: out of bounds"
 
 
 def test_the_same_exception_is_no_finding() -> None:
-    def program() -> None:
-        with pytest.raises(torch.linalg.LinAlgError):
-            checked(torch.linalg.cholesky, faults.clean())(-torch.eye(3))
-
-    report = gathered(program)
-    assert not report.findings
-    assert not report.coverage.notes
+    with cb.collect() as session, pytest.raises(torch.linalg.LinAlgError):
+        checked(torch.linalg.cholesky, faults.clean())(-torch.eye(3))
+    assert (session.report.findings, session.report.coverage.notes) == ((), ())
 
 
 def test_the_same_type_with_other_words_is_told() -> None:
     wrong = raising(torch.linalg.LinAlgError("something else went wrong"))
     compiled = checked(torch.linalg.cholesky, lambda *_given: wrong)
 
-    def program() -> None:
-        with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
-            compiled(-torch.eye(3))
-
-    [note] = gathered(program).coverage.notes
+    with cb.collect() as session, pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
+        compiled(-torch.eye(3))
+    [note] = session.report.coverage.notes
     assert "with other words" in note
     assert "something else went wrong" in note
 

@@ -87,12 +87,9 @@ def test_half_precision_is_found_wherever_it_is(program: Callable[..., Any], low
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_have_the_dtype_that_the_program_says(dtype: torch.dtype) -> None:
     """A constant of half precision is rounded, in eager in float64 and in the float64 twin."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x) * torch.tensor([0.2, 0.7, 0.1], dtype=x.dtype)
-
     rounding = faults.spoiled_output(rounding_otherwise, how="aot")
-    assert agreed(gathered(lambda: checked(program, rounding)(torch.randn(20, 3, dtype=dtype))))
+    program = checked(lambda x: torch.tanh(x) * torch.tensor([0.2, 0.7, 0.1], dtype=x.dtype), rounding)
+    assert agreed(gathered(lambda: program(torch.randn(20, 3, dtype=dtype))))
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -103,8 +100,7 @@ def test_grouped_products_have_a_float64_twin(off: bool) -> None:
         gates, chosen = torch.softmax(x @ router, -1).max(-1)
         order = chosen.argsort()
         ends = F.one_hot(chosen, 4).sum(0).cumsum(0).to(torch.int32)
-        made = F.silu(F.grouped_mm(x[order], weights, offs=ends))
-        return (made * gates[order][:, None])[order.argsort()]
+        return (F.silu(F.grouped_mm(x[order], weights, offs=ends)) * gates[order][:, None])[order.argsort()]
 
     shapes = (32, 16), (4, 16, 16), (16, 4)
     inputs = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
@@ -117,17 +113,13 @@ def test_grouped_products_have_a_float64_twin(off: bool) -> None:
 
 def test_a_loop_has_a_float64_twin() -> None:
     def looping(x: torch.Tensor) -> torch.Tensor:
-        def goes_on(step: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-            return step < 4
-
         def body(step: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return step + 1, torch.sin(y * 1.3) + 0.1
 
-        return torch.while_loop(goes_on, body, (torch.tensor(0), x))[1]
+        return torch.while_loop(lambda step, _: step < 4, body, (torch.tensor(0), x))[1]
 
     with torch.no_grad():
-        report = gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16)))
-    assert agreed(report)
+        report = agreed(gathered(lambda: checked(looping, "aot_eager")(torch.randn(8, dtype=torch.bfloat16))))
     assert not report.coverage.skipped
     assert report.coverage.detection_limit["output[0]"] < 1e-8
 
@@ -169,8 +161,7 @@ def test_nothing_runs_compiled_in_float64_that_would_write_past_the_result_of_a_
         if in_backward:
             out.sum().backward()
 
-    report = gathered(run)
-    assert agreed(report)
+    report = agreed(gathered(run))
     assert set(ran) == {torch.bfloat16}
     told = [skip.reason for skip in report.coverage.skipped if skip.subject == "control: float64 twin"]
     assert len(told) == 1 + in_backward
@@ -186,8 +177,7 @@ def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str
         return made * x
 
     last_bit = faults.spoiled_output(lambda y: y * (1 + 2**-23) if y.dtype is torch.float32 else y)
-    report = cb.check(windowed, (torch.ones(13),), compiler=last_bit)
-    assert agreed(report)
+    report = agreed(cb.check(windowed, (torch.ones(13),), compiler=last_bit))
     assert report.coverage.detection_limit["output[0]"] < 1e-8
     wrong = faults.spoiled_output(lambda y: y * (1 + 2**-23))
     assert found(cb.check(windowed, (torch.ones(13),), compiler=wrong)) == {("logic", "output[0]")}
@@ -250,18 +240,11 @@ def test_a_cast_that_makes_another_tensor_does_so_in_float64(cast: str) -> None:
 
 
 def test_a_cast_to_complex_numbers_is_one_to_wide_ones_in_float64() -> None:
-    def program(x: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.sigmoid(x.cfloat()), half.exp()
-
-    x, half = torch.tensor(0.3), torch.ones(4, dtype=torch.bfloat16)
-    assert agreed(gathered(lambda: checked(program, "eager")(x, half)))
+    program = checked(lambda x, half: (torch.sigmoid(x.cfloat()), half.exp()), "eager")
+    agreed(gathered(lambda: program(torch.tensor(0.3), torch.ones(4, dtype=torch.bfloat16))))
 
 
 def test_no_run_in_float64_writes_to_the_users_tensor() -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.half().fill_(2)
-        return y.sgn()
-
-    x = torch.ones(2, 3, dtype=torch.float64)
-    assert agreed(gathered(lambda: checked(program, "eager")(x, torch.randn(2))))
+    x, program = torch.ones(2, 3, dtype=torch.float64), checked(lambda x, y: (x.half().fill_(2), y.sgn())[1], "eager")
+    assert agreed(gathered(lambda: program(x, torch.randn(2))))
     assert torch.equal(x, torch.ones(2, 3, dtype=torch.float64))

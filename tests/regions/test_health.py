@@ -18,7 +18,7 @@ from torch import fx, nn
 import checked_backend as cb
 from checked_backend.regions.health import Health, RegionHealth
 from tests.support.raising import raising
-from tests.support.region_tools import checked, gathered
+from tests.support.region_tools import agreed, checked, gathered
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,7 @@ def growing(rate: float) -> Callable[..., Any]:
 
 def program(compiler: Any, count: int, **options: Any) -> cb.Report:
     torch.manual_seed(0)
-    layer = nn.Linear(32, 16)
-    compiled = checked(layer, compiler, **options)
+    compiled = checked(nn.Linear(32, 16), compiler, **options)
 
     def run() -> None:
         for number in range(count):
@@ -59,12 +58,8 @@ def test_each_checked_call_and_backward_pass_gives_a_record() -> None:
     records: list[cb.CheckRecord] = []
     with cb.on_check(records.append):
         program("eager", 3, every=2)
-    assert [(one.call, one.step, one.backward) for one in records] == [
-        (1, 1, False),
-        (1, 1, True),
-        (3, 3, False),
-        (3, 3, True),
-    ]
+    told = [(one.call, one.step, one.backward) for one in records]
+    assert told == [(call, call, backward) for call in (1, 3) for backward in (False, True)]
     assert {one.ratio for one in records} == {0.0}
     assert all(0 < one.share <= 1 and one.seconds > 0 and one.findings == 0 for one in records)
     [region] = {one.region for one in records}
@@ -83,8 +78,7 @@ def test_a_callback_may_call_the_compiled_program() -> None:
 
     with cb.on_check(again):
         report = gathered(lambda: [compiled(x) for _ in range(2)])
-    assert report.verdict is cb.Verdict.PASS
-    assert report.findings == ()
+    agreed(report)
     assert [record.call for record in records] == [1, 3]
     assert report.coverage.regions[0].checked_calls == 4
 
@@ -142,10 +136,8 @@ def test_the_share_is_that_of_all_regions_since_the_first(monkeypatch: pytest.Mo
     one.checked(1, {"output[0]": 0.5, "output[1]": 0.25}, (), 1.0)
     now[0] = 120.0
     other.checked(1, {}, (), 1.0)
-    assert [(record.share, record.ratio, record.subject) for record in records] == [
-        (0.1, 0.5, "output[0]"),
-        (0.1, None, ""),
-    ]
+    told = [(record.share, record.ratio, record.subject) for record in records]
+    assert told == [(0.1, 0.5, "output[0]"), (0.1, None, "")]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import checked_backend as cb
 from checked_backend._torch.dynamo import lookup_backend
 from tests.support import faults
 from tests.support.faults import SpoilGradient, input_position
-from tests.support.region_tools import checked, gathered
+from tests.support.region_tools import agreed, checked, found, gathered
 
 
 class Counting(torch.autograd.Function):
@@ -53,19 +53,16 @@ class Scratch(torch.autograd.Function):
 @pytest.mark.parametrize(("kind", "verdict"), [(Counting, cb.Verdict.INCONCLUSIVE), (Scratch, cb.Verdict.PASS)])
 def test_it_is_written_to_once_and_said_not_to_be_compared(kind: Any, verdict: cb.Verdict) -> None:
     seen = []
-    reports = []
     for backend, options in (("eager", None), ("numcheck", {"compiler": "eager", "on_divergence": "record"})):
         torch._dynamo.reset()
-        x, buffer = torch.ones(4, requires_grad=True), torch.zeros(1)
+        buffer = torch.zeros(1)
+        run = torch.compile(lambda x, buffer: kind.apply(x * 2, buffer) + 1, backend=backend, options=options)
         with cb.collect() as session:
-            torch.compile(lambda x, buffer: kind.apply(x * 2, buffer) + 1, backend=backend, options=options)(
-                x, buffer
-            ).sum().backward()
+            run(torch.ones(4, requires_grad=True), buffer).sum().backward()
         seen.append(buffer.tolist())
-        reports.append(session.report)
     assert seen[0] == seen[1]
-    assert reports[1].verdict is verdict
-    assert [skip.subject for skip in reports[1].coverage.skipped] == ["inputs"] * (kind is Counting)
+    assert session.report.verdict is verdict
+    assert [skip.subject for skip in session.report.coverage.skipped] == ["inputs"] * (kind is Counting)
 
 
 @torch.compiler.nested_compile_region
@@ -76,8 +73,7 @@ def nested(x: Tensor) -> Tensor:
 def test_gradients_of_a_nested_region_are_checked() -> None:
     """Eager cannot differentiate the operator that stands for it."""
     x = torch.randn(5, requires_grad=True)
-    clean = cb.check(lambda x: nested(nested(x)) * 2, (x,), compiler="aot_eager")
-    assert clean.verdict is cb.Verdict.PASS, str(clean)
+    clean = agreed(cb.check(lambda x: nested(nested(x)) * 2, (x,), compiler="aot_eager"))
     assert clean.coverage.checked["gradients"] == 1
     wrong = cb.check(lambda x: nested(nested(x)) * 2, (x,), compiler=faults.scaled_gradient("x", how="aot"))
     assert "grad[x]" in [finding.subject for finding in wrong.findings]
@@ -138,14 +134,13 @@ def _recomputed(gm: fx.GraphModule, _example_inputs: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> Any:
-            wanted = ctx.needs_input_grad
             with torch.enable_grad():
-                leaves = [
-                    one.detach().requires_grad_(is_wanted) for one, is_wanted in zip(ctx.inputs, wanted, strict=True)
-                ]
+                leaves = [one.detach() for one in ctx.inputs]
+                for leaf, wanted in zip(leaves, ctx.needs_input_grad, strict=True):
+                    leaf.requires_grad_(wanted)
                 results = gm.forward(*leaves)
-            found = iter(torch.autograd.grad(results, [one for one in leaves if one.requires_grad], gradients))
-            return tuple(next(found) if needed else None for needed in wanted)
+            made = iter(torch.autograd.grad(results, [one for one in leaves if one.requires_grad], gradients))
+            return tuple(next(made) if leaf.requires_grad else None for leaf in leaves)
 
     return Late.apply
 
@@ -202,9 +197,7 @@ def test_no_noise_is_taken_from_what_was_written_since(write: Any, factor: float
 
     report = gathered(step)
     assert report.verdict is verdict
-    assert {finding.subject for finding in report.findings if finding.kind.fails} == (
-        {"grad[weight]"} if verdict is cb.Verdict.FAIL else set()
-    )
+    assert {subject for _, subject in found(report)} == ({"grad[weight]"} if verdict is cb.Verdict.FAIL else set())
 
 
 def test_a_gradient_may_follow_a_write_of_zeros() -> None:

@@ -112,6 +112,11 @@ def told(report: cb.Report, where: str) -> list[cb.Skip]:
     return [skip for skip in report.coverage.skipped if "memory" in skip.reason and where in str(skip)]
 
 
+def undecided(report: cb.Report, where: str) -> bool:
+    """Whether nothing is found, and the report says where memory ran out."""
+    return not report.findings and report.verdict is cb.Verdict.INCONCLUSIVE and bool(told(report, where))
+
+
 # eager
 
 
@@ -170,8 +175,7 @@ def test_eager_that_gets_memory_later_is_compared(what: str, failures: int, pass
 def test_calls_are_tried_again_at_growing_distances(what: str) -> None:
     with planned(**{what: always}) as plans:
         trained(sparing(), times=16)
-        tried = [0, 2, 5, 10]
-        assert plans.runs[what] == 2 * len(tried)
+        assert plans.runs[what] == 2 * len((0, 2, 5, 10))
 
 
 def test_growing_distances_end_and_begin_anew() -> None:
@@ -207,9 +211,7 @@ def test_what_both_raise_is_the_programs_own() -> None:
 def test_check_is_no_finding_either() -> None:
     with planned(forward=lambda number: number == 1, error=ERRORS["cpu"]):
         report = cb.check(net, (torch.ones(3),), compiler=sparing())
-    assert not report.findings, str(report)
-    assert report.verdict is cb.Verdict.INCONCLUSIVE
-    assert told(report, "eager ran out of it")
+    assert undecided(report, "eager ran out of it"), str(report)
 
 
 # control runs
@@ -223,28 +225,19 @@ def noisy(out: Tensor) -> Tensor:
 def test_control_runs_without_memory_leave_a_difference_undecided(error: str) -> None:
     with planned(forward=lambda number: number > 1, error=ERRORS[error]), torch.no_grad():
         report = gathered(lambda: checked(net, sparing(spoil=noisy))(torch.randn(4, 3)))
-    assert not report.findings
-    assert report.verdict is cb.Verdict.INCONCLUSIVE
-    assert told(report, "control: ")
+    assert undecided(report, "control: "), str(report)
     assert any(skip.matters for skip in told(report, "output[0]"))
 
 
 def twin_without_memory(factor: float, spoil: Callable[[Tensor], Tensor] = noisy) -> Any:
     """Its float64 twin runs out of memory, each time."""
-
-    def spoilt(out: Tensor) -> Tensor:
-        if out.dtype is torch.float64:
-            raise MemoryError
-        return spoil(out)
-
-    return sparing(factor, spoilt)
+    no_memory = raising(MemoryError)
+    return sparing(factor, lambda out: no_memory() if out.dtype is torch.float64 else spoil(out))
 
 
 def test_a_twin_without_memory_is_told_and_noise_stays_noise() -> None:
     with torch.no_grad():
-        report = gathered(
-            lambda: checked(net, twin_without_memory(2.0), reference="keep")(torch.randn(4, 3, dtype=torch.float32))
-        )
+        report = gathered(lambda: checked(net, twin_without_memory(2.0), reference="keep")(torch.randn(4, 3)))
         half = gathered(lambda: checked(net, twin_without_memory(2.0, lambda out: out))(torch.randn(4, 3).bfloat16()))
     assert agreed(report)
     assert not half.findings
@@ -280,19 +273,12 @@ def test_float64_is_left_out_for_some_calls_after_it_ran_out() -> None:
 
 def running_out(times: int) -> Callable[[Tensor], Tensor]:
     """Runs out of memory some times."""
-    ran = itertools.count()
-
-    def spoilt(out: Tensor) -> Tensor:
-        if next(ran) < times:
-            raise torch.OutOfMemoryError("no memory")
-        return out
-
-    return spoilt
+    ran, no_memory = itertools.count(), raising(torch.OutOfMemoryError("no memory"))
+    return lambda out: no_memory() if next(ran) < times else out
 
 
 def test_a_candidate_that_runs_once_the_check_lets_go_is_no_crash() -> None:
-    report = trained(sparing(spoil=running_out(1)), times=4)
-    assert agreed(report)
+    report = agreed(trained(sparing(spoil=running_out(1)), times=4))
     assert told(report, "the compiled program, beside what the check held")
 
 
@@ -344,7 +330,4 @@ def test_what_a_check_holds_is_freed_without_a_collector(forward: Plan, monkeypa
 
 def test_arriving_gradients_that_cannot_be_copied_leave_the_pass_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward, "_kept", raising(ERRORS["cpu"]()))
-    report = trained("aot_eager")
-    assert not report.findings
-    assert report.verdict is cb.Verdict.INCONCLUSIVE
-    assert told(report, "copying the gradients that arrive")
+    assert undecided(trained("aot_eager"), "copying the gradients that arrive")

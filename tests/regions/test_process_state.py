@@ -120,24 +120,20 @@ def inside(x: torch.Tensor) -> torch.Tensor:
         return x * y.sum()
 
 
-def forgets_grad_mode(gm: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+@faults.runs
+def forgets_grad_mode(forward: Callable[..., Any], *args: Any) -> Any:
     """AOT autograd of torch 2.11 does so."""
-
-    def run(*args: Any) -> Any:
-        before = torch.is_grad_enabled()
-        outputs = gm(*args)
-        torch.set_grad_enabled(before)
-        return outputs
-
-    return run
+    before = torch.is_grad_enabled()
+    outputs = forward(*args)
+    torch.set_grad_enabled(before)
+    return outputs
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_grad_mode_that_the_compiled_program_does_not_set_is_found(state: ProcessState) -> None:
     x = torch.randn(3, requires_grad=True)
     compiled = checked(sets_grad_mode, forgets_grad_mode)
-    report = gathered(lambda: compiled(x))
-    (finding,) = report.findings
+    (finding,) = gathered(lambda: compiled(x)).findings
     assert (finding.detail, finding.expected, finding.actual) == ("mutation.grad_mode", "False", "True")
     assert "leaves the setting grad_mode as it was, and eager leaves another" in finding.message
     assert not torch.is_grad_enabled()
@@ -195,13 +191,9 @@ def test_check_finds_what_only_the_compiled_program_sets(state: ProcessState) ->
             torch.set_grad_enabled(False)
         return x + 1
 
-    report = cb.check(sets_one, (torch.randn(3),), compiler="eager")
-    (finding,) = report.findings
-    assert (finding.detail, finding.expected, finding.actual) == (
-        "mutation.default_dtype",
-        "torch.float64",
-        "torch.float16",
-    )
+    (finding,) = cb.check(sets_one, (torch.randn(3),), compiler="eager").findings
+    assert finding.detail == "mutation.default_dtype"
+    assert (finding.expected, finding.actual) == ("torch.float64", "torch.float16")
     assert (finding.evidence["before_call"], finding.stage) == ("torch.float32", "eager")
     assert "eager leaves another" in finding.message
     assert found(cb.check(forgets, (torch.randn(3),), compiler="eager")) == {("mutation.grad_mode", "state[grad_mode]")}
@@ -210,9 +202,7 @@ def test_check_finds_what_only_the_compiled_program_sets(state: ProcessState) ->
 
 def test_wrong_values_and_a_wrong_setting_are_both_told() -> None:
     def spoiled(x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return x * 3
-        return x * 2
+        return x * (3 if torch.compiler.is_compiling() else 2)
 
     report = cb.check(spoiled, (torch.randn(3),), compiler=faults.leaves_setting(CHANGES["num_threads"]))
     assert {subject for _, subject in found(report)} == {"state[num_threads]", "output[0]"}

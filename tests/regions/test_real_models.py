@@ -148,7 +148,7 @@ def compiled_backward(compiled: Compile) -> Left:
 
 
 RUNS = (checkpoint_inside, checkpoint_around, accumulation, scaled, compiled_optimizer, compiled_backward)
-
+Make = Callable[[], Case]
 
 pytestmark = [
     # Dynamo looks at `.grad` of every tensor that enters a region after a graph break
@@ -161,8 +161,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.timeout(600),
 ]
-
-Make = Callable[[], Case]
 
 
 def unchecked(model: nn.Module, compiler: str = "inductor") -> Any:
@@ -205,10 +203,10 @@ def covered(report: cb.Report) -> bool:
 
 def check_training(make: Make, steps: int, compiler: str = "inductor") -> cb.Report:
     """Train unchecked and checked; the runs must agree bit for bit, and the check must have seen every gradient."""
-    ran: list[tuple[Case, list[torch.Tensor]]] = []
-    report = gathered(lambda: ran.append(train(make, lambda model: checked(model, compiler), steps)))
+    with cb.collect() as session:
+        case, state = train(make, lambda model: checked(model, compiler), steps)
+    report = session.report
     _, unchecked_state = train(make, partial(unchecked, compiler=compiler), steps)
-    [(case, state)] = ran
     assert covered(report)
     assert backwards(report) >= steps
     trained = [parameter for parameter in case.model.parameters() if parameter.grad is not None]
@@ -241,8 +239,7 @@ def test_a_wrong_gradient_in_bert_has_the_users_parameter_name(dropout: float) -
     def program() -> None:
         torch.manual_seed(0)
         case = bert_masked_lm(dropout=dropout, layers=1)
-        compiled = checked(case.model, faults.scaled_gradient(name, how="aot"))
-        case.loss(compiled(**case.inputs)).backward()
+        case.loss(checked(case.model, faults.scaled_gradient(name, how="aot"))(**case.inputs)).backward()
 
     report = gathered(program)
     (finding,) = report.findings
@@ -255,8 +252,7 @@ def test_a_wrong_gradient_in_bert_has_the_users_parameter_name(dropout: float) -
 
 # of many kinds
 
-inductor = pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])
-COMPILERS = ["aot_eager", inductor]
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -350,13 +346,12 @@ def compiled_in_place(backend: str, **options: Any) -> Callable[[nn.Module], Non
 @pytest.mark.ci_sample
 @pytest.mark.inductor
 def test_hugging_face_trainer_with_a_model_compiled_in_place(tmp_path: Path) -> None:
-    runs: list[tuple[nn.Module, float]] = []
-    prepare = compiled_in_place("numcheck", on_divergence="record")
-    report = gathered(lambda: runs.append(train_with_trainer(tmp_path, prepare)))
-    runs.append(train_with_trainer(tmp_path, compiled_in_place("inductor", fallback_random=True)))
+    with cb.collect() as session:
+        model, loss = train_with_trainer(tmp_path, compiled_in_place("numcheck", on_divergence="record"))
+    unchecked_model, unchecked_loss = train_with_trainer(tmp_path, compiled_in_place("inductor", fallback_random=True))
+    report = session.report
     assert covered(report)
     assert backwards(report) == 3
-    (model, loss), (unchecked_model, unchecked_loss) = runs
     assert report.coverage.checked["gradients"] >= 3 * len(list(model.parameters()))
     assert same_bits(list(model.state_dict().values()), list(unchecked_model.state_dict().values()))
     assert loss == unchecked_loss
@@ -375,16 +370,13 @@ def test_hugging_face_trainer_stops_at_a_wrong_compiler(tmp_path: Path) -> None:
 
 def _both(run: Callable[[Compile], Left], compiler: str) -> tuple[Left, Left, cb.Report]:
     """What a run leaves, unchecked and checked, and what the check says."""
-    left: list[Left] = []
-
-    def ran(compile_: Compile) -> None:
-        torch._dynamo.reset()
-        torch.manual_seed(3)
-        left.append(run(compile_))
-
-    ran(lambda function: torch.compile(function, backend=compiler))
-    report = gathered(lambda: ran(lambda function: checked(function, compiler)))
-    return left[0], left[1], report
+    torch.manual_seed(3)
+    plain = run(lambda function: torch.compile(function, backend=compiler))
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    with cb.collect() as session:
+        watched = run(lambda function: checked(function, compiler))
+    return plain, watched, session.report
 
 
 @pytest.mark.slow
@@ -396,9 +388,7 @@ def test_a_checked_run_leaves_the_same_bits(run: Callable[[Compile], Left]) -> N
     assert report.verdict is cb.Verdict.PASS, str(report)
     assert report.coverage.checked["outputs"] + report.coverage.checked.get("mutated inputs", 0) > 0
     assert report.coverage.checked["tensors"] > 6
-    assert len(plain) == len(watched)
-    for one, other in zip(plain, watched, strict=True):
-        assert torch.equal(one, other)
+    assert same_bits(plain, watched)
 
 
 @pytest.mark.slow
@@ -417,17 +407,15 @@ def test_pipelines_and_split_graphs_leave_the_same_weights_on_each_rank(tmp_path
     assert all(rank[2]["regions"] > 1 for rank in ranks)
 
 
-BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_long_run.py"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "how", [pytest.param({"every": 1}, marks=pytest.mark.ci_sample), {"budget": 0.2}], ids=["every call", "budget"]
 )
 def test_nothing_grows_with_the_steps(how: dict[str, float]) -> None:
+    benchmark = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_long_run.py"
     with cb.collect() as session:
-        _, early, *_, last = runpy.run_path(str(BENCHMARK))["samples"](1500, compiler="aot_eager", **how)
+        _, early, *_, last = runpy.run_path(str(benchmark))["samples"](1500, compiler="aot_eager", **how)
     assert session.report.coverage.regions[0].calls == 1500
     assert last.descriptors == early.descriptors
     assert last.tensors <= early.tensors + 16  # with a budget, a check may be under way

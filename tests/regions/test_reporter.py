@@ -155,10 +155,9 @@ def test_fallback_trains_as_eager_does(name: str, reference: str, how: Any) -> N
     model = Net()
     twin = copy.deepcopy(model)
     expected = train(model, model)
+    options = {"on_divergence": "fallback", "reference": reference, "layout": "raise"}
     with cb.collect() as session:
-        actual = train(
-            twin, numcheck(twin, WRONG[name](how), on_divergence="fallback", reference=reference, layout="raise")
-        )
+        actual = train(twin, numcheck(twin, WRONG[name](how), **options))
     assert session.report.verdict is cb.Verdict.FAIL
     assert same_bits(actual, expected)
 
@@ -166,20 +165,17 @@ def test_fallback_trains_as_eager_does(name: str, reference: str, how: Any) -> N
 def test_fallback_stops_using_the_region() -> None:
     runs: list[int] = []
 
-    def wrong(gm: Any, _inputs: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            runs.append(1)
-            return tuple(value + 1 for value in gm.forward(*args))
-
-        return run
+    @faults.runs
+    def wrong(forward: Callable[..., Any], *args: Any) -> Any:
+        runs.append(1)
+        return tuple(value + 1 for value in forward(*args))
 
     compiled = numcheck(Net().eval(), wrong, on_divergence="fallback")
     with torch.no_grad():
         compiled(data())
         used = len(runs)
         compiled(data())
-    assert used >= 1
-    assert len(runs) == used
+    assert len(runs) == used >= 1
 
 
 # what is reported, and how often
@@ -204,8 +200,7 @@ def test_ignore_hides_nothing_else() -> None:
 
 def test_every_finds_what_is_wrong_in_a_checked_call() -> None:
     compiled = numcheck(Net(), faults.from_call(4, faults.wrong_value()), every=3)
-    report = gathered(lambda: [compiled(data()).sum().backward() for _ in range(3)])
-    [region] = report.coverage.regions
+    [region] = gathered(lambda: [compiled(data()).sum().backward() for _ in range(3)]).coverage.regions
     assert (region.calls, region.checked_calls, region.checked_backwards) == (3, 1, 1)
     with pytest.raises(cb.DivergenceError):
         compiled(data())
@@ -253,8 +248,7 @@ def test_report_is_written_and_can_be_read(tmp_path: Path) -> None:
     report = cb.Report.from_json(file.read_text())
     assert caught.value.report.path == file
     assert shown_path(str(file)) in str(caught.value)
-    assert report.findings == caught.value.report.findings
-    assert report.verdict is cb.Verdict.FAIL
+    assert (report.findings, report.verdict) == (caught.value.report.findings, cb.Verdict.FAIL)
 
 
 def test_a_pass_writes_nothing(tmp_path: Path) -> None:
@@ -349,29 +343,24 @@ def test_gradients_are_eagers_after_a_crash_in_backward(when: Any, on_divergence
 # eager itself raises
 
 
-def out_of_range(x: torch.Tensor) -> torch.Tensor:
-    return torch.embedding(torch.ones(3, 2), x)
-
-
-def not_positive_definite(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.cholesky(x)
-
-
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("on_divergence", ["raise", "record", "fallback"])
-@pytest.mark.parametrize(("function", "x"), [(out_of_range, torch.tensor([7])), (not_positive_definite, -torch.eye(2))])
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [(partial(torch.embedding, torch.ones(3, 2)), torch.tensor([7])), (torch.linalg.cholesky, -torch.eye(2))],
+    ids=["out_of_range-x0", "not_positive_definite-x1"],
+)
 def test_eagers_own_exception_is_raised(
     function: Callable[..., Any], x: torch.Tensor, on_divergence: str, compiler: str
 ) -> None:
-    if (function, compiler) == (not_positive_definite, "aot_eager") and torch.__version__.startswith("2.11."):
+    if (function, compiler) == (torch.linalg.cholesky, "aot_eager") and torch.__version__.startswith("2.11."):
         pytest.skip("torch 2.11 loses the exception, which is a finding")
     with pytest.raises(Exception) as expected:  # noqa: PT011  compared below
         function(x)
     compiled = numcheck(function, compiler, on_divergence=on_divergence)
     with pytest.raises(type(expected.value)) as actual:
         compiled(x)
-    assert type(actual.value) is type(expected.value)
-    assert str(actual.value) == str(expected.value)
+    assert (type(actual.value), str(actual.value)) == (type(expected.value), str(expected.value))
 
 
 # other random numbers
@@ -387,15 +376,13 @@ class Dropping(nn.Module):
         return hidden, self.second(hidden), torch.sin(x)
 
 
-def train_twice(compiler: faults.Compiler) -> None:
-    compiled = checked(Dropping(), compiler)
-    for _ in range(2):
-        hidden, result, _ = compiled(torch.ones(6, 5))
-        (hidden.square().sum() + result.square().sum()).backward()
-
-
 def test_what_follows_from_other_random_numbers_is_one_finding() -> None:
-    report = gathered(lambda: train_twice(faults.other_random_numbers("aot")))
+    compiled = checked(Dropping(), faults.other_random_numbers("aot"))
+    with cb.collect() as session:
+        for _ in range(2):
+            hidden, result, _ = compiled(torch.ones(6, 5))
+            (hidden.square().sum() + result.square().sum()).backward()
+    report = session.report
     [finding] = [one for one in report.findings if one.detail == "rng.stream"]
     explained = {finding.subject, *finding.explains}
     assert finding.evidence["explains"] == finding.explains
@@ -408,12 +395,7 @@ def test_what_follows_from_other_random_numbers_is_one_finding() -> None:
 def test_an_error_beside_other_random_numbers_is_not_folded() -> None:
     def wrong(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         run = faults.other_random_numbers()(gm, example_inputs)
-
-        def call(*args: Any) -> Any:
-            first, second, third = run(*args)
-            return first, second, third * 1.01
-
-        return call
+        return lambda *args: (*(made := run(*args))[:2], made[2] * 1.01)
 
     report = gathered(lambda: checked(Dropping(), wrong)(torch.ones(6, 5)))
     subjects = {subject for detail, subject in found(report) if not detail.startswith("rng")}

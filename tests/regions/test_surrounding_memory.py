@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,14 +19,12 @@ Write = Callable[[torch.Tensor], object]
 def writing(write: Write, place: int = 0) -> Callable[..., Any]:
     """A compiler whose programs do something to one of their tensors, beside what they should."""
 
-    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            with torch.no_grad():
-                write([arg for arg in args if isinstance(arg, torch.Tensor)][place])
-            return results
-
-        return run
+    @faults.runs
+    def compiler(forward: Callable[..., Any], *args: Any) -> Any:
+        results = forward(*args)
+        with torch.no_grad():
+            write([arg for arg in args if isinstance(arg, torch.Tensor)][place])
+        return results
 
     return compiler
 
@@ -106,15 +104,13 @@ def test_a_view_whose_history_autograd_refuses_to_tell_is_no_leaf() -> None:
     with torch.no_grad():
         view = weight.view(-1)
 
-    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            results = gm.forward(*args)
-            weight.data = weight.data
-            with torch.no_grad():
-                weight.add_(0)
-            return results
-
-        return run
+    @faults.runs
+    def compiler(forward: Callable[..., Any], *args: Any) -> Any:
+        results = forward(*args)
+        weight.data = weight.data
+        with torch.no_grad():
+            weight.add_(0)
+        return results
 
     report = gathered(lambda: checked(lambda view, gradient: view * gradient, compiler)(view, gradient))
     assert report.findings == ()

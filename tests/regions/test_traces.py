@@ -98,8 +98,7 @@ def test_tlparse_shows_a_failed_check_beside_its_graph(tmp_path: Path) -> None:
     clean, wrong = tmp_path / "page" / "-_0_0_0", tmp_path / "page" / "-_1_0_0"  # compile ids [0/0] and [1/0]
     names = [re.sub(r"_\d+\.", ".", path.name) for path in wrong.iterdir()]
     assert {"dynamo_output_graph.txt", "checked_backend_report.txt", "checked_backend_findings.json"} <= {*names}
-    reports = wrong.glob("checked_backend_report_*.txt")
-    first = min(reports, key=lambda path: int(path.stem.rpartition("_")[2]))
+    first = min(wrong.glob("checked_backend_report_*.txt"), key=lambda path: int(path.stem.rpartition("_")[2]))
     assert first.read_text().startswith("FAIL: f: output[0] is wrong")
     assert json.loads(next(wrong.glob("checked_backend_findings_*.json")).read_text())["verdict"] == "fail"
     assert f'href="-_1_0_0/{first.name}"' in (tmp_path / "page" / "index.html").read_text()

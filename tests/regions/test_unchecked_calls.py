@@ -19,10 +19,7 @@ Program = Callable[[torch.Tensor], torch.Tensor]
 def program() -> Program:
     """A region of which one call in a thousand is checked."""
 
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    return torch.compile(double, backend=cb.numcheck, options={"compiler": "aot_eager", "every": 1000})
+    return torch.compile(lambda x: x * 2, backend=cb.numcheck, options={"compiler": "aot_eager", "every": 1000})
 
 
 def calls(session: Session) -> list[tuple[int, int]]:
@@ -97,10 +94,7 @@ def test_the_call_that_is_due_is_checked_after_those_that_were_passed_by(program
 
 
 def test_a_region_none_of_whose_calls_is_checked_in_a_session_is_no_pass(program: Program) -> None:
-    def halve(x: torch.Tensor) -> torch.Tensor:
-        return x / 2
-
-    other = torch.compile(halve, backend=cb.numcheck, options={"compiler": "aot_eager", "every": 2})
+    other = torch.compile(lambda x: x / 2, backend=cb.numcheck, options={"compiler": "aot_eager", "every": 2})
     x = torch.ones(3)
     program(x)
     with cb.collect() as session:

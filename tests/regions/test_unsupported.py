@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler, LoweringException
@@ -55,8 +56,7 @@ def test_limits_of_the_system(make: Raising, what: str) -> None:
     assert (found.kind, found.detail) == (cb.Kind.UNSUPPORTED, f"unsupported.{what}")
     wrapped = RuntimeError("the compiler failed")
     wrapped.__cause__ = make()
-    again = unsupported_here(wrapped)
-    assert again.detail == found.detail
+    assert unsupported_here(wrapped).detail == found.detail
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,7 @@ def test_memory_is_short_or_the_candidate_asks_for_far_too_much(monkeypatch: pyt
     monkeypatch.setattr(unsupported, "free_memory", lambda: 2**30)
     needed = 2**29
     for error in (MemoryError(), request(2**30), OSError(errno.ENOMEM, "Cannot allocate memory")):
-        found = unsupported_here(error, needed=lambda: needed)
-        assert found.detail == "unsupported.memory"
+        assert unsupported_here(error, needed=lambda: needed).detail == "unsupported.memory"
     assert unsupported_here(request(2**50), needed=lambda: needed) is None
 
 
@@ -178,23 +177,21 @@ class Failing:
             running = self.when == "running" and self.left
             self.left -= bool(running)
 
-            def run(args: list[Any]) -> Any:
+            def run(*args: Any) -> Any:
                 if running:
                     raise self.error()
                 return graph(*args)
 
-            run._boxed_call = True  # type: ignore[attr-defined]
-            return run
+            return make_boxed_func(run)
 
         def backward(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
             self.fails("compiling backward")
 
-            def run(args: list[Any]) -> Any:
+            def run(*args: Any) -> Any:
                 self.fails("backward")
                 return graph(*args)
 
-            run._boxed_call = True  # type: ignore[attr-defined]
-            return run
+            return make_boxed_func(run)
 
         return aot_autograd(fw_compiler=forward, bw_compiler=backward)(gm, example_inputs)
 
@@ -246,8 +243,7 @@ def test_where_a_fresh_cache_does_not_help_it_is_a_crash(when: str, tmp_path: Pa
 def test_what_is_missing_here_is_inconclusive_and_the_program_goes_on(
     when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    full = LIMITS[0][0]
-    report = ran(Failing(full, 99, when), tmp_path, dynamic=False)
+    report = ran(Failing(LIMITS[0][0], 99, when), tmp_path, dynamic=False)
     assert report.verdict is cb.Verdict.INCONCLUSIVE
     assert [finding.detail for finding in report.findings] == ["unsupported.disk"]
     assert "Free some room" in str(report)
@@ -256,11 +252,8 @@ def test_what_is_missing_here_is_inconclusive_and_the_program_goes_on(
 
 
 def test_nothing_raises_for_it_and_every_session_is_told(tmp_path: Path) -> None:
-    compiled = torch.compile(
-        net,
-        backend="numcheck",
-        options={"compiler": Failing(InvalidCxxCompiler, 99, "compiling"), "report_dir": tmp_path},
-    )
+    options: dict[str, Any] = {"compiler": Failing(InvalidCxxCompiler, 99, "compiling"), "report_dir": tmp_path}
+    compiled = torch.compile(net, backend="numcheck", options=options)
     verdicts = []
     for _ in range(2):
         with cb.collect() as session:

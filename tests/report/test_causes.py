@@ -76,8 +76,7 @@ LEFT = replace(VAGUE, subject="grad[w]", graph="backward", searched=True)
 
 def test_layers_of_one_class_are_told_apart_and_one_that_was_compiled_again_is_not() -> None:
     found = [replace(VAGUE, region=f"Linear [{place}/0]") for place in range(3)]
-    again = [replace(VAGUE, region="Linear [0/1]"), replace(VAGUE, region="Linear [0/2_1]")]
-    causes = causes_of([*found, *again])
+    causes = causes_of([*found, *(replace(VAGUE, region=f"Linear [0/{number}]") for number in ("1", "2_1"))])
     assert [cause.regions for cause in causes] == [3, 1, 1]
     assert not any(cause.is_named for cause in causes)
 
@@ -88,12 +87,10 @@ def test_what_is_known_to_be_one_cause_is_called_one() -> None:
 
 
 def test_what_was_not_traced_again_is_told_with_the_operator_of_the_same_code() -> None:
-    again = replace(LEFT, region="Net [0/7]")
-    (cause,) = causes_of([LEFT, RELU, again])
+    (cause,) = causes_of([LEFT, RELU, replace(LEFT, region="Net [0/7]")])
     assert (cause.main, cause.assumed) == (RELU, 2)
     assert causes_of([RELU])[0].assumed == 0
-    at_the_same_stage = replace(LEFT, stage=RELU.stage)
-    assert causes_of([at_the_same_stage, RELU])[0].assumed == 1
+    assert causes_of([replace(LEFT, stage=RELU.stage), RELU])[0].assumed == 1
 
 
 def test_what_may_have_another_cause_is_not_assumed_to_have_this_one() -> None:

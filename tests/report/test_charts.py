@@ -16,8 +16,7 @@ FINDING = Finding(Kind.LOGIC, "output[0]", "wrong", metrics=METRICS, noise=Noise
 
 
 def bars(*findings: Finding) -> list[tuple[str, float]]:
-    chart = error_chart(findings)
-    drawn = ElementTree.fromstring(chart)
+    drawn = ElementTree.fromstring(error_chart(findings))
     return [(str(one.get("class")), float(str(one.get("width")))) for one in drawn.iter("rect")]
 
 
@@ -92,8 +91,7 @@ def test_where_nothing_differs_nothing_is_drawn() -> None:
 
 
 def test_the_histogram_reads_as_text() -> None:
-    picture = histogram(SPREAD)
-    drawn = ElementTree.fromstring(picture)
+    drawn = ElementTree.fromstring(histogram(SPREAD))
     assert drawn.get("aria-label") == "Elements by their difference: 1 ulp: 3; 4 to 7 ulp: 1.2e+04"
     tall = [float(str(one.get("height"))) for one in drawn.iter("rect")]
     assert tall[3] > tall[1] > tall[0] == 0.0

@@ -21,8 +21,7 @@ FLOW = (
 
 
 def drawn(flow: tuple[NodeError, ...], at_fault: str | None = "relu") -> ElementTree.Element:
-    chart = flow_chart(flow, at_fault)
-    return ElementTree.fromstring(chart)
+    return ElementTree.fromstring(flow_chart(flow, at_fault))
 
 
 def texts(picture: ElementTree.Element) -> list[str]:

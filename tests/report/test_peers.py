@@ -66,8 +66,7 @@ LOST = RuntimeError("Connection closed by peer")
 @pytest.fixture
 def message(store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExitMessage:
     """Those of rank 1, which a broken connection ends."""
-    own = Peers()
-    monkeypatch.setattr(peers, "PEERS", own)
+    monkeypatch.setattr(peers, "PEERS", Peers())
     monkeypatch.setattr(peers.atexit, "register", lambda _function: None)
     monkeypatch.setattr(sys, "last_value", LOST, raising=False)
     of_rank(1, monkeypatch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -75,16 +76,13 @@ def test_headlines() -> None:
     assert headline(crash, raised) == "FAIL: region 0: region 0 fails where eager runs; 1 other cause below"
     assert headline(replace(crash, kind=Kind.PRECISION, region="")) == "FAIL: region 0 is less precise than in eager"
     assert headline(vague, WRONG) == headline(WRONG)
-    assert headline(vague) == (
-        "INCONCLUSIVE: 1 finding could not be decided and 1 part that could hide an error was skipped (gradients: "
-        "backward did not run)"
-    )
+    skipped = "1 part that could hide an error was skipped (gradients: backward did not run)"
+    assert headline(vague) == f"INCONCLUSIVE: 1 finding could not be decided and {skipped}"
     both = (Skip("a", "b", matters=True), Skip("c", "d", matters=True))
-    assert headline(coverage=Coverage(checked={"outputs": 1}, skipped=both)) == (
-        "INCONCLUSIVE: 2 parts that could hide an error were skipped (the first: a: b)"
-    )
+    told = "INCONCLUSIVE: 2 parts that could hide an error were skipped (the first: a: b)"
+    assert headline(coverage=replace(CHECKED, skipped=both)) == told
     long = (Skip("a", "b" * 500, matters=True),)
-    assert len(headline(coverage=Coverage(checked={"outputs": 1}, skipped=long))) < 220
+    assert len(headline(coverage=replace(CHECKED, skipped=long))) < 220
 
 
 def test_a_librarys_line_and_the_users_own_are_told_apart() -> None:
@@ -109,17 +107,9 @@ def test_many_findings_are_counted() -> None:
 
 
 def test_nonfinite_rows_and_close_values() -> None:
-    metrics = replace(
-        METRICS,
-        total=1,
-        mismatched=1,
-        nonfinite_mismatched=1,
-        nan_candidate=1,
-        max_ulp=None,
-        index=(),
-        reference_value=0.1,
-        candidate_value=0.1 + 1e-16,
-    )
+    ones: dict[str, Any] = dict.fromkeys(("total", "mismatched", "nonfinite_mismatched", "nan_candidate"), 1)
+    values: dict[str, Any] = {"index": (), "reference_value": 0.1, "candidate_value": 0.1 + 1e-16}
+    metrics = replace(METRICS, **ones, max_ulp=None, **values)
     text = Report((Finding(Kind.NONFINITE, "output[0]", "m", metrics=metrics),), COVERAGE).to_text(verbose=True)
     assert "     difference  1 of 1 element (100%)\n     greatest    absolute 0.25, relative 1.2\n" in text
     assert "     at index    []: reference 0.1, candidate 0.1000000000000001\n" in text
@@ -160,21 +150,15 @@ def test_rich_says_the_same_and_reads_no_markup() -> None:
     stream = io.StringIO()
     report = Report((replace(WRONG, message="[red]not markup[/red] :smile:"), STRIDE), COVERAGE, "[bold]title")
     Console(file=stream, width=100).print(render_rich(report, width=100), soft_wrap=True)
-    shown = stream.getvalue()
-    assert shown == f"{report}\n"
+    assert stream.getvalue() == f"{report}\n"
 
 
 def test_how_to_find_the_operator_is_said_until_it_was_looked_for() -> None:
     finding = Finding(Kind.LOGIC, "output[0]", "wrong", region="f [0/0]")
-    coverage = Coverage(checked={"outputs": 1})
-    unsought = Report((finding,), coverage)
-    assert "localize=True" in str(unsought)
-    sought = replace(coverage, notes=("f [0/0]: could not be localized: it died",))
-    for report in (
-        Report((replace(finding, op="aten.relu.default", graph="forward"),), coverage),
-        Report((finding,), sought),
-        Report((), coverage),
-    ):
+    assert "localize=True" in str(Report((finding,), CHECKED))
+    found = replace(finding, op="aten.relu.default", graph="forward")
+    sought = replace(CHECKED, notes=("f [0/0]: could not be localized: it died",))
+    for report in (Report((found,), CHECKED), Report((finding,), sought), Report((), CHECKED)):
         assert "localize=True" not in str(report)
 
 
@@ -188,15 +172,8 @@ def test_a_workaround_that_was_not_tried_is_not_said_to_help() -> None:
 
 
 def advice_of(kind: Kind, dtype: str, *, op: str | None = None) -> str:
-    finding = Finding(
-        kind,
-        "output[0]",
-        "wrong",
-        region="0",
-        metrics=replace(METRICS, dtype=dtype),
-        op=op,
-        source="model.py:41 in f: x",
-    )
+    metrics = replace(METRICS, dtype=dtype)
+    finding = Finding(kind, "output[0]", "wrong", region="0", metrics=metrics, op=op, source="model.py:41 in f: x")
     return " ".join(Report((finding,), COVERAGE).to_text(verbose=True).split())
 
 
@@ -234,10 +211,8 @@ def test_how_many_causes_there_are_is_said_only_where_it_is_known() -> None:
 
     assert title(RELU) == "Net: 1 finding"
     assert title(*named) == "Net: 2 findings, 1 cause"
-    assert (
-        title(*named, replace(RELU, node="relu_1", source="model.py:4 in forward: y.relu()"))
-        == "Net: 3 findings, 2 causes"
-    )
+    another = replace(RELU, node="relu_1", source="model.py:4 in forward: y.relu()")
+    assert title(*named, another) == "Net: 3 findings, 2 causes"
     assert title(*vague) == "Net: 50 findings in 50 regions, no operator named"
     assert title(*named, vague[0]) == "Net: 3 findings, 2 parts"
     assert headline(*vague, coverage=CHECKED).endswith("; 49 other parts below")
@@ -246,9 +221,8 @@ def test_how_many_causes_there_are_is_said_only_where_it_is_known() -> None:
 
 def test_what_is_ignored_is_no_agreement() -> None:
     ignored = replace(CHECKED, ignored=(RELU,))
-    assert headline(coverage=ignored) == (
-        "PASS: the compiled program agrees with eager, but for 1 finding that is ignored (1 output)"
-    )
+    told = "PASS: the compiled program agrees with eager, but for 1 finding that is ignored (1 output)"
+    assert headline(coverage=ignored) == told
     assert ", but for 2 findings that are ignored (" in headline(coverage=replace(ignored, ignored=(RELU, RELU)))
 
 
@@ -301,9 +275,8 @@ def test_each_of_many_results_has_a_line_and_the_one_that_is_named_is_the_first(
 
 def test_of_nan_is_said_how_many_and_not_how_far_the_rest_is_off() -> None:
     nan = replace(MOST, nonfinite_mismatched=1, nan_candidate=1)
-    assert lines_of_results(replace(RELU, kind=Kind.NONFINITE, metrics=nan, noise=NOISE)) == [
-        "nonfinite, output[0]: 1 of 256 elements is NaN or infinite on one side only"
-    ]
+    [told] = lines_of_results(replace(RELU, kind=Kind.NONFINITE, metrics=nan, noise=NOISE))
+    assert told == "nonfinite, output[0]: 1 of 256 elements is NaN or infinite on one side only"
 
 
 def test_advice_on_a_kind_is_said_once_and_names_the_line_if_one_finding_has_it() -> None:

@@ -45,8 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_other_versions_need_another_folder(tmp_path: Path) -> None:
-    path = keep(tmp_path / "a", {"a": outcome()}, "2.12.0")
-    with Results(path, write=True) as results:
+    with Results(keep(tmp_path / "a", {"a": outcome()}, "2.12.0"), write=True) as results:
         results.begin({**VERSIONS, "torch": "2.12.0"})
         with pytest.raises(SuiteError) as caught:
             results.begin({**VERSIONS, "triton": "3.5"})
@@ -74,8 +73,7 @@ def test_what_is_complete_survives_kill_and_what_is_not_is_nothing(tmp_path: Pat
     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     keep(path, {{"b": outcome("fail")}})
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, cwd=ROOT)
-    assert done.returncode == -9
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, cwd=ROOT).returncode == -9
     assert any(file.suffix == ".tmp" for file in path.iterdir())
     assert kept_in(path) == {"a": ["pass"]}
     keep(path, {"b": outcome("fail")})

@@ -75,8 +75,7 @@ def test_results_that_are_no_longer_equal_bit_for_bit_are_noisier(tmp_path: Path
 def test_the_verdict_is_the_worst_and_nothing_checked_is_no_pass(
     tmp_path: Path, statuses: list[str], verdict: Verdict
 ) -> None:
-    found = summary_of(tmp_path, {f"m{n}": outcome(status) for n, status in enumerate(statuses)})
-    assert found.verdict is verdict
+    assert summary_of(tmp_path, {f"m{n}": outcome(status) for n, status in enumerate(statuses)}).verdict is verdict
 
 
 def test_attempts_of_one_state_that_differ_are_flaky_and_the_worst_counts(tmp_path: Path) -> None:

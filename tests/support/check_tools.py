@@ -12,6 +12,7 @@ from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.modes.monte_carlo import MonteCarloMode
+from tests.support import faults
 from tests.support.region_tools import agreed as agreed
 from tests.support.region_tools import found as found
 
@@ -102,12 +103,10 @@ def wrong_where(
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A compiler whose results are one too large where a condition on the tensors among its inputs holds."""
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            wrong = condition([arg for arg in args if isinstance(arg, torch.Tensor)])
-            outputs = gm.forward(*args)
-            return tuple(output + 1 for output in outputs) if wrong else outputs
-
-        return run
+    @faults.runs
+    def compiler(forward: Callable[..., Any], *args: Any) -> Any:
+        wrong = condition([arg for arg in args if isinstance(arg, torch.Tensor)])
+        outputs = forward(*args)
+        return tuple(output + 1 for output in outputs) if wrong else outputs
 
     return compiler

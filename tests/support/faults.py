@@ -574,6 +574,11 @@ def instead(function: Callable[..., Any]) -> Compiler:
     return lambda _gm, _example_inputs: lambda *args: (function(*args),)
 
 
+def runs(program: Callable[..., Any]) -> Compiler:
+    """Run a function in place of a region: it is given what is right, to call it, and the arguments."""
+    return lambda gm, _example_inputs: lambda *args: program(gm.forward, *args)
+
+
 def every_output(spoil: Spoil) -> Compiler:
     """Replace every output with what ``spoil`` makes of it."""
     return run_in_python(lambda _gm: lambda results, _args: tuple(map(spoil, results)))

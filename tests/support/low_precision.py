@@ -50,8 +50,7 @@ def trained(compiler: Any, dtype: torch.dtype, *, amp: bool = False) -> cb.Repor
     """Train a block for one step."""
 
     def program(compiled: Callable[..., Any]) -> None:
-        model = Block() if amp else Block().to(dtype)
-        run = compiled(model)
+        run = compiled(Block() if amp else Block().to(dtype))
         x = torch.randn(4, 24, 32, dtype=torch.float32 if amp else dtype)
         with torch.autocast("cpu", dtype=dtype, enabled=amp):
             loss = run(x, torch.randint(0, 10, (96,)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
+
+from tests.support import faults
 
 
 def mlp(dtype: torch.dtype) -> nn.Module:
@@ -25,12 +27,9 @@ def rounding_otherwise(tensor: Any) -> Any:
     return tensor * (1 + 2.0**-22) if tensor.dtype is torch.float32 else tensor
 
 
-def in_float32(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+@faults.runs
+def in_float32(forward: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
     """A compiler that keeps what is between inputs and results in float32."""
-
-    def run(*args: torch.Tensor) -> list[torch.Tensor]:
-        wide = [arg.float() if arg.dtype is torch.bfloat16 else arg for arg in args]
-        results = gm.forward(*wide)
-        return [result.to(args[0].dtype) if result.is_floating_point() else result for result in results]
-
-    return run
+    wide = [arg.float() if arg.dtype is torch.bfloat16 else arg for arg in args]
+    results = forward(*wide)
+    return [result.to(args[0].dtype) if result.is_floating_point() else result for result in results]

@@ -112,16 +112,8 @@ def _weights() -> Tensors:
     return torch.randn(12, 12), torch.randn(12, 12), torch.randn(12)
 
 
-def _batches() -> Tensors:
-    return torch.randn(2, 12, 12), torch.randn(2, 12, 12)
-
-
 def _table_leaf() -> Tensors:
     return torch.randn(12, 12, requires_grad=True), torch.randint(0, 12, (7,))
-
-
-def _filters() -> Tensors:
-    return torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3)
 
 
 def _filter_leaves() -> Tensors:
@@ -190,8 +182,8 @@ PROGRAMS: Mapping[str, Program] = {
     "addmm": _program(torch.nn.functional.linear, _weights),
     "addmm_fused": _program(lambda x, y: x @ y + x, _pair),
     "mm": _program(torch.mm, _pair),
-    "bmm": _program(torch.bmm, _batches),
-    "convolution": _program(F.conv2d, _filters),
+    "bmm": _program(torch.bmm, lambda: (torch.randn(2, 12, 12), torch.randn(2, 12, 12))),
+    "convolution": _program(F.conv2d, lambda: (torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3))),
     "convolution_backward": _trained(F.conv2d, _filter_leaves),
     "constant_pad_nd": _program(lambda x: F.pad(x, (1, 2, 0, 1))),
     "reflection_pad2d": _program(lambda x: F.pad(x, (1, 2, 0, 1), mode="reflect"), _image),

@@ -24,8 +24,7 @@ def data_parallel(rank: int, world: int, *, on: int) -> None:
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Block())
     compiler = faulty("aten.gelu.default") if rank == on else "aot_eager"
-    options = {"compiler": compiler, "localize": False}
-    compiled = torch.compile(model, backend="numcheck", options=options)
+    compiled = torch.compile(model, backend="numcheck", options={"compiler": compiler, "localize": False})
     if rank == on:
         time.sleep(5)
     for number in range(4):

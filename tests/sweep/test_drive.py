@@ -235,8 +235,7 @@ def test_what_merge_and_rerun_refuse(tmp_path: Path) -> None:
 
 
 def test_a_state_that_comes_back_counts_and_not_the_one_in_between(tmp_path: Path) -> None:
-    answers = {"a": "error"}
-    sweep(tmp_path, answers, jobs=jobs_of("a"), source="broken")
+    sweep(tmp_path, {"a": "error"}, jobs=jobs_of("a"), source="broken")
     assert sweep(tmp_path, {}, jobs=jobs_of("a"), source="mended")[0].verdict is Verdict.PASS
     summary, ran = sweep(tmp_path, {}, jobs=jobs_of("a"), source="broken")
     assert (by_model(summary), ran) == ({"a": "error"}, [])

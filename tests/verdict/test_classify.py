@@ -57,8 +57,7 @@ def test_a_changed_input_wrong_in_one_call_only():
         return lambda *args: (gm.forward(*args), args[-1].mul_(3))[0]
 
     compiled = checked(lambda x: x.add_(1).sum(), faults.only_in_call(3, tripled))
-    report = gathered(lambda: [compiled(torch.arange(6.0)) for _ in range(4)])
-    assert details(report) == {"logic.this_call"}
+    assert details(gathered(lambda: [compiled(torch.arange(6.0)) for _ in range(4)])) == {"logic.this_call"}
 
 
 def test_an_error_that_repeats_names_no_machine():
@@ -82,8 +81,7 @@ def test_an_error_for_gradients_of_one_layout_is_no_error_of_one_call(arriving, 
     torch._dynamo.reset()
     wrong = faults.spoiled_tangents(lambda grad: grad * 2 if is_wrong_for(grad) else grad)
     compiled = checked(nn.Linear(8, 2), wrong)
-    report = gathered(lambda: compiled(torch.randn(4, 8)).backward(arriving))
-    assert details(report) == {"logic"}
+    assert details(gathered(lambda: compiled(torch.randn(4, 8)).backward(arriving))) == {"logic"}
 
 
 def test_weights_of_the_first_call():
@@ -105,5 +103,4 @@ class Counting(nn.Module):
 
 def test_a_buffer_counted_up_and_used_in_one_call():
     """AOT autograd saves the buffer for backward by reference: gradients are those of a later count."""
-    report = trained(Counting(), "aot_eager")
-    assert "precision" not in details(report)
+    assert "precision" not in details(trained(Counting(), "aot_eager"))

@@ -67,8 +67,7 @@ def test_the_greatest_count_is_that_of_the_metrics(dtype: torch.dtype) -> None:
 
 def test_nan_on_one_side_is_infinite_and_comes_first_and_no_ulp() -> None:
     reference = torch.tensor([1.0, math.nan, 2.0, math.inf, 3.0])
-    candidate = torch.tensor([9.0, math.nan, math.nan, math.inf, 3.0])
-    found = of(reference, candidate)
+    found = of(reference, torch.tensor([9.0, math.nan, math.nan, math.inf, 3.0]))
     assert [element.index for element in found.worst] == [(2,), (0,)]
     assert max(map(max, found.blocks)) == math.inf
     assert sum(found.ulps) == 2

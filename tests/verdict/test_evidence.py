@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -83,18 +84,11 @@ def test_a_thread_that_draws_beside_eager_alone_explains_as_much(others: str | N
     def drawn() -> torch.Tensor:
         return exact().float()
 
-    def disturbed() -> torch.Tensor:
-        return exact().roll(8).float()
+    def rolled() -> torch.Tensor:
+        return exact().roll(8)
 
-    controls = Scripted(
-        torch.float32,
-        exact().roll(8),
-        lambda: exact().roll(8),
-        left_alone=drawn,
-        replayed=disturbed,
-        alone=drawn,
-        others=others,
-    )
+    more: dict[str, Any] = {"left_alone": drawn, "replayed": lambda: rolled().float(), "alone": drawn, "others": others}
+    controls = Scripted(torch.float32, rolled(), rolled, **more)
     decisions = decided(controls, exact())
     assert [finding.detail for finding in decisions.findings] == ([] if others else ["rng.stream"])
     assert any(skip.matters for skip in decisions.skips) == (others is not None)

@@ -42,10 +42,7 @@ def test_gradient_below_half_precision_is_found(how: faults.How) -> None:
 def test_fault_of_the_twin_alone_is_not_the_candidates() -> None:
     """A compiler that is wrong in float64 only: said in a note, not held against the program in bfloat16."""
 
-    def wrong_in_float64(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * 1.5 if tensor.dtype is torch.float64 else tensor
-
-    compiler = faults.spoiled_output(wrong_in_float64)
+    compiler = faults.spoiled_output(lambda tensor: tensor * 1.5 if tensor.dtype is torch.float64 else tensor)
     report = gathered(lambda: checked(mlp(torch.bfloat16), compiler)(torch.randn(6, 8, dtype=torch.bfloat16)))
     assert report.verdict is cb.Verdict.PASS
     assert [("the float64 twin was not used" in note) for note in report.coverage.notes] == [True]
@@ -63,8 +60,7 @@ def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
         with torch.no_grad():
             return gathered(lambda: checked(model, faults.spoiled_output(spoil))(x))
 
-    report = wrong_by(1.004)
-    assert agreed(report)
+    report = agreed(wrong_by(1.004))
     assert report.coverage.detection_limit["output[0]"] < 1e-8
     told = report.coverage.own_precision_limit["output[0]"]
     assert 0.004 < told < 0.5

@@ -44,8 +44,7 @@ def test_a_factor_says_nothing_of_what_is_rounding_alone(count: int, shares: flo
 def test_a_factor_of_what_is_no_rounding_is_found(noise: float, count: int) -> None:
     signal = torch.randn(count, dtype=torch.float64)
     assert not _error(signal, noise, 1.0).wrong
-    error = _error(signal, noise, 1 + 4 * max(noise, ROUNDOFF))
-    assert error.wrong
+    assert _error(signal, noise, 1 + 4 * max(noise, ROUNDOFF)).wrong
 
 
 def test_what_hides_a_factor_is_the_share_of_noise_in_the_squares() -> None:

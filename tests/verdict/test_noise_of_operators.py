@@ -21,14 +21,11 @@ from tests.support.region_tools import agreed, checked, found, gathered
 
 def test_tails_do_not_acquit_what_the_twin_accuses() -> None:
     """Of the tail of gelu rounding leaves nothing, in the twin as little as in the candidate."""
-
-    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(x @ w)
-
     x, w = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
     off = faults.spoiled_output(lambda result: (result.double() * 1.01).to(result.dtype))
-    assert found(gathered(lambda: checked(program, off)(x, w))) == {("logic", "output[0]")}
-    assert agreed(gathered(lambda: checked(program, faults.clean())(x, w)))
+    wrong, right = (checked(lambda x, w: F.gelu(x @ w), compiler) for compiler in (off, faults.clean()))
+    assert found(gathered(lambda: wrong(x, w))) == {("logic", "output[0]")}
+    assert agreed(gathered(lambda: right(x, w)))
 
 
 def test_a_probability_that_rounds_to_more_than_one_is_none() -> None:
@@ -53,12 +50,10 @@ def test_products_that_cancel_inside_an_operator_are_noise(name: str, dtype: tor
     }[name]
     numbers = [torch.randint(-9, 10, (40, 50)).to(dtype) for _ in range(3)]
 
-    def wider(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: torch.Tensor) -> list[torch.Tensor]:
-            wide = [arg.float() if arg.dtype is torch.bfloat16 else arg for arg in args]
-            return [fused(*(wide * 3)[:3]).to(args[0].dtype)]
-
-        return run
+    @faults.runs
+    def wider(_forward: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
+        wide = [arg.float() if arg.dtype is torch.bfloat16 else arg for arg in args]
+        return [fused(*(wide * 3)[:3]).to(args[0].dtype)]
 
     used = numbers if name == "addcmul" else [*numbers[:2], numbers[1]]
     assert agreed(gathered(lambda: checked(program, wider)(*used)))
@@ -80,9 +75,8 @@ def test_float8_results_are_compared() -> None:
 @pytest.mark.parametrize("off", [False, True])
 def test_a_program_that_calls_a_kernel_with_coarse_constants_is_right(dtype: torch.dtype, off: bool) -> None:
     """Compiled in float64 it calls the same kernel, which is not as exact as float64 is."""
-    spoil = faults.wrong_operator(
-        "aten.hardsigmoid_backward.default", lambda grad: grad * (1.0001 if off else 1), "aot"
-    )
+    factor = 1.0001 if off else 1
+    spoil = faults.wrong_operator("aten.hardsigmoid_backward.default", lambda grad: grad * factor, "aot")
     x = torch.randn(50, dtype=dtype, requires_grad=True)
     report = gathered(lambda: checked(torch.nn.functional.hardsigmoid, spoil)(x).square().sum().backward())
     assert report.verdict is (cb.Verdict.FAIL if off else cb.Verdict.PASS)
@@ -90,13 +84,8 @@ def test_a_program_that_calls_a_kernel_with_coarse_constants_is_right(dtype: tor
 
 def test_a_kernel_with_coarse_constants_is_not_the_reference() -> None:
     """Eager's gradient of hardsigmoid has a sixth of float32 in float64, too."""
-
-    def decomposed(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        table = get_decompositions([torch.ops.aten.hardsigmoid_backward])
-        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), decompositions=table)(
-            gm, given
-        )
-
+    table = get_decompositions([torch.ops.aten.hardsigmoid_backward])
+    decomposed = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), decompositions=table)
     x = torch.randn(50, dtype=torch.bfloat16, requires_grad=True)
     model = checked(lambda x: torch.nn.functional.hardsigmoid(x * 2), decomposed)
     assert agreed(gathered(lambda: model(x).square().sum().backward()))
@@ -134,8 +123,7 @@ def test_what_cancels_inside_of_an_operator_is_noise(name: str, dtype: torch.dty
 
     x = torch.randn(64, 50, dtype=dtype, requires_grad=True)
     model = checked(TAILS[name], decomposed)
-    report = gathered(lambda: model(x).float().square().sum().backward())
-    assert agreed(report)
+    agreed(gathered(lambda: model(x).float().square().sum().backward()))
 
 
 def _next_above(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.regions.runner import RegionRunner
@@ -98,12 +97,8 @@ def test_a_program_that_leaves_the_range_of_its_dtype_is_no_finding(fault: str) 
         mean = (squares / x.shape[-1]).sum(-1, keepdim=True)
         return (squares - mean) / mean
 
-    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
-        def run(x: torch.Tensor) -> tuple[torch.Tensor]:
-            return ((program(x, torch.finfo(x.dtype).max) * (1.0 if fault == "none" else 1.01)),)
-
-        return run
-
+    factor = 1.0 if fault == "none" else 1.01
+    compiler = faults.instead(lambda x: program(x, torch.finfo(x.dtype).max) * factor)
     x = torch.randn(6, 32) * torch.tensor([1.0, 1.0, 1.0, 1e25, 1e30, 1e33])[:, None]
     report = gathered(lambda: checked(program, compiler)(x))
     if fault == "none":
@@ -124,15 +119,13 @@ def test_kernels_that_do_not_overflow_where_eager_does_in_half_precision(
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x.half() * 300).square().div(1000).float()
 
-    def compiler(gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
-        def run(x: torch.Tensor) -> tuple[torch.Tensor]:
-            right = gm.forward(x)[0]
-            if x.dtype == torch.float64:
-                return (right,)
-            inside = (x * 300).square().div(1000).half().float()
-            return (torch.where(right.isinf(), inside * factor, right),)
-
-        return run
+    @faults.runs
+    def compiler(forward: Callable[..., Any], x: torch.Tensor) -> tuple[torch.Tensor]:
+        right = forward(x)[0]
+        if x.dtype == torch.float64:
+            return (right,)
+        inside = (x * 300).square().div(1000).half().float()
+        return (torch.where(right.isinf(), inside * factor, right),)
 
     report = gathered(lambda: checked(program, compiler)(torch.linspace(least, 2, 400)))
     assert report.verdict is verdict, report
@@ -151,14 +144,12 @@ def test_nan_at_the_edge_excuses_no_nan_elsewhere(spoiled: int) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.acos((x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)))
 
-    def otherwise(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: torch.Tensor) -> tuple[torch.Tensor]:
-            x, y = args if args[0].dtype == torch.float64 else (arg + 0.0 for arg in args)
-            angle = torch.acos((x / x.norm(dim=-1)[:, None] * (y / y.norm(dim=-1)[:, None])).sum(-1))
-            angle[angle.nan_to_num(-1.0).argsort(descending=True)[:spoiled]] = torch.nan
-            return (angle,)
-
-        return run
+    @faults.runs
+    def otherwise(_forward: Callable[..., Any], *args: torch.Tensor) -> tuple[torch.Tensor]:
+        x, y = args if args[0].dtype == torch.float64 else (arg + 0.0 for arg in args)
+        angle = torch.acos((x / x.norm(dim=-1)[:, None] * (y / y.norm(dim=-1)[:, None])).sum(-1))
+        angle[angle.nan_to_num(-1.0).argsort(descending=True)[:spoiled]] = torch.nan
+        return (angle,)
 
     x = torch.randn(6000, 8)
     y = torch.where(torch.arange(6000)[:, None] < 3000, x, torch.randn(6000, 8))
@@ -176,9 +167,7 @@ def test_the_gradient_of_an_angle_of_nothing_is_nan_at_times(seed: int) -> None:
         cosine = products.flip(-1).cumsum(-1)[:, -1] if backwards else products.sum(-1)
         return torch.acos(cosine).mean()
 
-    def otherwise(_gm: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
-        return lambda x, y: (angle(x, y, backwards=True),)
-
+    otherwise = faults.instead(lambda x, y: angle(x, y, backwards=True))
     x = torch.randn(64, 33)
     given = (x.requires_grad_(), (x.detach() * torch.rand(64, 1)).requires_grad_())
     assert cb.check(angle, given, compiler=otherwise, localize=False).verdict is not cb.Verdict.FAIL
@@ -197,13 +186,10 @@ def test_a_masked_row_of_attention_hides_nothing(dtype: torch.dtype, fill: float
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
     otherwise = faults.spoiled_output(rounding_otherwise, how="aot")
-    report = gathered(lambda: checked(attention, otherwise)(query, key, value).sum().backward())
-    assert agreed(report)
+    report = agreed(gathered(lambda: checked(attention, otherwise)(query, key, value).sum().backward()))
     assert max(report.coverage.detection_limit.values()) < (1e-5 if dtype is torch.float32 else 1e-8)
-    wrong = faults.scaled_gradient("key", "aot")
-    assert found(gathered(lambda: checked(attention, wrong)(query, key, value).sum().backward())) == {
-        ("logic", "grad[key]")
-    }
+    wrong = checked(attention, faults.scaled_gradient("key", "aot"))
+    assert found(gathered(lambda: wrong(query, key, value).sum().backward())) == {("logic", "grad[key]")}
 
 
 @pytest.mark.parametrize("instead", [torch.nan, -torch.inf, 6e4])

@@ -142,8 +142,7 @@ def test_an_element_that_jumps_in_float64_lends_no_noise_to_others(off, differs)
     further.values[:2] = 0.5
     twin = right.clone()
     twin[off] += 0.4
-    found = twin_difference(high_precision=right, twin=twin, envelope=first, further=further)
-    assert found.differs == differs
+    assert twin_difference(high_precision=right, twin=twin, envelope=first, further=further).differs == differs
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])

@@ -24,14 +24,12 @@ def chosen(x: Tensor) -> Tensor:
 
 
 def looped(x: Tensor) -> Tensor:
-    def more(count: Tensor, _value: Tensor) -> Tensor:
-        return count < 3
-
     def body(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return count + 1, torch.exp(-value * value)
 
     start = torch.zeros((), dtype=torch.int64)
-    found: tuple[Tensor, Tensor] = torch.ops.higher_order.while_loop(more, body, (start, torch.sin(x)), ())
+    found: tuple[Tensor, Tensor]
+    found = torch.ops.higher_order.while_loop(lambda count, _: count < 3, body, (start, torch.sin(x)), ())
     return found[1] * 2
 
 

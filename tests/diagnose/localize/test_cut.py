@@ -35,14 +35,18 @@ def traced(function: Callable[..., Any], *inputs: Any) -> fx.GraphModule:
     return make_fx(function, tracing_mode="fake")(*inputs)
 
 
+def traced_chain() -> tuple[Tensor, fx.GraphModule]:
+    x = torch.randn(4, 8)
+    return x, traced(chain, x)
+
+
 def named(gm: fx.GraphModule, name: str) -> fx.Node:
     [node] = [node for node in gm.graph.nodes if str(node.target) == name]
     return node
 
 
 def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
-    x = torch.randn(4, 8)
-    gm = traced(chain, x)
+    x, gm = traced_chain()
     tried: list[int] = []
 
     def counted(case: GraphCase) -> Sequence[Finding]:
@@ -59,8 +63,7 @@ def test_the_shortest_wrong_prefix_ends_where_the_bug_shows() -> None:
 
 
 def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
-    x = torch.randn(4, 8)
-    gm = traced(chain, x)
+    x, gm = traced_chain()
     options = CheckOptions(compiler=faults.wrong_if_unseen("aten.tanh.default"))
     reader = next(iter(named(gm, "aten.tanh.default").users))
     cut = Parts(gm, (x,), options, oracle).cut_out(reader)
@@ -69,8 +72,7 @@ def test_a_cut_is_as_wide_as_the_bug_needs() -> None:
 
 
 def test_the_recorded_values_are_eagers() -> None:
-    x = torch.randn(4, 8)
-    gm = traced(chain, x)
+    x, gm = traced_chain()
     options = CheckOptions(compiler=faults.wrong_operator("aten.tanh.default"))
     cut = Parts(gm, (x,), options, oracle).cut_out(named(gm, "aten.tanh.default"))
     assert cut is not None
@@ -98,8 +100,7 @@ def test_a_size_is_read_from_the_tensor_that_has_it() -> None:
 
 
 def test_what_is_right_has_no_wrong_prefix_and_nothing_is_cut_out_of_it() -> None:
-    x = torch.randn(4, 8)
-    gm = traced(chain, x)
+    x, gm = traced_chain()
     parts = Parts(gm, (x,), CheckOptions(compiler="eager"), oracle)
     assert parts.shortest_wrong_prefix() is None
     assert parts.cut_out(named(gm, "aten.tanh.default")) is None
@@ -107,8 +108,7 @@ def test_what_is_right_has_no_wrong_prefix_and_nothing_is_cut_out_of_it() -> Non
 
 @pytest.mark.parametrize("limit", [1, 128, 300, 1 << 20])
 def test_segments_name_the_same_operator(limit: int) -> None:
-    x = torch.randn(4, 8)
-    gm = traced(chain, x)
+    x, gm = traced_chain()
     parts = list(segments(gm, limit))
     assert [node for part in parts for node in part] == calls_of(gm)
     sizes = [sum(128 for node in part for made in tensors_made(node) if made.meta["val"].dim() == 2) for part in parts]
@@ -119,8 +119,7 @@ def test_segments_name_the_same_operator(limit: int) -> None:
         compilers.append(len(calls_of(graph)))
         return faults.wrong_operator("aten.tanh.default")(graph, example_inputs)
 
-    faulty = probe(gm, (x,), counted, limit=limit)
-    assert faulty.node is named(gm, "aten.tanh.default")
+    assert probe(gm, (x,), counted, limit=limit).node is named(gm, "aten.tanh.default")
     assert sum(compilers) <= len(calls_of(gm))
     assert probe(gm, (x,), faults.wrong_operator("aten.none.default"), limit=limit) is None
 
@@ -164,21 +163,17 @@ def test_what_is_wrongly_computed_before_it_is_written_is_found_there() -> None:
 
 
 def test_a_little_less_precision_is_not_blamed_for_what_is_grossly_wrong() -> None:
-    def both(x: Tensor) -> tuple[Tensor, ...]:
-        return (torch.cos(torch.tanh(torch.sin(x)) * 2),)
-
     def result(node: fx.Node, value: Any) -> Any:
         if str(node.target) == "aten.sin.default":
             return value + 1e-5
         return value * 1.5 if str(node.target) == "aten.tanh.default" else value
 
     x = torch.randn(32, 8)
-    gm = traced(both, x)
+    gm = traced(lambda x: (torch.cos(torch.tanh(torch.sin(x)) * 2),), x)
     found = probe(gm, (x,), faults.interpreted(result, "python"), limit=1 << 30)
     assert str(found.node.target) == "aten.tanh.default"
     alone = faults.interpreted(lambda node, value: value + 1e-5 if "sin." in str(node.target) else value, "python")
-    found = probe(gm, (x,), alone, limit=1 << 30)
-    assert str(found.node.target) == "aten.sin.default"
+    assert str(probe(gm, (x,), alone, limit=1 << 30).node.target) == "aten.sin.default"
 
 
 def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
@@ -189,8 +184,7 @@ def test_bisection_names_what_feeds_an_operator_with_several_results() -> None:
     x = torch.randn(4, 8)
     gm = traced(program, x)
     options = CheckOptions(compiler=faults.wrong_operator("aten.relu.default"))
-    found = Parts(gm, (x,), options, oracle).shortest_wrong_prefix()
-    assert found.node is named(gm, "aten.relu.default")
+    assert Parts(gm, (x,), options, oracle).shortest_wrong_prefix().node is named(gm, "aten.relu.default")
 
 
 class ConvNet(nn.Module):
@@ -265,8 +259,7 @@ def second_detached(name: str) -> Callable[..., Any]:
 
     def result(node: fx.Node, value: Any) -> Any:
         if str(node.target) == name and isinstance(value, tuple):
-            first, second, *rest = value
-            return (first, second.detach() if len(value) > 1 else second, *rest)
+            return (value[0], value[1].detach(), *value[2:])
         return value
 
     return faults.interpreted(result, "python")
@@ -299,15 +292,13 @@ def test_siblings_of_which_one_is_lost_in_the_backward_graph() -> None:
         return torch.cat([value[:, :4], torch.zeros_like(value[:, 4:])], 1)
 
     wrong = faults.wrong_if_compiled_together("aten.split.Tensor", "aten.cat.default", halved)
-    location = located(training, Siblings(lambda x: x.chunk(2, 1)), wrong)
-    assert operator_of(location) == "Tensor.chunk"
+    assert operator_of(located(training, Siblings(lambda x: x.chunk(2, 1)), wrong)) == "Tensor.chunk"
 
 
 @pytest.mark.process
 def test_gradients_that_are_right_are_not_accused() -> None:
     """Only the forward pass is wrong."""
-    location = located(
-        trained, ConvNet(lambda x: F.avg_pool2d(x, 2)), faults.wrong_operator("aten.gelu.default", how="aot")
-    )
+    wrong = faults.wrong_operator("aten.gelu.default", how="aot")
+    location = located(trained, ConvNet(lambda x: F.avg_pool2d(x, 2)), wrong)
     assert location.op == "aten.gelu.default"
     assert not any("compiled together" in note for note in location.notes)

@@ -42,9 +42,8 @@ def flow_of(gm: fx.GraphModule, compiler: Callable[..., Any], at_fault: str) -> 
     exposed, places = with_outputs(gm, inner)
     torch.manual_seed(0)
     results = compiler(exposed, (X,))(X)
-    return error_flow(
-        gm, (X,), {node.name: results[place] for node, place in zip(inner, places, strict=True)}, at_fault
-    )
+    made = {node.name: results[place] for node, place in zip(inner, places, strict=True)}
+    return error_flow(gm, (X,), made, at_fault)
 
 
 def by_name(found: Sequence[NodeError]) -> dict[str, NodeError]:
@@ -77,9 +76,8 @@ def test_of_an_operator_with_several_results_each_is_listed() -> None:
         return torch.ops.aten.native_layer_norm(torch.relu(x), [6], None, None, 1e-5)[0]
 
     found = by_name(flow_of(graph_of(normed, X), spoiled(2.0), "relu"))
-    assert found["getitem"].op == "aten.native_layer_norm.default"
-    assert found["getitem"].inputs == ("relu",)
-    assert found["getitem"].own == 0.0
+    item = found["getitem"]
+    assert (item.op, item.inputs, item.own) == ("aten.native_layer_norm.default", ("relu",), 0.0)
 
 
 def test_a_graph_in_which_the_error_does_not_show_has_no_flow() -> None:
@@ -108,8 +106,7 @@ def test_of_many_operators_those_around_the_fault_and_the_last_are_kept(place: i
 
 
 def test_nan_on_one_side_is_infinite() -> None:
-    found = by_name(flow_of(graph_of(program, X), spoiled(math.nan), "relu"))
-    assert found["relu"].error == math.inf
+    assert by_name(flow_of(graph_of(program, X), spoiled(math.nan), "relu"))["relu"].error == math.inf
 
 
 def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:

@@ -22,7 +22,7 @@ from tests.support import faults
 from tests.support.locate_tools import calls, located, operator_of
 from tests.support.region_tools import dynamo_graph
 
-WRONG_GELU = faults.wrong_operator(str(F.gelu))
+OPTIONS = CheckOptions(compiler="aot_eager", on_divergence="record")
 
 
 def rotated(x: Tensor, w: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def test_the_operator_is_named_in_a_graph_that_sets_modes(
     function: Callable[..., Any], program: Callable[..., Any]
 ) -> None:
     before = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-    location = located(program, function, WRONG_GELU)
+    location = located(program, function, faults.wrong_operator(str(F.gelu)))
     assert (location.op, location.graph) == ("aten.gelu.default", "dynamo")
     assert location.cut is not None
     assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) == before
@@ -110,8 +110,7 @@ def test_a_compiler_that_is_wrong_under_autocast_alone(dtype: torch.dtype | None
             y = F.linear(torch.cos(x), w)
         return torch.sin(y.float())
 
-    wrong = faults.wrong_operator(str(F.linear), spoil)
-    location = located(amp if dtype is None else inference, function, wrong)
+    location = located(amp if dtype is None else inference, function, faults.wrong_operator(str(F.linear), spoil))
     assert operator_of(location) == "torch._C._nn.linear"
     assert location.cut is not None
 
@@ -121,8 +120,7 @@ def test_bisection_goes_past_modes_too() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = F.linear(x, w)
-        rows = y[1:3]
-        rows.mul_(2)  # what is written through a view is not probed
+        y[1:3].mul_(2)  # what is written through a view is not probed
         with torch.no_grad():
             y = torch.cos(y)
         return F.gelu(y.float()) + 1
@@ -169,8 +167,7 @@ def test_blocks_can_be_traced_and_written() -> None:
     expected = in_half(x, w)
     again = torch.compile(with_mode_blocks(copy_graph(graph)), backend="eager", fullgraph=True)
     torch.testing.assert_close(again(x, w)[0], expected, rtol=0, atol=0)
-    options = _options()
-    written = write_program(FailingCase(GraphCase(graph, (x, w), options), "output[0]"), plain=False)
+    written = write_program(FailingCase(GraphCase(graph, (x, w), OPTIONS), "output[0]"), plain=False)
     names: dict[str, Any] = {"torch": torch, "F": F}
     lines = "\n".join(f"    {line}" for line in written.lines)
     exec(f"def program({', '.join(written.parameters)}):\n{lines}", names)
@@ -180,9 +177,5 @@ def test_blocks_can_be_traced_and_written() -> None:
 
 def test_a_graph_with_modes_that_is_right_has_no_wrong_prefix() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
-    parts = Parts(dynamo_graph(in_half, x, w), [x, w], _options(), GraphCase.findings)
+    parts = Parts(dynamo_graph(in_half, x, w), [x, w], OPTIONS, GraphCase.findings)
     assert parts.shortest_wrong_prefix() is None
-
-
-def _options() -> CheckOptions:
-    return CheckOptions(compiler="aot_eager", on_divergence="record")

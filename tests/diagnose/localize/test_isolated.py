@@ -64,8 +64,7 @@ def test_where_the_probe_hangs_bisection_finds_it(monkeypatch: pytest.MonkeyPatc
 def test_a_part_that_the_compiler_dies_of_is_not_taken_for_the_wrong_one() -> None:
     """It dies of whatever is small, which is no sign of what is looked for."""
     location = found_with(faults.dies_on(lambda gm: len(calls_of(gm)) < 2, "aten.relu.default"))
-    assert location.op == "aten.relu.default"
-    assert location.cut.finding.kind is Kind.LOGIC
+    assert (location.op, location.cut.finding.kind) == ("aten.relu.default", Kind.LOGIC)
     assert len(calls_of(location.cut.case.graph)) == 2
 
 

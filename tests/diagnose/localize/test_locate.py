@@ -73,6 +73,9 @@ def test_in_the_backward_graph_too(operator: str) -> None:
     assert (location.stage, location.graph) == ("compiled", "backward")
 
 
+SINE, COSINE = "aten.sin.default", "aten.cos.default"
+
+
 def slightly(value: Tensor) -> Tensor:
     return value * (1 + 1e-5) if value.dtype is torch.float32 else value
 
@@ -82,16 +85,11 @@ def slightly(value: Tensor) -> Tensor:
     ("function", "x", "operator", "spoil"),
     [
         # what inherits an error is not blamed
-        (lambda x: torch.exp(100 * (torch.sin(x) - x)).cumsum(0), torch.rand(64), "aten.sin.default", faults.changed),
+        (lambda x: torch.exp(100 * (torch.sin(x) - x)).cumsum(0), torch.rand(64), SINE, faults.changed),
         # nor is an ill-conditioned operator, for rounding
         (lambda x: (torch.relu(x - x.mean()) * 3).sum(0), 1e4 + torch.rand(64, 8), "aten.relu.default", faults.changed),
         # nor what magnifies a slight error
-        (
-            lambda x: ((torch.cos(x) - torch.cos(x.double()).float()) * 1e3).exp() * 2,
-            torch.rand(64),
-            "aten.cos.default",
-            slightly,
-        ),
+        (lambda x: ((torch.cos(x) - x.double().cos().float()) * 1e3).exp() * 2, torch.rand(64), COSINE, slightly),
         # nor what reads a wrong view
         (
             lambda x: torch.exp(x.permute(1, 0)) + 1,
@@ -100,13 +98,8 @@ def slightly(value: Tensor) -> Tensor:
             lambda view: view.flip(0),
         ),
         # nor dropout
-        (
-            lambda x: torch.sin(F.dropout(x, 0.5)) * torch.rand_like(x),
-            torch.randn(16, 16),
-            "aten.sin.default",
-            faults.changed,
-        ),
-        (lambda x: torch.sin(torch.cos(x) * 2), torch.randn(3, 4), "aten.sin.default", Tensor.double),
+        (lambda x: torch.sin(F.dropout(x, 0.5)) * torch.rand_like(x), torch.randn(16, 16), SINE, faults.changed),
+        (lambda x: torch.sin(torch.cos(x) * 2), torch.randn(3, 4), SINE, Tensor.double),
     ],
     ids=["inherits", "ill-conditioned", "magnifies", "view", "dropout", "dtype"],
 )
@@ -129,11 +122,8 @@ def test_an_operator_that_is_wrong_because_of_what_follows_it() -> None:
         followed = any(str(later.target) == "aten.flip.default" for later in node.graph.nodes)
         return faults.changed(value) if str(node.target) == "aten.exp.default" and followed else value
 
-    def function(x: Tensor) -> Tensor:
-        return torch.exp(x * 2).cumsum(0).flip(0) + 1
-
-    wrong = faults.interpreted(result, "aot")
-    location = located(lambda compiled: compiled(torch.randn(6)), function, wrong)
+    x, wrong = torch.randn(6), faults.interpreted(result, "aot")
+    location = located(lambda compiled: compiled(x), lambda x: torch.exp(x * 2).cumsum(0).flip(0) + 1, wrong)
     assert operator_of(location) == "aten.exp.default"
     assert location.cut is not None  # so there is something to reduce
     assert {"aten.exp.default", "aten.flip.default"} <= set(calls(location.cut.case))
@@ -200,8 +190,7 @@ def test_operators_in_place_and_several_results() -> None:
             return torch.sin(values) * 2
 
     for name, expected in ((str(torch.sin), "torch.sin"), (str(F.relu), "torch.nn.functional.relu")):
-        location = located(training, InPlace(), faults.wrong_operator(name))
-        assert operator_of(location) == expected
+        assert operator_of(located(training, InPlace(), faults.wrong_operator(name))) == expected
 
 
 @pytest.mark.process
@@ -227,49 +216,35 @@ def test_a_wrong_result_that_no_operator_has() -> None:
 @pytest.mark.process
 def test_aot_autograd_is_wrong_already(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = faults.wrong_operator("aten.tanh.default", how="aot")
-
-    def broken(*_args: Any, **_kwargs: Any) -> Any:
-        return wrong
-
-    monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", broken)
+    monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", lambda *_args, **_kwargs: wrong)
     location = located(inference, Net(), wrong)
     assert (location.stage, location.graph) == ("aot", "dynamo")  # below it there is Dynamo's graph alone
     assert operator_of(location) == "torch.tanh"
 
 
 def test_a_result_that_is_laid_out_otherwise() -> None:
-    def function(x: Tensor) -> Tensor:
-        return torch.sin(torch.cos(x) * 2)
-
-    wrong = faults.wrong_operator("aten.sin.default", faults.restrided, "aot")
-    location = located(lambda compiled: compiled(torch.randn(3, 4)), function, wrong)
-    assert operator_of(location) == "aten.sin.default"
+    x, wrong = torch.randn(3, 4), faults.wrong_operator(SINE, faults.restrided, "aot")
+    location = located(lambda compiled: compiled(x), lambda x: torch.sin(torch.cos(x) * 2), wrong)
+    assert operator_of(location) == SINE
     assert location.cut.finding.detail == "structure.stride"
-    assert calls(location.cut.case) == ["aten.sin.default"]
+    assert calls(location.cut.case) == [SINE]
 
 
 def test_a_result_that_should_be_a_copy() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.sin(x), x.clone()
-
-    location = located(
-        lambda compiled: compiled(torch.randn(4)), function, faults.left_out("aten.clone.default", "aot")
-    )
+    x, wrong = torch.randn(4), faults.left_out("aten.clone.default", "aot")
+    location = located(lambda compiled: compiled(x), lambda x: (torch.sin(x), x.clone()), wrong)
     assert operator_of(location) == "aten.clone.default"
     assert str(location.cut.finding.kind) == "alias"
 
 
 @pytest.mark.process
 def test_a_bug_that_only_dynamic_sizes_have() -> None:
-    def function(x: Tensor) -> Tensor:
-        return torch.cos(torch.sin(x) * 2)
-
     def program(compiled: Callable[..., Any]) -> None:
         x = torch.randn(5, 6)
         torch._dynamo.mark_dynamic(x, 0)
         compiled(x)
 
-    location = located(program, function, faults.wrong_if_symbolic("aten.sin.default"))
+    location = located(program, lambda x: torch.cos(torch.sin(x) * 2), faults.wrong_if_symbolic("aten.sin.default"))
     assert operator_of(location) == "aten.sin.default"
     assert location.cut.case.dynamic
     assert calls(location.cut.case) == ["aten.sin.default"]
@@ -280,9 +255,8 @@ def factored(x: Tensor) -> Tensor:
 
 
 def test_an_operator_that_should_have_raised() -> None:
-    location = located(
-        lambda compiled: compiled(torch.eye(3)), factored, faults.left_out(str(torch.linalg.cholesky), "python")
-    )
+    wrong = faults.left_out(str(torch.linalg.cholesky), "python")
+    location = located(lambda compiled: compiled(torch.eye(3)), factored, wrong)
     alone = torch.__version__.startswith("2.11.")  # there AOT autograd, too, loses what raises
     assert location.stage == ("aot" if alone else "compiled")
     assert operator_of(location) == "torch._C._linalg.linalg_cholesky"
@@ -295,8 +269,7 @@ def test_an_operator_that_should_have_raised() -> None:
 def test_the_stage_that_does_not_raise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = faults.left_out(str(torch.linalg.cholesky), "python")
     monkeypatch.setattr("checked_backend.diagnose.localize.stages.aot_autograd", lambda **_how: wrong)
-    location = located(lambda compiled: compiled(torch.eye(3)), factored, wrong)
-    assert location.stage == "aot"
+    assert located(lambda compiled: compiled(torch.eye(3)), factored, wrong).stage == "aot"
 
 
 def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:
@@ -319,11 +292,14 @@ def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:
         return run
 
     torch.compile(function, backend=backend)(torch.rand(2, 3))
-    assert names["multilabel_margin_loss"] == "aten.multilabel_margin_loss_forward.default"
-    assert names["ldexp"] == "aten.ldexp.Tensor"
-    assert names["layer_norm"] == "aten.native_layer_norm.default"
-    assert names["mul_"] == "aten.mul_.Tensor"
-    assert names["to"] == "aten._to_copy.default"
+    for node, name in {
+        "multilabel_margin_loss": "multilabel_margin_loss_forward.default",
+        "ldexp": "ldexp.Tensor",
+        "layer_norm": "native_layer_norm.default",
+        "mul_": "mul_.Tensor",
+        "to": "_to_copy.default",
+    }.items():
+        assert names[node] == f"aten.{name}"
 
 
 @pytest.mark.process

@@ -30,8 +30,7 @@ def forward(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def bytes_of_process(what: str) -> int:
-    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    return int(found[1]) * 1024
+    return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))[1]) * 1024
 
 
 @pytest.mark.process

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 import checked_backend as cb
 from checked_backend.diagnose.diagnosis import Diagnosis
@@ -15,6 +15,7 @@ from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from checked_backend.report import Report
+from tests.support import faults
 from tests.support.locate_tools import failed
 
 
@@ -51,13 +52,11 @@ def wide(x: Tensor, *, right: bool) -> Tensor:
 def _failed(
     message: str, monkeypatch: pytest.MonkeyPatch, *, right: bool = False, function: Callable[..., Tensor] = function
 ) -> tuple[Failure, Sequence[Finding]]:
-    def compiler(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            if message:
-                raise AssertionError(message)
-            return (torch.zeros(4, 8, dtype=torch.float64),)
-
-        return run
+    @faults.runs
+    def compiler(_forward: Callable[..., Any], *args: Any) -> Any:
+        if message:
+            raise AssertionError(message)
+        return (torch.zeros(4, 8, dtype=torch.float64),)
 
     return failed(monkeypatch, function, compiler, torch.randn(4, 8), right=right)
 

@@ -44,8 +44,7 @@ def run(which: Callable[[Problem], None], wrong: Callable[[GraphCase], bool], fu
     problem = problem_where(wrong, program_of(function, *inputs))
     which(problem)
     assert wrong(problem.best.case)
-    results = problem.best.case.graph(*problem.best.case.inputs)
-    assert len(results) >= 1
+    assert len(problem.best.case.graph(*problem.best.case.inputs)) >= 1
     return problem.best.case
 
 
@@ -73,8 +72,7 @@ def test_a_call_that_is_wrong_on_its_own_is_found_at_once() -> None:
         tried.append(case)
         return "aten.relu.default" in targets(case)
 
-    left = run(each_alone, wrong, long_chain, torch.randn(3))
-    assert targets(left) == ["aten.relu.default"]
+    assert targets(run(each_alone, wrong, long_chain, torch.randn(3))) == ["aten.relu.default"]
     assert sorted(targets(tried[0])) == sorted(targets(program_of(long_chain, torch.randn(3)).case))
 
 
@@ -113,8 +111,7 @@ def attention_like(x: Tensor, mask: Tensor) -> tuple[Tensor]:
 
 def test_sizes_shrink_and_arguments_follow() -> None:
     inputs = (torch.randn(4, 8, 48), torch.randn(4, 1, 64))
-    left = run(shrink_sizes, calls("aten.permute.default"), attention_like, *inputs)
-    assert count(left) <= 4
+    assert count(run(shrink_sizes, calls("aten.permute.default"), attention_like, *inputs)) <= 4
     smaller = resized(program_of(attention_like, *inputs), {4: 2})
     assert smaller.case.graph(*smaller.case.inputs)[0].shape == (2, 6, 64)
 
@@ -123,24 +120,16 @@ def test_sizes_that_depend_on_each_other_shrink_together() -> None:
     def pooled(gradient: Tensor, x: Tensor) -> tuple[Tensor]:
         return (aten.avg_pool2d_backward.default(gradient, x, [3, 3], [2, 2], [0, 0], True, True, None),)
 
-    left = run(
-        shrink_sizes, calls("aten.avg_pool2d_backward.default"), pooled, torch.ones(1, 1, 4, 4), torch.ones(1, 1, 8, 8)
-    )
-    assert count(left) <= 5
+    inputs = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 8, 8)
+    assert count(run(shrink_sizes, calls("aten.avg_pool2d_backward.default"), pooled, *inputs)) <= 5
 
 
 def test_indices_stay_in_bounds() -> None:
     def looked_up(weight: Tensor, at: Tensor) -> tuple[Tensor]:
         return (aten.embedding.default(weight, at),)
 
-    left = run(
-        shrink_sizes,
-        calls("aten.embedding.default"),
-        looked_up,
-        torch.randn(50, 24),
-        torch.tensor([[49, 3, 7], [48, 0, 9]]),
-    )
-    assert count(left) <= 4
+    inputs = torch.randn(50, 24), torch.tensor([[49, 3, 7], [48, 0, 9]])
+    assert count(run(shrink_sizes, calls("aten.embedding.default"), looked_up, *inputs)) <= 4
 
 
 @pytest.mark.parametrize(
@@ -199,12 +188,8 @@ def test_statements_of_a_dynamo_graph_stay() -> None:
         return torch.neg(z), torch.exp(y)
 
     left = run(drop_outputs, lambda _case: True, program, torch.ones(3), torch.ones(3))
-    assert names(left) == ["relu", "mul_", "neg"]
-
-
-def names(case: GraphCase) -> list[str]:
-    calls_made = [node.target for node in case.graph.graph.nodes if node.op.startswith("call_")]
-    return [str(getattr(target, "__name__", target)) for target in calls_made]
+    made = [node.target for node in left.graph.graph.nodes if node.op.startswith("call_")]
+    assert [getattr(target, "__name__", target) for target in made] == ["relu", "mul_", "neg"]
 
 
 def test_the_output_does_not_move_to_a_tuple() -> None:

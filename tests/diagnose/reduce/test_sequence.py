@@ -68,8 +68,7 @@ def test_what_should_have_raised_is_reduced() -> None:
     [finding] = exception_oracle(reduction.best.case, 60) or ()
     assert (finding.kind, finding.detail) == (Kind.EXCEPTION, "exception.missing")
     assert "index out of range" in finding.message
-    strict = case_of(looked_up, *case.inputs, compiler="eager")
-    assert exception_oracle(strict, 60) == ()
+    assert exception_oracle(case_of(looked_up, *case.inputs, compiler="eager"), 60) == ()
 
 
 def test_what_is_right_is_not_reduced() -> None:
@@ -114,8 +113,7 @@ def test_a_compiler_that_dies_or_hangs_is_one_rejected_program(tmp_path: Path, m
             os.abort()
         return right(gm, inputs)
 
-    case = case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=compiler)
-    reduction = reduced(case, "output[1]")
+    reduction = reduced(case_of(chain, torch.randn(4, 6), torch.randn(4, 6), compiler=compiler), "output[1]")
     assert (reduction.shown, reduction.stopped) == (True, "done")
     assert targets(reduction)[0] == "aten.relu.default"
     assert len(targets(reduction)) <= 3

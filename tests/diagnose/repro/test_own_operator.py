@@ -96,10 +96,11 @@ def test_what_a_script_cannot_repeat_is_told() -> None:
 
 
 def test_a_function_that_refers_to_one_takes_it_along() -> None:
+    source = Source()
+
     def calls(x: torch.Tensor) -> torch.Tensor:
         return cubed(x) + 1
 
-    source = Source()
     source.add(calls)
     assert "torch.library.custom_op('checked_backend_own::cubed'" in "\n".join(source.lines)
 

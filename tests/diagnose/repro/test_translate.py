@@ -39,8 +39,7 @@ def dynamo_graph(function: Callable[..., Any], *inputs: Any, dynamic: bool = Fal
 
 def written(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[GraphWriter, FailingCase]:
     gm, given = dynamo_graph(function, *inputs, dynamic=dynamic)
-    case = GraphCase(gm, tuple(given), CheckOptions(), dynamic)
-    program = FailingCase.of(case, "output[0]")
+    program = FailingCase.of(GraphCase(gm, tuple(given), CheckOptions(), dynamic), "output[0]")
     return write_program(program, plain=True), program
 
 
@@ -86,13 +85,10 @@ def several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chosen(x: Tensor, y: Tensor) -> Tensor:
-    def larger(x: Tensor, y: Tensor) -> Tensor:
-        return torch.sin(x) * y
-
     def smaller(x: Tensor, y: Tensor) -> Tensor:
         return x - y
 
-    picked: Tensor = torch.cond(x.sum() > 0, larger, smaller, (x, y))
+    picked: Tensor = torch.cond(x.sum() > 0, lambda x, y: torch.sin(x) * y, smaller, (x, y))
     return picked * 2
 
 
@@ -126,8 +122,7 @@ def test_a_dynamo_graph_is_written_as_a_person_would(function: Callable[..., Any
     body = "\n".join(text.lines)
     assert [word for word in words if word not in body] == []
     expected = function(x.clone(), y.clone())
-    actual = executed(text, program)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(executed(text, program), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_sizes_that_vary_are_parameters() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
@@ -76,16 +75,14 @@ def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is
 def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
     failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        os._exit(7)
-
     found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling())
     assert found is None
     assert "raises (it fails: " in evidence["settings"]
     why = cannot_fork() or cannot_differentiate_in_worker()
     if why:
         pytest.skip(f"the region is tried in this process: {why}")
-    found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling(), dies=dies)
+    dying = {"raises": faults.crash_when_compiling(), "dies": lambda *_given: os._exit(7)}
+    found, evidence = searched(failed, monkeypatch, **dying)
     assert found is None
     assert "dies (the process that tried it died: exited with status 7)" in evidence["settings"]
     assert evidence["settings"].endswith("help the small program, but not the region")
@@ -118,12 +115,9 @@ def looked_up(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return y.sin()
 
 
-def lenient(gm: fx.GraphModule, _examples: Sequence[Any]) -> Any:
-    return lambda x, at: gm(x, at.clamp(max=len(x) - 1))
-
-
 @pytest.mark.process
 def test_what_should_raise_is_left_to_eager_where_it_raises(tmp_path: Path) -> None:
+    lenient = faults.runs(lambda forward, x, at: forward(x, at.clamp(max=len(x) - 1)))
     compiled = checked(looked_up, lenient, localize=True, report_dir=tmp_path)
     [finding] = gathered(lambda: compiled(torch.randn(5, 6), torch.tensor([9, 1, 7]))).findings
     assert (finding.detail, finding.op) == ("exception.missing", "aten.index_select.default")
@@ -196,9 +190,8 @@ def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the
     failure, findings = failed
     failure = replace(failure, options=failure.options.model_copy(update={"compiler": "inductor"}))
     monkeypatch.setattr(search, "heeds_annotations", lambda: True)
-    monkeypatch.setattr(
-        search, "unfused", lambda _compiler, source=None: faults.clean() if region or not source else WRONG
-    )
+    compiler = faults.clean() if region else WRONG
+    monkeypatch.setattr(search, "unfused", lambda _compiler, source=None: compiler if source else faults.clean())
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     looked = search_in(failure, findings, {})
     looked.stage, looked.oracle = stage, lambda *_: () if small else findings
@@ -216,8 +209,7 @@ def test_what_cannot_be_tried_is_not_announced(
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     evidence: dict[str, str] = {}
-    tried = search_in(failure, findings, evidence)
-    assert tried.line("aten.relu.default", source_line(relu)) is None
+    assert search_in(failure, findings, evidence).line("aten.relu.default", source_line(relu)) is None
     assert "could not be tried" in evidence["workaround"]
 
 

@@ -80,16 +80,14 @@ def found_by(oracle: Any, seconds: float = 300.0) -> Setting | None:
 def test_the_one_setting_that_helps_is_found(patches: dict[str, Any]) -> None:
     tried: list[Mapping[str, Any]] = []
     oracle = right_if(lambda options: patches.items() <= options.items(), tried)
-    found = found_by(oracle)
-    assert found.code_with({}).endswith(f"\nmodel = torch.compile(model, options={patches!r})")
+    assert found_by(oracle).code_with({}).endswith(f"\nmodel = torch.compile(model, options={patches!r})")
     assert len(tried) <= 10
 
 
 @pytest.mark.process
 def test_none_is_found_where_none_helps_or_there_is_no_time_or_the_compiler_has_none() -> None:
     tried: list[Mapping[str, Any]] = []
-    never = right_if(lambda options: False, tried)
-    assert found_by(never) is None
+    assert found_by(right_if(lambda options: False, tried)) is None
     # strict ones, cheap ones together, passes together, the operator's fallback, the costly ones
     assert len(tried) <= len(STRICT) + 3 + len((*COSTLY, *EAGER))
     always = right_if(lambda options: True, tried)
@@ -137,26 +135,16 @@ def test_what_a_setting_changes_in_the_process_is_taken_back() -> None:
     flags = Setting("flag", flags={"backends.cuda.matmul.allow_tf32": not flag})
     before = (dict(decomposition.decompositions), dict(lowering.lowerings), set(lowering.fallbacks))
     for setting in (Setting("fallback", fallback=op), flags):
+        compiled = torch.compile(torch.nn.functional.gelu, backend=setting.on(CASE.options).compiler)
         with pytest.raises(RuntimeError, match="wrong"), taken_back(setting):
-            _compile_and_fail(setting)
+            raise RuntimeError("wrong", compiled(torch.ones(3)))
     assert (decomposition.decompositions, lowering.lowerings, set(lowering.fallbacks)) == before
     assert torch.backends.cuda.matmul.allow_tf32 is flag
 
 
-def _compile_and_fail(setting: Setting) -> None:
-    compiler: Any = setting.on(CASE.options).compiler
-    torch.compile(torch.nn.functional.gelu, backend=compiler)(torch.ones(3))
-    raise RuntimeError("wrong")
-
-
 def test_the_table_names_settings_that_exist() -> None:
     present = inductor_settings()
-    unknown = {
-        key
-        for setting in (*STRICT, *SETTINGS, *PASSES, *COSTLY, *EAGER)
-        for key in setting.patches
-        if key not in present
-    }
+    unknown = {key for setting in EVERY for key in setting.patches} - present.keys()
     # what another version of Inductor has is left out, not tried
     assert all(setting.patches.keys() <= present.keys() for setting in applicable(EVERY, CASE))
     assert len(unknown) <= 6
@@ -200,11 +188,8 @@ def test_operators_of_a_program_that_has_functions_are_those_that_they_call() ->
     graph = fx.symbolic_trace(lambda x: (torch.relu(torch.clamp(x, 1, 200)),))
     case = GraphCase(graph, (torch.zeros(3, dtype=torch.int8),), CheckOptions(compiler="inductor"))
     assert [setting.fallback for setting in operator_fallbacks(case)] == [torch.ops.aten.clamp.default]  # it raises
-    case = replace(case, inputs=(torch.zeros(3),))
-    assert [str(setting.fallback) for setting in operator_fallbacks(case)] == [
-        "aten.relu.default",
-        "aten.clamp.default",
-    ]
+    names = [str(setting.fallback) for setting in operator_fallbacks(replace(case, inputs=(torch.zeros(3),)))]
+    assert names == ["aten.relu.default", "aten.clamp.default"]
 
 
 @pytest.mark.slow
@@ -353,14 +338,10 @@ def test_a_line_that_is_kept_out_of_fusion_is_eagers_in_both_directions() -> Non
 
     def gradient(function: Callable[..., Any]) -> torch.Tensor:
         x = torch.linspace(-1, 1, 8, requires_grad=True)
-        (made,) = torch.autograd.grad(function(x).sum(), x)
-        return made
+        return torch.autograd.grad(function(x).sum(), x)[0]
 
-    ways: list[Callable[..., Any]] = [
-        torch.compile(annotated, fullgraph=True),
-        torch.compile(plain, backend=only_that_line, fullgraph=True),
-        torch.compile(plain, backend=all_lines, fullgraph=True),
-    ]
+    ways = [torch.compile(plain, backend=backend, fullgraph=True) for backend in (only_that_line, all_lines)]
+    ways.append(torch.compile(annotated, fullgraph=True))
     with without_compile_caches(), planted("tanh"):
         assert not torch.allclose(gradient(torch.compile(plain)), gradient(plain))
         torch._dynamo.reset()

@@ -37,8 +37,7 @@ def test_operator_that_is_three_percent_off_at_16_bits_alone_is_found(name: str,
 
 
 def test_finding_names_operator_line_and_what_it_reaches() -> None:
-    report = trained(FAULTS["gelu"](), torch.float16)
-    finding = report.findings[0]
+    finding = trained(FAULTS["gelu"](), torch.float16).findings[0]
     assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.LOGIC, "logic.this_dtype", "output[0]")
     assert (finding.op, finding.graph) == ("torch._C._nn.gelu", "dynamo")
     assert finding.node is not None
@@ -107,8 +106,7 @@ def test_loss_that_is_accumulated_at_16_bits_is_found() -> None:
 
     x, y = torch.randn(600, dtype=torch.bfloat16), torch.rand(600, dtype=torch.bfloat16)
     assert agreed(gathered(lambda: checked(loss, faults.clean())(x, y)))
-    report = gathered(lambda: checked(loss, accumulated)(x, y))
-    assert report.verdict is cb.Verdict.FAIL
+    assert gathered(lambda: checked(loss, accumulated)(x, y)).verdict is cb.Verdict.FAIL
 
 
 def one_of(fault: Change, count: int = 1) -> Change:

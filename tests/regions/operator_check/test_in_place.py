@@ -219,8 +219,7 @@ def test_what_is_wrong_in_its_own_precision_alone_is_named(operator: str) -> Non
         report = cb.check(program, inputs(), compiler="inductor", localize=False)
     own = ("logic.this_dtype", "precision.operator")
     finding = next(finding for finding in report.findings if finding.detail in own)
-    assert finding.op == "torch.tanh"
-    assert finding.subject == ("grad[x]" if backward else "output[0]")
+    assert (finding.op, finding.subject) == ("torch.tanh", "grad[x]" if backward else "output[0]")
     assert "torch.tanh(x @ w)" in (finding.source or "")
     assert ("by the kernel that ran" in report.to_text(verbose=True)) is not backward
 
@@ -255,8 +254,7 @@ def test_what_a_buffer_holds_is_known() -> None:
 
     with generated_modules_noted(found), without_compile_caches():
         torch.compile(program, backend=compile_)(*inputs()).sum().backward()
-    kinds = [module.kind for module in found]
-    assert kinds == ["forward", "backward"]
+    assert [module.kind for module in found] == ["forward", "backward"]
     for module in found:
         nodes = [node for held in module.held.values() for node in held if node is not None]
         assert len(nodes) >= 0.9 * len(module.held)

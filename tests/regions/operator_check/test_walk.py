@@ -48,8 +48,7 @@ def test_what_is_written_in_place_random_and_cast_is_walked_through() -> None:
             kept = torch.where(halves[0] > 0, halves[0], halves[1]).to(torch.bfloat16)
             return kept * 2, size, kept.topk(3).values, made.argmax(-1)
 
-        results = compiled(body)(torch.randn(64, 16, dtype=torch.bfloat16))
-        results[0].sum().backward()
+        compiled(body)(torch.randn(64, 16, dtype=torch.bfloat16))[0].sum().backward()
 
     for report in clean_reports(program):
         assert report.coverage.checked["operators"] > 5
@@ -75,14 +74,11 @@ def joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 SEEDS = itertools.count(2)
 
 
-def with_junk(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+@faults.runs
+def with_junk(forward: Callable[..., Any], *args: Any) -> Any:
     """A compiler whose programs find other values in memory that nothing was written to, at each run."""
-
-    def run(*args: Any) -> Any:
-        with PoisonMode(next(SEEDS)):
-            return gm.forward(*args)
-
-    return run
+    with PoisonMode(next(SEEDS)):
+        return forward(*args)
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -118,8 +114,7 @@ def test_an_operator_that_reads_junk_in_eager_too_is_not_accused(dtype: torch.dt
     assert not [finding for finding in report.findings if finding.fails], str(report)
     wrong = faults.wrong_operator("aten.exp.default", times(1.05), "aot")
     torch._dynamo.reset()
-    report = gathered(lambda: checked(program, wrong)(x))
-    assert report.verdict is cb.Verdict.FAIL
+    assert gathered(lambda: checked(program, wrong)(x)).verdict is cb.Verdict.FAIL
 
 
 def copied_through_a_view(shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -141,8 +136,7 @@ def test_the_gradient_of_a_tensor_that_a_write_reads_through_a_view_is_not_compl
     report = report_of("aot_eager")
     assert report.verdict is cb.Verdict.PASS, str(report)
     assert "it writes in place" in str(report.coverage.skipped)
-    wrong = faults.wrong_operator("aten.sin.default", times(1.05), "aot")
-    assert report_of(wrong).verdict is cb.Verdict.FAIL
+    assert report_of(faults.wrong_operator("aten.sin.default", times(1.05), "aot")).verdict is cb.Verdict.FAIL
 
 
 def doubled_in_place(h: torch.Tensor) -> torch.Tensor:
@@ -194,8 +188,7 @@ def test_what_is_written_with_out_is_not_taken_for_the_first_argument(dtype: tor
     x = torch.randn(4, 64).to(dtype)
     report = gathered(lambda: checked(into_another, faults.clean())(x))
     assert report.verdict is cb.Verdict.PASS, str(report)
-    report = gathered(lambda: checked(into_another, faults.wrong_value())(x))
-    assert report.verdict is cb.Verdict.FAIL
+    assert gathered(lambda: checked(into_another, faults.wrong_value())(x)).verdict is cb.Verdict.FAIL
 
 
 def handing_out_views(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -267,13 +260,10 @@ def test_inputs_that_share_memory_in_another_way_are_left_out() -> None:
         rows.mul_(0.5)
         return other + 1
 
-    def bits(rows: torch.Tensor) -> torch.Tensor:
-        return rows.view(torch.int16)
-
     def repeated(rows: torch.Tensor) -> torch.Tensor:
         return rows[:1].expand(3, -1)
 
-    for other in (bits, repeated, torch._neg_view):
+    for other in (lambda rows: rows.view(torch.int16), repeated, torch._neg_view):
         rows = torch.randn(4, 64, dtype=torch.bfloat16)
         torch._dynamo.reset()
         assert agreed(gathered(lambda rows=rows, other=other: checked(halved, "eager")(rows, other(rows))))
@@ -316,8 +306,7 @@ def test_what_is_repeated_along_a_dimension_moves_together() -> None:
     shift = Moved(1).shift(repeated, 2.0**-8)
     assert bool((shift == shift[:, :1]).all())
     assert bool((shift[:, 0].abs() >= 2.0**-8 * repeated[:, 0].abs()).all())
-    other = Moved(1).shift(torch.randn(16, 5000, dtype=torch.bfloat16), 2.0**-8)
-    assert other.unique().numel() > 70_000
+    assert Moved(1).shift(torch.randn(16, 5000, dtype=torch.bfloat16), 2.0**-8).unique().numel() > 70_000
 
 
 @pytest.mark.parametrize(("unrounded", "wrong"), [(1.0, True), (1.5, False), (1.2, True), (math.nan, True)])

@@ -22,8 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_dumped_graph_is_a_case_and_passes(folder: Path) -> None:
-    suite = Dumps(str(folder))
-    models = suite.models()
+    models = Dumps(str(folder)).models()
     assert models
     assert all(model.fixed for model in models)
     found = examined(f"dumps:{folder}", models[0].name, mode="as dumped", dtype="as dumped")

@@ -118,8 +118,7 @@ def test_models_that_cannot_be_run(checkout: Path, model: str, status: str, why:
 
 def test_batch_sizes(checkout: Path) -> None:
     suite = TorchBench(str(checkout))
-    built = suite.build(Case("torchbench", "plain"), Settings(batch_size=7))
-    assert built.args[0].shape == (7, 3)
+    assert suite.build(Case("torchbench", "plain"), Settings(batch_size=7)).args[0].shape == (7, 3)
     assert suite.build(Case("torchbench", "plain", mode="training"), Settings()).args[0].shape == (4, 3)
     found = examined(f"torchbench:{checkout}", "fixed_size", Settings(batch_size=7))
     assert found.status.value == "unsupported"

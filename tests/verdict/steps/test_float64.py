@@ -86,10 +86,7 @@ def test_elements_that_float64_knows_are_compared_with_it_and_others_are_not(whe
         spoiled[known] = spoiled[known] * 1.01
         return spoiled
 
-    def program(x):
-        return torch.where(residue(x) == 0, torch.inf, x)
-
-    report = cb.check(program, (x,), compiler=faults.spoiled_output(spoil))
+    report = cb.check(lambda x: torch.where(residue(x) == 0, torch.inf, x), (x,), compiler=faults.spoiled_output(spoil))
     if where == "regular":
         assert report.verdict is Verdict.FAIL
         return
@@ -111,8 +108,7 @@ def test_gradients_that_float64_does_not_have_are_not_confirmed():
 
     for compiler, verdict in ((faults.scaled_gradient("weight", 3.0), Verdict.INCONCLUSIVE), (faults.clean(), None)):
         torch._dynamo.reset()
-        model = Log()
-        compiled = checked(model, compiler)
+        compiled = checked(Log(), compiler)
         report = gathered(lambda compiled=compiled: compiled().sum().backward())
         assert report.verdict is (verdict or Verdict.PASS), str(report)
 
@@ -130,9 +126,9 @@ def test_the_sign_of_a_zero_that_decides_an_infinity_is_no_noise(program):
     """The zero keeps its sign in control runs, and float64 agrees with eager."""
     x = torch.tensor([-0.0, 0.0, 1.0, -1.0])
 
-    def loses_the_sign(gm, _example_inputs):
-        return lambda *args: gm.forward(*[arg + 0.0 if isinstance(arg, torch.Tensor) else arg for arg in args])
-
+    loses_the_sign = faults.runs(
+        lambda forward, *args: forward(*[arg + 0.0 if torch.is_tensor(arg) else arg for arg in args])
+    )
     report = cb.check(program, (x,), compiler=loses_the_sign)
     assert {finding.detail for finding in report.findings} == {"nonfinite"}
     assert cb.check(program, (x,), compiler=faults.clean()).verdict is Verdict.PASS

@@ -17,7 +17,6 @@ from tests.support.scripted_controls import Scripted, decided, exact
 @pytest.fixture
 def unsteady():
     """Registers operators that know how often they ran; returns a program that uses one."""
-    library = torch.library.Library("unsteady", "FRAGMENT")
     runs = itertools.count()
 
     def drifting(x: torch.Tensor, by: float) -> torch.Tensor:
@@ -33,16 +32,16 @@ def unsteady():
     def ticking(x: torch.Tensor) -> torch.Tensor:
         return torch.full((4,), 10**13 + next(runs))
 
-    library.define("ticking(Tensor x) -> Tensor")
-    library.define("drifting(Tensor x, float by) -> Tensor")
-    library.define("reordered(Tensor x) -> Tensor")
-    for name, kernel in (("drifting", drifting), ("reordered", reordered), ("ticking", ticking)):
-        library.impl(name, kernel, "CPU")
-    torch.library.register_fake("unsteady::drifting", lambda x, by: torch.empty_like(x), lib=library)
-    torch.library.register_fake("unsteady::reordered", lambda x: torch.empty_like(x[0]), lib=library)
-    torch.library.register_fake("unsteady::ticking", lambda x: x.new_empty(4, dtype=torch.int64), lib=library)
-    yield lambda name, *arguments: lambda x: getattr(torch.ops.unsteady, name)(x, *arguments) + 1
-    library._destroy()
+    with torch.library._scoped_library("unsteady", "FRAGMENT") as library:
+        for schema, kernel, fake in (
+            ("ticking(Tensor x) -> Tensor", ticking, lambda x: x.new_empty(4, dtype=torch.int64)),
+            ("drifting(Tensor x, float by) -> Tensor", drifting, lambda x, by: torch.empty_like(x)),
+            ("reordered(Tensor x) -> Tensor", reordered, lambda x: torch.empty_like(x[0])),
+        ):
+            library.define(schema)
+            library.impl(kernel.__name__, kernel, "CPU")
+            torch.library.register_fake(f"unsteady::{kernel.__name__}", fake, lib=library)
+        yield lambda name, *arguments: lambda x: getattr(torch.ops.unsteady, name)(x, *arguments) + 1
 
 
 def numcheck(program, x, compiler="nop"):
@@ -81,14 +80,11 @@ def test_integers_that_tick_are_no_noise(face, unsteady):
 
 @pytest.mark.parametrize("face", [check, numcheck])
 def test_places_of_the_greatest_sums_without_a_fixed_order_are_noise(face, unsteady):
-    def program(x):
-        return unsteady("reordered")(x).argmax()
-
     x = torch.randn(300, 40)
     x[:, 7] = x[torch.randperm(300), 3]
     x[:, [3, 7]] += 1
     x[0, 7] += 2e-5  # the greater of two sums, by less than the rounding of either
-    assert face(program, x).verdict is Verdict.PASS
+    assert face(lambda x: unsteady("reordered")(x).argmax(), x).verdict is Verdict.PASS
 
 
 def test_digits_that_cancel_in_float64_too_are_noise():
@@ -109,11 +105,7 @@ def test_gelu_that_loses_large_numbers_in_eager_alone():
 @pytest.mark.parametrize(("face", "everywhere"), [(check, True), (numcheck, True), (numcheck, False)])
 def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, unsteady):
     """Eager differs from itself in the last place: that excuses no factor."""
-
-    def wrong(tensor):
-        return tensor * 1.01 if everywhere or tensor.dtype is not torch.float64 else tensor
-
-    compiler = faults.spoiled_output(wrong)
+    compiler = faults.spoiled_output(lambda t: t * 1.01 if everywhere or t.dtype is not torch.float64 else t)
     report = face(unsteady("reordered"), torch.randn(300, 40), compiler)
     assert {finding.detail for finding in report.findings} == {"logic" if everywhere else "logic.this_dtype"}
 
@@ -122,9 +114,7 @@ def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, u
 @pytest.mark.parametrize(("factor", "wrong"), [(2.0, False), (2.2, None), (1.0, True)])
 def test_a_write_before_the_runs_is_no_noise(lost, factor, wrong):
     """Eager gave twice as much before it. Only what eager gives since has surely followed the write."""
-    controls = Scripted(
-        torch.float32, exact(), exact, alone=lambda: exact().to(torch.float32), lost=lost, written=("scale",)
-    )
+    controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float(), lost=lost, written=("scale",))
     decisions = decided(controls, exact() * factor, reference=(exact() * 2).to(torch.float32))
     assert [("wrote to scale" in finding.message) for finding in decisions.findings] == ([True] if wrong else [])
     assert [skip.subject for skip in decisions.skips if skip.matters] == (["output[0]"] if wrong is None else [])

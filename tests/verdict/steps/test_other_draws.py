@@ -68,8 +68,7 @@ def test_an_error_in_one_backward_pass_beside_random_numbers_fails(name: str, ho
 
     def train() -> None:
         for _ in range(4):
-            given = x().requires_grad_()
-            first, second = compiled(given)
+            first, second = compiled(x().requires_grad_())
             (first.square().sum() + second.sum()).backward()
 
     report = gathered(train)
