@@ -39,6 +39,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "compiled_by_aot": "",
         "every_output": "",
         "instead": "",
+        "runs": "",
         "forgets_to_count": "selftest plants it",
         "stale_parameters": "no parameter of a program changes",
     }
