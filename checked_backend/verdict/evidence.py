@@ -44,7 +44,6 @@ class Evidence:
         float64_envelope_large: The distance of further runs, made if the twin is outside of the first ones.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
-        twin_is_equal: Whether the twin's values are eager's in float64, so that their noise does not matter.
         not_reproduced: Whether the candidate gave this value in the checked call, and never again.
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
@@ -69,7 +68,6 @@ class Evidence:
     float64_envelope: Envelope | None = None
     float64_envelope_large: Envelope | None = None
     logic_differs: bool | None = None
-    twin_is_equal: bool = False
     not_reproduced: bool = False
     right_recompiled: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -219,7 +217,7 @@ class Evidence:
     def detection_limit(self) -> float:
         """The smallest relative error that these controls would have caught."""
         if self.logic_differs is False:
-            known = [] if self.twin_is_equal else [self.float64_envelope, self.float64_envelope_large]
+            known = self.float64_envelope, self.float64_envelope_large
             spread = max((runs.rms for runs in known if runs is not None), default=0.0)
             # eager may have NaN where float64 has large numbers, and noise where float64 has zeros
             size = max(self._size(), 0.0 if self.high_precision is None else root_mean_square(self.high_precision))

@@ -75,7 +75,7 @@ def _hold_against_twin(cases: Sequence[Evidence], runs: Runs, notes: list[str]) 
         if found is None:
             notes.append(f"{case.pair.subject}: compiled in float64 it has another shape, so the twin was not used")
     compared = [case for case in cases if case.twin is not None]
-    _compare(compared, with_noise=False)
+    _compare(compared)
     differing = [case for case in compared if case.logic_differs]
     if differing:  # perhaps by no more than the noise of an ill-conditioned program
         perturb(differing, runs, FIRST_SEEDS, keeps_choices=True, float64=True)
@@ -103,22 +103,21 @@ def _flips_to_nan(case: Evidence) -> bool:
     return case.float64_envelope_large is not None and case.float64_envelope_large.unstable is not None
 
 
-def _compare(cases: Iterable[Evidence], *, with_noise: bool = True) -> None:
+def _compare(cases: Iterable[Evidence]) -> None:
     for case in cases:
         if case.high_precision is None or case.twin is None:
             continue
         found = twin_difference(
             high_precision=case.high_precision,
             twin=case.twin,
-            envelope=case.float64_envelope if with_noise else None,
-            further=case.float64_envelope_large if with_noise else None,
+            envelope=case.float64_envelope,
+            further=case.float64_envelope_large,
             float64_nonfinite=case.float64_nonfinite,
         )
         if case.float64_says_nothing:
             case.evidence[EvidenceKey.TWIN] = "says nothing: float64 has NaN or infinity wherever eager has a number"
             continue
         case.logic_differs = found.differs
-        case.twin_is_equal = not (found.differs or with_noise)
         case.evidence[EvidenceKey.TWIN_ERROR] = found.relative
 
 
