@@ -3,8 +3,8 @@
 A tensor is settled if it is equal bit for bit, or within a scale that an earlier call of the region established. In a
 region that computes in half precision, equal bits settle a tensor only after its float64 twin has been compared:
 rounding to half precision hides errors of a thousandth, and with some inputs hides them altogether. The twin is
-compiled once for each region, at its first checked call. At a recheck it is asked again about a tensor that differs by
-more than another draw of the known noise may.
+compiled once for each region, at its first checked call. At a recheck it is asked again about what is not settled, but
+at 16 bits about no tensor that differs by no more than another draw of its known noise may.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def decide(
         pairs: Tensors of equal shape and dtype.
         runner: Gives what makes control runs; called only if one is needed.
         known: Noise scales from earlier calls, by name.
-        thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision.
+        thorough: Run the float64 twin for every difference, not only for suspicious ones and low precision; at a
+            recheck too.
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
         recheck: Settle only what is within the known noise as it is. Otherwise two draws from one noise may differ.
@@ -96,7 +97,7 @@ def decide(
     decisions = Decisions(recheck=recheck)
     runs = cache(lambda: Runs(runner(), decisions))
     cases: list[Evidence] = []
-    held_against_twin: set[str] = set()
+    needs_no_twin: set[str] = set()
     slack = 1.0 + 2.0**-20 if recheck else thresholds.DRAW_FACTOR  # scales are ratios, and these are rounded
     for pair, glance in zip(pairs, _glances(pairs), strict=True):
         scale = known.get(pair.name)
@@ -111,12 +112,13 @@ def decide(
         # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
         if scale is not None and scale.settles and scale.sizes is None:
             another_draw = glance is not None and scale.covers(glance, slack=thresholds.DRAW_FACTOR)
-            if not recheck or (another_draw and not thorough):
-                held_against_twin.add(pair.name)
+            # at 16 bits each operator is rechecked by itself
+            if not recheck or (another_draw and low_precision and not thorough):
+                needs_no_twin.add(pair.name)
         if metrics is not None:
             cases.append(Evidence.of(pair, metrics, low_precision=low_precision))
     if cases:
-        context = Context(cases, runs(), decisions, frozenset(held_against_twin), thorough=thorough)
+        context = Context(cases, runs(), decisions, frozenset(needs_no_twin), thorough=thorough)
         for step in STEPS:
             step(context)
         decisions.short_of_memory = bool(runs().short_of_memory)

@@ -168,7 +168,8 @@ class NoiseBaseline:
         if other is None or not (self.settles and other.settles) or (self.sizes is None) != (other.sizes is None):
             return self
         if self.sizes is None or other.sizes is None:
-            return NoiseBaseline(max(self.rms, other.rms), max(self.max, other.max), own=self.own)
+            own = max((one.own for one in (self, other) if one.own is not None), default=None)
+            return NoiseBaseline(max(self.rms, other.rms), max(self.max, other.max), own=own)
         least, greatest = min(self.sizes[0], other.sizes[0]), max(self.sizes[1], other.sizes[1])
         share, others_share = (sizes[1] / greatest if greatest else 1.0 for sizes in (self.sizes, other.sizes))
         return NoiseBaseline(

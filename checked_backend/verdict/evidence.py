@@ -40,7 +40,7 @@ class Evidence:
         high_precision: Eager's float64 result, infinite where it is beyond the range of the tensor's dtype.
         float64_nonfinite: Where eager has a number and float64 has none, so that it confirms nothing; None if nowhere.
         float64_envelope: How far eager's perturbed runs in float64 lie from the float64 reference; None if there were
-            none.
+            none, as where eager repeats itself and its float64 twin agrees.
         float64_envelope_large: The distance of further runs, made if the twin is outside of the first ones.
         logic_differs: Whether the float64 twin computes something else where float64 has numbers; None if that could
             not be found out.
@@ -310,8 +310,7 @@ class Context:
     """The tensors of one check that one look did not settle, and everything the steps ask and decide about them.
 
     Attributes:
-        known: Names of tensors whose float64 twin was compared in an earlier call, and whose noise hides little; at a
-            recheck, those that differ by no more than another draw of that noise may.
+        needs_no_twin: Names of tensors that an earlier call decided about, and that need no float64 twin in this one.
         thorough: Run the float64 twin for every difference.
         repeated: Eager's values when it ran again; None if it could not be run.
     """
@@ -319,7 +318,7 @@ class Context:
     cases: Sequence[Evidence]
     runs: Runs
     decisions: Decisions
-    known: frozenset[str]
+    needs_no_twin: frozenset[str]
     thorough: bool
     repeated: Values | None = None
 
@@ -329,7 +328,7 @@ class Context:
 
     def wants_twin(self, case: Evidence) -> bool:
         """Whether noise or rounding may hide an error that only the float64 twin can show."""
-        if case.pair.name in self.known:
+        if case.pair.name in self.needs_no_twin:
             return False
         dtype = case.pair.reference.dtype
         if case.same_bits or dtype in LOW_PRECISION or (self.thorough and is_floating(case.pair.reference)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import checked_backend as cb
 from checked_backend.regions.runner import RegionRunner
@@ -48,6 +49,23 @@ def test_a_later_recheck_runs_controls_for_what_differs_by_more_than_before(
 @pytest.mark.parametrize("begins", [2, 3, 4])
 def test_a_fault_that_begins_at_a_later_call_is_found(begins: int) -> None:
     assert found(four_calls(lambda number: 1.001 if number >= begins else 1, [])) == {("logic", "output[0]")}
+
+
+@pytest.mark.parametrize(("added", "verdict"), [(0.0, cb.Verdict.PASS), (0.01, cb.Verdict.FAIL)])
+def test_rounding_that_is_large_once_hides_no_later_error(added: float, verdict: cb.Verdict) -> None:
+    """The gradient of a bias before a normalisation: a million times as large in call 1, and wrong in call 5."""
+    numbers: list[int] = []
+    late = faults.spoiled_gradient("0.bias", lambda gradient: gradient * 1.1 + added * (numbers[-1] == 5))
+    norm = nn.BatchNorm1d(32, track_running_stats=False)
+    model = checked(nn.Sequential(nn.Linear(16, 32), norm, nn.GELU(), nn.Linear(32, 4)), late)
+
+    def run() -> None:
+        for number in range(1, 6):
+            numbers.append(number)
+            (model(torch.randn(64, 16)) * (1e3 if number == 1 else 1.0)).square().sum().backward()
+
+    report = gathered(run)
+    assert report.verdict is verdict, str(report)
 
 
 def test_what_hides_in_numbers_that_processors_flush_is_told() -> None:

@@ -190,26 +190,27 @@ def test_twin_is_asked_again_where_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "recheck", "runs", "twin"),
+    ("times", "recheck", "low_precision", "runs", "twin"),
     [
-        (0.9, True, 0, False),
-        (1.5, False, 0, False),
-        (1.5, True, 1, False),  # another draw of the same noise
-        (4.2, False, 1, False),
-        (4.2, True, thresholds.FIRST_RUNS, True),
+        (0.9, True, True, 0, False),
+        (1.5, False, True, 0, False),
+        (1.5, True, True, 1, False),  # another draw of the same noise
+        (1.5, True, False, thresholds.FIRST_RUNS, True),
+        (4.2, False, True, 1, False),
+        (4.2, True, True, thresholds.FIRST_RUNS, True),
     ],
 )
 def test_a_recheck_settles_what_is_within_the_noise_as_it_is(
-    times: float, recheck: bool, runs: int, twin: bool
+    times: float, recheck: bool, low_precision: bool, runs: int, twin: bool
 ) -> None:
     known = decided(Scripted(torch.float32, exact(), exact, noise=noisy(1e-4)), exact() * (1 + 1e-5)).scales
     candidate = exact() * (1 + times * known["output[0]"].rms)
     controls = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
     pair = TensorPair("output[0]", "output[0]", exact().float(), candidate.float())
-    decide([pair], lambda: controls, known, recheck=recheck)
+    decide([pair], lambda: controls, known, low_precision=low_precision, recheck=recheck)
     assert (controls.asked.get("monte_carlo", 0), "twin" in controls.asked) == (runs, twin)
     thorough = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
-    decide([pair], lambda: thorough, known, thorough=True, recheck=recheck)
+    decide([pair], lambda: thorough, known, thorough=True, low_precision=low_precision, recheck=recheck)
     assert ("twin" in thorough.asked) == (recheck and times > 1)
 
 

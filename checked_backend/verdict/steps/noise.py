@@ -20,7 +20,8 @@ def explain_by_own_noise(context: Context) -> None:
     if all(case.same_bits for case in context.open()):
         return
     seeds = range(thresholds.FIRST_RUNS)
-    one_will_do = all(case.pair.name in context.known for case in context.open())  # further runs only widen the noise
+    # further runs only widen the noise, but from the first ones the scales for later calls are taken
+    one_will_do = all(case.pair.name in context.needs_no_twin for case in context.open())
     for few in (seeds[:1], seeds[1:]) if one_will_do else (seeds,):
         perturb(context.open(), context.runs, few, keeps_choices=True)
         compare_with_noise(context.open())
