@@ -87,11 +87,6 @@ def _one_nan(value: torch.Tensor) -> torch.Tensor:
     return spoiled
 
 
-def _rounded(value: torch.Tensor) -> torch.Tensor:
-    """What an operator that computes at 16 bits makes of float32."""
-    return value.bfloat16().float() if value.dtype is torch.float32 else value
-
-
 def _run(wrap: Callable[[_Run], _Run]) -> _Backend:
     """A compiler that runs the graph as another function does."""
     return lambda gm, _example_inputs: wrap(gm.forward)
@@ -228,7 +223,11 @@ _WIDELY = (*_COMMON, "exp", "tanh", "abs", "sigmoid")
 FAULTS: Mapping[str, Fault] = {
     "logic": Fault(_after(_COMMON, _off_by_a_bit), Kind.LOGIC, "an operator's values are 5 % off"),
     "nonfinite": Fault(_after(_WIDELY, _one_nan), Kind.NONFINITE, "an element is NaN"),
-    "precision": Fault(_after(_WIDELY, _rounded), Kind.PRECISION, "an operator loses half of its bits"),
+    "precision": Fault(
+        _after(_WIDELY, lambda value: value.bfloat16().float() if value.dtype is torch.float32 else value),
+        Kind.PRECISION,
+        "an operator loses half of its bits",
+    ),
     "random": Fault(_run(_drawing), Kind.RNG, "a random number too many is drawn"),
     "structure": Fault(
         _results(lambda r: r.double() if r.dtype is torch.float32 else r), Kind.STRUCTURE, "a result has another dtype"

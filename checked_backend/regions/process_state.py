@@ -66,10 +66,6 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _flushes_denormals() -> bool:
-    return sys.float_info.min / 2 == 0.0  # torch has no function that tells
-
-
 def _legacy_precision() -> str | None:
     with suppress(RuntimeError):  # where only the newer settings were used, which are read too
         return torch.get_float32_matmul_precision()
@@ -101,7 +97,8 @@ def _settings() -> Iterator[_Setting]:
         "deterministic", _deterministic, lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])
     )
     yield _Setting("num_threads", torch.get_num_threads, torch.set_num_threads)
-    yield _Setting("flush_denormal", _flushes_denormals, torch.set_flush_denormal)
+    # torch has no function that tells
+    yield _Setting("flush_denormal", lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal)
     yield _Setting("float32_matmul_precision", _legacy_precision, _set_legacy_precision)
     for place in FP32_PRECISIONS:
         name = f"fp32_precision.{'.'.join(place)}"
