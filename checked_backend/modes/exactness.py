@@ -85,9 +85,9 @@ def unrounded(
         return None
     with DisableTorchDispatch():
         inputs = [source] if cast else list(args)
-        if any(isinstance(each, float) and _lower_half(torch.tensor(each, dtype=result.dtype)) for each in inputs):
-            return None  # what is computed with a long number is rounded, but for zeros
-        places = _all_short(inputs, result)
+        numbers = [torch.tensor(each, dtype=result.dtype) for each in inputs if isinstance(each, float)]
+        # with a long number hardly a result is exact, unless it is short: 5 * 0.7
+        places = _all_short([*inputs, result] if any(map(_lower_half, numbers)) else inputs, result)
         if not len(places):
             return None
         few = len(places) < _FEW * result.numel()
