@@ -106,3 +106,11 @@ def test_a_whole_number_is_kept_that_all_elements_share():
     with MonteCarloMode(0):
         found = torch.full((), 0.5) * torch.arange(20.0).expand(3, 20)
     assert torch.equal(found, 0.5 * torch.arange(20.0).expand(3, 20))
+
+
+def test_a_product_with_a_long_number_is_kept_if_it_is_exact():
+    values = torch.tensor([5.0, 6.0]).repeat(50)
+    with MonteCarloMode(0):
+        whole, other = (values * 0.7).view(50, 2).unbind(1)
+    assert bool((whole == 3.5).all())
+    assert other.unique().numel() > 1
