@@ -349,7 +349,7 @@ def test_control_flow_checkpoint_and_inference(perturbations):
         assert 0 < relative(perturbed(lambda: F.linear(a, a))[0], F.linear(a, a)) < 1e-5
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by torch's own formulas
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's own formulas
 def test_tensors_without_values_are_left_alone():
     """Torch finds out the layout of a tangent by running its formula on the meta device."""
 
