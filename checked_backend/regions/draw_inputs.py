@@ -81,7 +81,9 @@ class DrawInputs:
         parameters = [
             source
             for source in (node.args[1:] if name.endswith("_") else (*node.args, *node.kwargs.values()))
-            if isinstance(source, fx.Node) and _is_real(source.meta.get("example_value"))
+            if isinstance(source, fx.Node)
+            and isinstance(value := source.meta.get("example_value"), torch.Tensor)
+            and value.is_floating_point()
         ]
         if name == "bernoulli" and len(node.args) > 1 and isinstance(node.args[1], (int, float)):
             return []  # the tensor says only how many
@@ -123,10 +125,6 @@ def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
     copy = graph.call_function(torch.clone, (node,))
     copy.meta = dict(node.meta)
     return copy
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def compare_draw_inputs(

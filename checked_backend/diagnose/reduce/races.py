@@ -89,14 +89,6 @@ def _scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) 
     return _differ(part.gather(dim, index).reshape(-1), values.reshape(-1))
 
 
-def _index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> bool:
-    return bool(x.dim()) and _differ(index.reshape(-1), source.movedim(dim, 0))
-
-
-def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> bool:
-    return not accumulate and _differ(index.remainder(x.numel()).reshape(-1), source.reshape(-1))
-
-
 _WRITES: Mapping[tuple[str, str], Callable[..., bool]] = MappingProxyType(
     {
         ("index_put", ""): _index_put,
@@ -105,7 +97,11 @@ _WRITES: Mapping[tuple[str, str], Callable[..., bool]] = MappingProxyType(
             x, places, values, accumulate
         ),
         ("scatter", "src"): _scatter,
-        ("index_copy", ""): _index_copy,
-        ("put", ""): _put,
+        ("index_copy", ""): lambda x, dim, index, source: (
+            x.dim() > 0 and _differ(index.reshape(-1), source.movedim(dim, 0))
+        ),
+        ("put", ""): lambda x, index, source, accumulate=False: (
+            not accumulate and _differ(index.remainder(x.numel()).reshape(-1), source.reshape(-1))
+        ),
     }
 )
