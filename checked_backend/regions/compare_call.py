@@ -253,6 +253,7 @@ class CallComparison:
                 thorough=self._thorough,
                 low_precision=self._variants.low_precision,
                 recheck=recheck,
+                operators_checked=self._variants.operators is not None and self._variants.operators.is_checked,
                 signs=recheck and not backward,  # gradients are summed up, so the sign of their zeros does not matter
             )
         except PostponedError as error:

@@ -4,7 +4,7 @@ A tensor is settled if it is equal bit for bit, or within a scale that an earlie
 region that computes in half precision, equal bits settle a tensor only after its float64 twin has been compared:
 rounding to half precision hides errors of a thousandth, and with some inputs hides them altogether. The twin is
 compiled once for each region, at its first checked call. At a recheck it is asked again about what is not settled, but
-at 16 bits about no tensor that differs by no more than another draw of its known noise may.
+where operators are checked by themselves about no tensor that differs by no more than another draw of its known noise.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def decide(
     thorough: bool = False,
     low_precision: bool = False,
     recheck: bool = False,
+    operators_checked: bool = False,
     signs: bool = False,
 ) -> Decisions:
     """Decide about each difference of a check: noise or bug.
@@ -92,6 +93,7 @@ def decide(
         low_precision: The region computes in half precision somewhere: run the float64 twin once for each of its
             floating tensors, also for those that are equal bit for bit.
         recheck: Settle only what is within the known noise as it is. Otherwise two draws from one noise may differ.
+        operators_checked: Each operator is checked by itself: a recheck runs no twin for another draw of known noise.
         signs: Compare the signs of zeros too.
     """
     decisions = Decisions(recheck=recheck)
@@ -112,8 +114,7 @@ def decide(
         # only float64 can say whether a tensor (one with `sizes`) is still nothing but rounding
         if scale is not None and scale.settles and scale.sizes is None:
             another_draw = glance is not None and scale.covers(glance, slack=thresholds.DRAW_FACTOR)
-            # at 16 bits each operator is rechecked by itself
-            if not recheck or (another_draw and low_precision and not thorough):
+            if not recheck or (another_draw and operators_checked and not thorough):
                 needs_no_twin.add(pair.name)
         if metrics is not None:
             cases.append(Evidence.of(pair, metrics, low_precision=low_precision))

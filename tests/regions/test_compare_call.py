@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import checked_backend as cb
+from checked_backend.regions.operator_check.check import OperatorCheck, OperatorDecisions
 from checked_backend.regions.runner import RegionRunner
 from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
@@ -49,6 +50,28 @@ def test_a_later_recheck_runs_controls_for_what_differs_by_more_than_before(
 @pytest.mark.parametrize("begins", [2, 3, 4])
 def test_a_fault_that_begins_at_a_later_call_is_found(begins: int) -> None:
     assert found(four_calls(lambda number: 1.001 if number >= begins else 1, [])) == {("logic", "output[0]")}
+
+
+@pytest.mark.parametrize(("lost", "detail"), [(True, "logic"), (False, "logic.this_dtype")])
+def test_a_recheck_asks_the_twin_where_no_operator_is_checked(
+    lost: bool, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In call 2 the region is off by no more than another draw of its noise, in float64 too."""
+    numbers: list[int] = []
+    if lost:
+        monkeypatch.setattr(OperatorCheck, "run", lambda *_: OperatorDecisions(reason="no memory"))
+
+    def off(result: torch.Tensor) -> torch.Tensor:
+        return result * (1.025 if numbers[-1] == 2 else 1.001 if result.dtype is torch.float32 else 1.0)
+
+    model = checked(lambda x: torch.sin((x @ x).bfloat16()).float() * 1.1, faults.spoiled_output(off))
+
+    def run() -> None:
+        for number in (1, 2):
+            numbers.append(number)
+            model(torch.randn(16, 16))
+
+    assert [finding.detail for finding in gathered(run).findings] == [detail]
 
 
 @pytest.mark.parametrize(("added", "verdict"), [(0.0, cb.Verdict.PASS), (0.01, cb.Verdict.FAIL)])

@@ -190,7 +190,7 @@ def test_twin_is_asked_again_where_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "recheck", "low_precision", "runs", "twin"),
+    ("times", "recheck", "operators_checked", "runs", "twin"),
     [
         (0.9, True, True, 0, False),
         (1.5, False, True, 0, False),
@@ -201,16 +201,16 @@ def test_twin_is_asked_again_where_nothing_is_known() -> None:
     ],
 )
 def test_a_recheck_settles_what_is_within_the_noise_as_it_is(
-    times: float, recheck: bool, low_precision: bool, runs: int, twin: bool
+    times: float, recheck: bool, operators_checked: bool, runs: int, twin: bool
 ) -> None:
     known = decided(Scripted(torch.float32, exact(), exact, noise=noisy(1e-4)), exact() * (1 + 1e-5)).scales
     candidate = exact() * (1 + times * known["output[0]"].rms)
     controls = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
     pair = TensorPair("output[0]", "output[0]", exact().float(), candidate.float())
-    decide([pair], lambda: controls, known, low_precision=low_precision, recheck=recheck)
+    decide([pair], lambda: controls, known, recheck=recheck, operators_checked=operators_checked)
     assert (controls.asked.get("monte_carlo", 0), "twin" in controls.asked) == (runs, twin)
     thorough = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
-    decide([pair], lambda: thorough, known, thorough=True, low_precision=low_precision, recheck=recheck)
+    decide([pair], lambda: thorough, known, thorough=True, recheck=recheck, operators_checked=True)
     assert ("twin" in thorough.asked) == (recheck and times > 1)
 
 

@@ -51,6 +51,11 @@ class OperatorStep:
         self._last: tuple[OperatorDecisions, Subjects] | None = None
         self._reason = ""
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the operators were checked when that was tried last."""
+        return not self._reason
+
     def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
         """Check the operators of a call that is rechecked, unless an error has been found in it already.
 
