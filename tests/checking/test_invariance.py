@@ -13,7 +13,7 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking.invariance import Invariance
-from tests.checking.test_kernel_choices import _quickly, right, tuned  # noqa: F401  (a fixture)
+from tests.checking.test_kernel_choices import right, tuned
 from tests.support import faults
 from tests.support.check_tools import Counting, agreed, batch, only, skips
 from tests.support.faults import last_bit
@@ -141,7 +141,7 @@ def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
     assert finding.fails
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_another_kernel_with_other_bits_is_a_finding() -> None:
     slow = faults.spoiled_output(last_bit)
     finding = only(cb.check(Net(), (batch(),), compiler=tuned(right, slow), invariant="choices"))

@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +42,6 @@ class Kernel:
 FASTER, SLOWER = Kernel("faster", "BLOCK=64"), Kernel("slower")
 
 
-@pytest.fixture
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels say how long they take, and no caches are emptied, which takes seconds."""
-    monkeypatch.setattr(benchmarker, "benchmark_cpu", lambda milliseconds, **_more: milliseconds)
-    monkeypatch.setattr("checked_backend.checking.kernel_choices.fresh_compile_caches", nullcontext)
-
-
 def tuned(fast: Compiled, slow: Compiled) -> Compiled:
     """A compiler that measures what two others make, as Inductor does, and takes the faster."""
 
@@ -72,7 +64,7 @@ def product(x: torch.Tensor) -> torch.Tensor:
     return x.sin() @ x.t()
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_a_kernel_that_is_not_the_fastest_is_found_and_named() -> None:
     agreed(cb.check(product, (batch(3, 4),), compiler=tuned(right, WRONG)))
     report = cb.check(product, (batch(3, 4),), compiler=tuned(right, WRONG), choices=2)
@@ -87,7 +79,7 @@ def test_a_kernel_that_is_not_the_fastest_is_found_and_named() -> None:
     assert "mm of float32 4: slower" in str(report)
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_what_all_kernels_show_is_told_once_and_localized_once() -> None:
     report = cb.check(product, (batch(3, 4),), compiler=tuned(WRONG, WRONG), choices=3)
     finding = only(report)
@@ -97,7 +89,7 @@ def test_what_all_kernels_show_is_told_once_and_localized_once() -> None:
     assert report.coverage.checked["kernel choices"] == 3
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_regions_that_are_wrong_with_different_kernels_are_told_apart() -> None:
     def only_of(name: str) -> Compiled:
         def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
@@ -118,7 +110,7 @@ def test_regions_that_are_wrong_with_different_kernels_are_told_apart() -> None:
     assert ["choice 2 of 2" in message for message in told.values()] == [False, True]
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_choices_of_one_purpose_are_all_told() -> None:
     def twice(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         tuned(right, right)(gm, example_inputs)
@@ -137,7 +129,7 @@ hangs = faults.instead(lambda *_args: time.sleep(60))
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 @pytest.mark.parametrize(
     ("fault", "detail"), [(dies, "crash.signal"), (hangs, "crash.hang")], ids=["dies-crash.signal", "hangs-crash.hang"]
 )
@@ -152,7 +144,7 @@ def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_where_the_fastest_kernels_end_the_process_it_is_not_said_that_none_were_measured() -> None:
     compiler = tuned(dies, right)
     report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, gradients=False)
@@ -161,14 +153,14 @@ def test_where_the_fastest_kernels_end_the_process_it_is_not_said_that_none_were
     assert "ended before it told" in skip.reason
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_a_compiler_that_fails_before_it_measures_is_not_said_to_measure_nothing() -> None:
     report = cb.check(product, (batch(3, 4),), compiler=raising(RuntimeError("no")), choices=2)
     assert only(report).kind is cb.Kind.CRASH
     assert "failed before any kernel was measured" in str([skip.reason for skip in report.coverage.skipped])
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_right_kernels_are_not_accused_and_are_told() -> None:
     report = agreed(cb.check(product, (batch(3, 4, grad=True),), compiler=tuned(right, right), choices=4))
     kernels = [note for note in report.coverage.notes if note.startswith("kernel choice ")]
@@ -176,7 +168,7 @@ def test_right_kernels_are_not_accused_and_are_told() -> None:
     assert kernels[1] == "kernel choice 2 of 4, the slowest kernels: mm of float32 4: slower"
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_where_nothing_is_measured_there_is_one_choice_and_the_coverage_says_so() -> None:
     report = agreed(cb.check(product, (batch(3, 4),), compiler="eager", choices=3))
     assert "kernel choices 2 to 3" in skips(report)
@@ -202,7 +194,7 @@ def test_any_kernels_are_the_same_for_each_compilation_and_others_for_each_choic
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.usefixtures("_quickly")
+@pytest.mark.usefixtures("quick_kernels")
 def test_times_are_told_otherwise_once_and_not_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     measure: Any = benchmarker
     monkeypatch.setattr(benchmarker, "benchmark", lambda ms, **_more: measure.benchmark_cpu(ms))
