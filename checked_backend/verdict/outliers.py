@@ -383,28 +383,34 @@ def lost_digits(
         errors.scatter_reduce_(0, exponents(size), error.to(torch.float64), "amax")
         norm, count = math.hypot(norm, root_mean_square(among) * math.sqrt(among.numel())), count + among.numel()
     lost = torch.cat(masks) if masks else torch.zeros(0, dtype=torch.bool, device=reference.device)
-    places = lost.nonzero().flatten()
-    if len(places):
-        high, first, second = (tensor.detach().reshape(-1)[places] for tensor in (high_precision, reference, candidate))
+    factor, typical = thresholds.LOST_DIGITS_EAGER_FACTOR, norm / math.sqrt(count or 1)
+    by_size, chance = factor * _greatest_from_here_on(errors), 0.0
+    doubted = torch.zeros_like(lost)
+    for mask, again, *values in blocks(lost, doubted, high_precision, reference, candidate):
+        places = mask.nonzero().flatten()
+        if not len(places):
+            continue
+        high, first, second = (value[places] for value in values)
         size = high.to(torch.float64).abs()
         eager, compiled = difference(high, first), difference(high, second)
-        factor = thresholds.LOST_DIGITS_EAGER_FACTOR
-        near = compiled > factor * _greatest_from_here_on(errors)[exponents(size)] * size
-        typical = norm / math.sqrt(count)
+        near = compiled > by_size[exponents(size)] * size
         alike = near & (compiled <= factor * typical)
         rounded = torch.maximum(eager, unit_roundoff(reference.dtype) * size)
-        lost[places] = near & ~alike if _is_by_chance(rounded[alike], typical) else near
+        chance += _chance(rounded[alike], typical)
+        mask[places], again[places] = near, alike
+    if chance > math.log10(thresholds.LOST_DIGITS_CHANCE):
+        lost &= ~doubted
     return lost.reshape(reference.shape)
 
 
-def _is_by_chance(errors: torch.Tensor, typical: float) -> bool:
-    """Whether eager may be as near as it is in some elements although its error is the same everywhere.
+def _chance(errors: torch.Tensor, typical: float) -> float:
+    """The logarithm to base 10 of the chance that eager is as near as it is where its error is the same everywhere.
 
-    Then they are small because large numbers cancel there, and the compiled program's error, which is like eager's in
-    the others, is as good. An error of a thousandth of the typical one has a chance of a thousandth.
+    Then these elements are small because large numbers cancel there, and the compiled program's error, which is like
+    eager's in the others, is as good. An error of a thousandth of the typical one has a chance of a thousandth.
     """
     chances = (errors / typical).clamp(max=1.0) if typical else errors.new_zeros(1)
-    return float(chances.log10().sum().item()) > math.log10(thresholds.LOST_DIGITS_CHANCE)
+    return float(chances.log10().sum().item())
 
 
 def _greatest_from_here_on(errors: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import checked_backend as cb
+from checked_backend.verdict import elements
 from checked_backend.verdict.envelope import Envelope
 from checked_backend.verdict.outliers import lost_digits, outside_noise
 from tests.support import faults
@@ -26,6 +28,8 @@ def values(dtype: torch.dtype = torch.float32) -> Tensor:
 def places_of(reference: Tensor, candidate: Tensor, exact: Tensor) -> list[int]:
     """Where the candidate has lost digits that eager has."""
     lost = lost_digits(reference=reference, candidate=candidate, high_precision=exact)
+    with mock.patch.object(elements, "_BLOCK", 7):
+        assert torch.equal(lost, lost_digits(reference=reference, candidate=candidate, high_precision=exact))
     return lost.nonzero().flatten().tolist()
 
 

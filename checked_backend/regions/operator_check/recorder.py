@@ -44,6 +44,7 @@ class Recording:
         self.kept = 0
         self._room = room
         self._depth = 0
+        self._latest: dict[int, torch.Tensor] = {}  # what was kept of a buffer last, by where its memory begins
 
     @property
     def is_mixed(self) -> bool:
@@ -76,13 +77,20 @@ class Recording:
             if not versions or not is_unchanged(versions[-1], value):
                 versions.append(self._kept(value))
                 self.lines.setdefault(name, []).append(line)
+            self._latest[value.data_ptr()] = versions[-1]
 
     def end(self, results: Any) -> Any:
         """A function of the module returns."""
         self._depth -= 1
         if self._depth == 0:
-            self.results = [self._kept(value) for value in results]  # a backward pass may use their memory
+            self.results = [self._kept_before(value) for value in results]  # a backward pass may use their memory
         return results
+
+    def _kept_before(self, value: Any) -> Any:
+        """What was kept of a result when it was written; a copy of what nothing wrote like that."""
+        known = self._latest.get(value.data_ptr()) if isinstance(value, torch.Tensor) else None
+        same = known is not None and known.stride() == value.stride() and is_unchanged(known, value)
+        return known if same else self._kept(value)
 
     def _kept(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not self.is_complete:

@@ -147,14 +147,14 @@ class Walk:
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
         """A mode for float64. With a seed, it rounds as float32 does inside of operators."""
-        mode = Float64Mode(default_dtype=False)
+        mode, tape = Float64Mode(default_dtype=False), self._tape
         noise = None if seed is None else MonteCarloMode(seed, INSIDE_FLOAT32, correlated=True)
 
         @contextmanager
         def entered() -> Iterator[None]:
             with ExitStack() as stack:
-                if not self._tape.empty:
-                    stack.enter_context(ReplayRandom(self._tape))
+                if not tape.empty:
+                    stack.enter_context(ReplayRandom(tape))
                 if noise is not None:
                     stack.enter_context(noise)
                 stack.enter_context(mode)
@@ -250,7 +250,7 @@ class Walk:
                     node, self._take(self._exposed.values[node.name]), (), tapped=node.name in self._exposed.taps
                 )
             return
-        self._tape = RandomTape()
+        self._tape.clear()
         with RecordRandom(self._tape) if _may_draw(node) else nullcontext():
             made = self._eager.run(node)
         if self._tape.by_values:

@@ -71,6 +71,7 @@ def test_each_write_is_kept_also_where_memory_is_used_again() -> None:
         "buf4": [sin.tolist(), (2 * sin).tolist()],
     }
     assert [value.tolist() for value in recording.results] == [(4 * x).tolist(), (2 * sin).tolist()]
+    assert [id(value) for value in recording.results] == [id(recording.values[name][-1]) for name in ("buf1", "buf4")]
     assert recording.arguments is not None
     x.zero_()
     assert recording.arguments[0].tolist() == [1.0, 2.0, 3.0]

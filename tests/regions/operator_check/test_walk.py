@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.regions.operator_check import check
 from checked_backend.regions.operator_check.lane import Moved
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, own_error
-from checked_backend.regions.operator_check.walk import walk_again
+from checked_backend.regions.operator_check.walk import Walk, walk_again
 from tests.support import faults
 from tests.support.low_precision import LOW, Block, times, trained
 from tests.support.region_tools import agreed, checked, clean_reports, gathered
@@ -31,6 +33,24 @@ def test_correct_programs_have_no_findings_and_told_what_could_hide(amp: bool) -
         assert agreed(report)
         assert report.coverage.checked["operators"] > 30
         assert not report.coverage.skipped
+
+
+def test_the_tensors_of_a_walk_do_not_wait_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[weakref.ref[Walk]] = []
+    run = Walk.run
+
+    def noted_run(walk: Walk) -> None:
+        walks.append(weakref.ref(walk))
+        run(walk)
+
+    monkeypatch.setattr(Walk, "run", noted_run)
+    gc.disable()
+    try:
+        trained(faults.wrong_operator("aten.gelu.default", times(1.02), "aot"), torch.bfloat16)
+        assert walks
+        assert all(walk() is None for walk in walks)
+    finally:
+        gc.enable()
 
 
 def test_what_is_written_in_place_random_and_cast_is_walked_through() -> None:
