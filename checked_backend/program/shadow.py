@@ -33,6 +33,7 @@ from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
 from checked_backend.checking.merge import VALUES, with_levels
 from checked_backend.checking.program import Outcome, Program, ProgramCall, ProgramCopy, eager_function, function_name
+from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.checking.state import State
 from checked_backend.checking.tree import argument_containers, argument_leaves, containers, output_leaves
 from checked_backend.errors import CheckedBackendError, DivergenceError, is_out_of_memory
@@ -447,7 +448,14 @@ class _Shadow(Reporter):
             def with_compiler(name: str) -> Sequence[Finding]:
                 return call.on_copies(partial(torch.compile, backend=name))
 
-            explained = with_levels(findings, self._shadows.options.compiler, with_compiler, numpy=call.program.numpy)
+            controls = ProgramRunner(call.program)
+            explained = with_levels(
+                findings,
+                self._shadows.options.compiler,
+                with_compiler,
+                numpy=call.program.numpy,
+                same_in_float64=lambda place: controls.same_in_float64(0, findings[place].subject),
+            )
         self._explained |= {
             (finding.subject, finding.detail) for finding in explained if finding.fails and finding.stage == "eager"
         }

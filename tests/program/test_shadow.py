@@ -97,6 +97,14 @@ def test_what_dynamo_translates_wrongly_is_found_and_named(tmp_path: Path) -> No
     assert program.told[0][1] == 1
 
 
+def test_an_optimizer_that_only_rounds_otherwise_is_no_wrong_logic(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.linspace(-1, 1, 12))
+    weight.grad = torch.linspace(1, 2, 12)
+    program, optimizer = Shadowed(tmp_path), torch.optim.Adam([weight], lr=0.5)
+    program.compile(lambda: optimizer.step())()
+    assert {(one.kind, one.detail) for one in program.report.findings} == {(Kind.PRECISION, "precision.traced")}
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_a_missing_guard_is_found_in_the_call_in_which_it_matters(tmp_path: Path, scale: float) -> None:
     program, model = Shadowed(tmp_path), Scaled()
