@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -24,16 +25,43 @@ FAR = 4.0
 BY_ITSELF = ("logic.this_dtype", "precision.operator")
 """Details of these findings."""
 
+_OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE)
+
 MOST = 3
 """The most findings: one wrong kernel is often called many times."""
 
 
 def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
     """Findings for operators that are wrong by themselves: one for each function, the first that it is called by."""
+    return [_finding(gm, group, subjects) for group in _by_function(wrong)[:MOST]]
+
+
+def with_operators(
+    findings: Sequence[Finding], gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects
+) -> list[Finding]:
+    """Add the operators that are wrong by themselves to findings about wrong values that their errors reach."""
+    made = [
+        (_finding(gm, group, subjects), {subject for one in group for subject in _subjects(gm, one, subjects)})
+        for group in _by_function(wrong)
+    ]
+    named = []
+    for finding in findings:
+        first = next((one for one, reached in made if finding.subject in reached), None)
+        if first is not None and finding.op is None and finding.kind in _OF_VALUES:
+            finding = replace(
+                finding,
+                message=f"{finding.message}; {first.message}",
+                **{name: getattr(first, name) for name in ("graph", "op", "source", "caller", "module")},
+            )
+        named.append(finding)
+    return named
+
+
+def _by_function(wrong: Sequence[Wrong]) -> list[list[Wrong]]:
     seen: dict[str, list[Wrong]] = {}
     for one in wrong:
         seen.setdefault(_function(one), []).append(one)
-    return [_finding(gm, group, subjects) for group in list(seen.values())[:MOST]]
+    return list(seen.values())
 
 
 def _function(wrong: Wrong) -> str:
@@ -67,7 +95,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     return Finding(
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail=BY_ITSELF[not far],
-        subject=_subject(gm, first, subjects),
+        subject=next(iter(_subjects(gm, first, subjects)), f"{'gradient of ' * first.gradient}node[{first.node.name}]"),
         message=f"{error_message(what, dtype, error, first.found.numel())}. The kernel is wrong in this dtype",
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
@@ -148,20 +176,16 @@ def _is_view(node: fx.Node) -> bool:
     return value is not other and value._is_view() and value.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
-    """The result that the error reaches; for a gradient, the input whose gradient it reaches."""
+def _subjects(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> list[str]:
+    """The results that the error reaches; for a gradient, the inputs whose gradients it reaches."""
     if wrong.output is not None:
-        return subjects.output(wrong.output)
+        return [subjects.output(wrong.output)]
     if wrong.gradient:
-        places = inputs_behind(gm, wrong.node)
-        return subjects.gradient(places[0]) if places else f"gradient of {wrong.node.name}"
+        return [subjects.gradient(place) for place in inputs_behind(gm, wrong.node)]
     [output] = gm.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
-    behind = set(reached(wrong.node))
-    for place, node in enumerate(returned):
-        if node is wrong.node or node in behind:
-            return subjects.output(place)
-    return f"node[{wrong.node.name}]"
+    behind = {wrong.node, *reached(wrong.node)}
+    return [subjects.output(place) for place, node in enumerate(returned) if node in behind]
 
 
 def inputs_behind(gm: fx.GraphModule, node: fx.Node) -> list[int]:

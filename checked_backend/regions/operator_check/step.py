@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import fx
+
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Finding, Skip
+from checked_backend.findings import Skip
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
-from checked_backend.regions.operator_check.findings import findings_of, inputs_behind
+from checked_backend.regions.operator_check.findings import findings_of, inputs_behind, with_operators
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
@@ -57,9 +59,10 @@ class OperatorStep:
         return not self._reason
 
     def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
-        """Check the operators of a call that is rechecked, unless an error has been found in it already.
+        """Check the operators of a call that is rechecked.
 
-        Findings about their gradients are kept until the region's backward pass is compared.
+        If the results are wrong, this names the operators in the findings about them. What is wrong with gradients of
+        operators is kept until the region's backward pass is compared.
 
         Args:
             decisions: The decisions on its results; findings and skips are added.
@@ -69,11 +72,11 @@ class OperatorStep:
             The number of tensors inside of the region that were checked.
         """
         checked = 0
-        if decisions.recheck and not _fails(decisions):
+        if decisions.recheck:
             found = self._checked(call)
             with self._lock:
                 self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
-            decisions.findings += found.forward
+            _add(decisions, found, [wrong for wrong in found.wrong if not wrong.gradient], call.subjects)
             decisions.skips += found.skips
             checked = found.checked
         self._limit(decisions)
@@ -88,10 +91,11 @@ class OperatorStep:
         return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
 
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
-        """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.
+        """Add what was found wrong with operators' gradients.
 
-        What only reaches gradients of inputs that are zero but for rounding is left out. Roundings that go the same
-        way, and that the compiled program leaves out, may be all that there is of them.
+        If the region's own gradients are right, what only reaches gradients of inputs that are zero but for rounding is
+        left out. Roundings that go the same way, and that the compiled program leaves out, may be all that there is of
+        them.
 
         Args:
             decisions: The decisions on the region's gradients.
@@ -100,9 +104,12 @@ class OperatorStep:
         known = {**scales, **decisions.scales}
         with self._lock:
             last, self._last = self._last, None
-        if last is not None and not _fails(decisions):
+        if last is not None:
             found, subjects = last
-            decisions.findings += _gradient_findings(found, subjects, known)
+            wrong = [one for one in found.wrong if one.gradient]
+            if not _fails(decisions):
+                wrong = [one for one in wrong if _matters(one, found.graph, subjects, known)]
+            _add(decisions, found, wrong, subjects)
         self._limit(decisions)
         self._tell(decisions, known)
 
@@ -128,18 +135,21 @@ class OperatorStep:
         }
 
 
-def _gradient_findings(
-    found: OperatorDecisions, subjects: Subjects, scales: Mapping[str, NoiseBaseline]
-) -> Sequence[Finding]:
-    if found.graph is None:
-        return ()
+def _add(decisions: Decisions, found: OperatorDecisions, wrong: Sequence[Wrong], subjects: Subjects) -> None:
+    """Add what operators do wrong: as findings, or to the findings that there are."""
+    if found.graph is None or not wrong:
+        return
+    if _fails(decisions):
+        decisions.findings = with_operators(decisions.findings, found.graph, wrong, subjects)
+    else:
+        decisions.findings += findings_of(found.graph, wrong, subjects)
 
-    def matters(wrong: Wrong) -> bool:
-        places = inputs_behind(graph, wrong.node)
-        return not places or not all(_is_rounding(scales.get(subjects.gradient(place))) for place in places)
 
-    graph = found.graph
-    return findings_of(graph, [wrong for wrong in found.backward if matters(wrong)], subjects)
+def _matters(
+    wrong: Wrong, graph: fx.GraphModule | None, subjects: Subjects, scales: Mapping[str, NoiseBaseline]
+) -> bool:
+    places = [] if graph is None else inputs_behind(graph, wrong.node)
+    return not places or not all(_is_rounding(scales.get(subjects.gradient(place))) for place in places)
 
 
 def _is_rounding(scale: NoiseBaseline | None) -> bool:
