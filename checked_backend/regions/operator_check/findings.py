@@ -16,6 +16,7 @@ from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.operator_check.probe import CALLS
 from checked_backend.regions.operator_check.tensor_checks import Wrong
+from checked_backend.subjects import SubjectKind
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.local_error import LocalError
 
@@ -39,14 +40,26 @@ def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) 
 def with_operators(
     findings: Sequence[Finding], gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects
 ) -> list[Finding]:
-    """Add the operators that are wrong by themselves to findings about wrong values that their errors reach."""
+    """Add the operators that are wrong by themselves to findings about wrong values that their errors reach.
+
+    The error of a value reaches all gradients. Those that an operator passes on wrongly come first.
+    """
+    groups = sorted(_by_function(wrong), key=lambda group: not group[0].gradient)
     made = [
         (_finding(gm, group, subjects), {subject for one in group for subject in _subjects(gm, one, subjects)})
-        for group in _by_function(wrong)
+        for group in groups
     ]
     named = []
     for finding in findings:
-        first = next((one for one, reached in made if finding.subject in reached), None)
+        everywhere = finding.about.kind is SubjectKind.GRADIENT
+        first = next(
+            (
+                one
+                for (one, reached), group in zip(made, groups, strict=True)
+                if finding.subject in reached or (everywhere and not group[0].gradient)
+            ),
+            None,
+        )
         if first is not None and finding.op is None and finding.kind in _OF_VALUES:
             finding = replace(
                 finding,
@@ -146,11 +159,13 @@ def _size(tensor: torch.Tensor) -> float:
 
 
 def _faulty(wrong: Wrong) -> fx.Node | None:
-    """The faulty operator. For a gradient it is the one that reads the tensor, if there is only one."""
+    """The faulty operator. For a gradient it is the one that reads the tensor, if only one operator does."""
     if wrong.operator is not None or not wrong.gradient:
         return wrong.operator or wrong.node
     readers = _readers(wrong.node)
-    return readers[0] if len(readers) == 1 else wrong.node if wrong.node.op in CALLS else None
+    if len({operator_name(node) for node in readers}) == 1:
+        return readers[0]
+    return wrong.node if wrong.node.op in CALLS else None
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

@@ -137,10 +137,10 @@ class OperatorStep:
 
 def _add(decisions: Decisions, found: OperatorDecisions, wrong: Sequence[Wrong], subjects: Subjects) -> None:
     """Add what operators do wrong: as findings, or to the findings that there are."""
-    if found.graph is None or not wrong:
+    if found.graph is None:
         return
     if _fails(decisions):
-        decisions.findings = with_operators(decisions.findings, found.graph, wrong, subjects)
+        decisions.findings = with_operators(decisions.findings, found.graph, found.wrong, subjects)
     else:
         decisions.findings += findings_of(found.graph, wrong, subjects)
 
