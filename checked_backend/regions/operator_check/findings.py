@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import fx
@@ -42,32 +43,23 @@ def with_operators(
 ) -> list[Finding]:
     """Add the operators that are wrong by themselves to findings about wrong values that their errors reach.
 
-    The error of a value reaches all gradients. Those that an operator passes on wrongly come first.
+    The error of a value reaches all gradients. The gradients that an operator passes on wrongly come first.
     """
     groups = sorted(_by_function(wrong), key=lambda group: not group[0].gradient)
-    made = [
-        (_finding(gm, group, subjects), {subject for one in group for subject in _subjects(gm, one, subjects)})
-        for group in groups
-    ]
-    named = []
-    for finding in findings:
-        everywhere = finding.about.kind is SubjectKind.GRADIENT
-        first = next(
-            (
-                one
-                for (one, reached), group in zip(made, groups, strict=True)
-                if finding.subject in reached or (everywhere and not group[0].gradient)
-            ),
-            None,
-        )
-        if first is not None and finding.op is None and finding.kind in _OF_VALUES:
-            finding = replace(
-                finding,
-                message=f"{finding.message}; {first.message}",
-                **{name: getattr(first, name) for name in ("graph", "op", "source", "caller", "module")},
-            )
-        named.append(finding)
-    return named
+    reach = [{subject for one in group for subject in _subjects(gm, one, subjects)} for group in groups]
+    operator = cache(lambda place: _finding(gm, groups[place], subjects))
+
+    def named(finding: Finding) -> Finding:
+        if finding.op is not None or finding.kind not in _OF_VALUES:
+            return finding
+        for place, group in enumerate(groups):
+            everywhere = not group[0].gradient and finding.about.kind is SubjectKind.GRADIENT
+            if everywhere or finding.subject in reach[place]:
+                known = {name: getattr(operator(place), name) for name in ("graph", "op", "source", "caller", "module")}
+                return replace(finding, message=f"{finding.message}; {operator(place).message}", **known)
+        return finding
+
+    return [named(finding) for finding in findings]
 
 
 def _by_function(wrong: Sequence[Wrong]) -> list[list[Wrong]]:
@@ -88,6 +80,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     dtype = str(first.found.dtype).removeprefix("torch.")
     error = first.error
     name = operator_name(faulty) if faulty is not None else first.node.name
+    place = f"gradient of {first.node.name}" if first.gradient else f"node[{first.node.name}]"
     what = f"the gradient that {name} passes on" if first.gradient else f"what {name} computes"
     if first.output is not None:
         what = f"what is returned of {name}"
@@ -108,7 +101,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     return Finding(
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail=BY_ITSELF[not far],
-        subject=next(iter(_subjects(gm, first, subjects)), f"{'gradient of ' * first.gradient}node[{first.node.name}]"),
+        subject=next(iter(_subjects(gm, first, subjects)), place),
         message=f"{error_message(what, dtype, error, first.found.numel())}. The kernel is wrong in this dtype",
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
