@@ -42,12 +42,14 @@ class OperatorStep:
     """Adds what the operator check finds to the decisions of a region's calls.
 
     Args:
-        local: A call as the check gets it: without exchanges with other ranks.
+        local: Makes a call as the check gets it: without exchanges with other ranks; None if it has none.
+        searches: Whether a search for the operator follows where results are wrong, and need not wait for this check.
     """
 
-    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] = lambda call: call) -> None:
+    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] | None, *, searches: bool) -> None:
         self._check = check
         self._local = local
+        self._searches = searches
         self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
         self._last: tuple[OperatorDecisions, Subjects] | None = None
@@ -61,8 +63,8 @@ class OperatorStep:
     def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
         """Check the operators of a call that is rechecked.
 
-        If the results are wrong, this names the operators in the findings about them. What is wrong with gradients of
-        operators is kept until the region's backward pass is compared.
+        If the results are wrong, and no search follows, this names the operators in the findings about them. What is
+        wrong with gradients of operators is kept until the region's backward pass is compared.
 
         Args:
             decisions: The decisions on its results; findings and skips are added.
@@ -72,7 +74,7 @@ class OperatorStep:
             The number of tensors inside of the region that were checked.
         """
         checked = 0
-        if decisions.recheck:
+        if decisions.recheck and not (self._searches and _fails(decisions)):
             found = self._checked(call)
             with self._lock:
                 self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
@@ -85,7 +87,7 @@ class OperatorStep:
 
     def _checked(self, call: _Call) -> OperatorDecisions:
         try:
-            given = self._local(call)
+            given = call if self._local is None else self._local(call)
         except CheckedBackendError as error:
             return OperatorDecisions(skips=[Skip(SUBJECT, f"not checked: {error}")], reason=str(error))
         return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
