@@ -76,6 +76,8 @@ class OperatorStep:
         checked = 0
         if decisions.recheck and not (self._searches and _fails(decisions)):
             found = self._checked(call)
+            if _fails(decisions):  # wrong results spoil gradients that operators pass on rightly
+                found.wrong = [wrong for wrong in found.wrong if not wrong.gradient]
             with self._lock:
                 self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
             _add(decisions, found, [wrong for wrong in found.wrong if not wrong.gradient], call.subjects)
