@@ -129,6 +129,11 @@ class OperatorCheck:
         self._shown = False
         self._failed: str | None = None
 
+    @property
+    def sees_kernels(self) -> bool:
+        """Whether it checks the kernels that run, as far as is known."""
+        return self._kernels is not None
+
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
         """Check the operators of one call."""
         decisions = OperatorDecisions()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import fx
@@ -35,38 +34,34 @@ MOST = 3
 
 def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) -> list[Finding]:
     """Findings for operators that are wrong by themselves: one for each function, the first that it is called by."""
-    return [_finding(gm, group, subjects) for group in _by_function(wrong)[:MOST]]
+    seen: dict[str, list[Wrong]] = {}
+    for one in wrong:
+        seen.setdefault(_function(one), []).append(one)
+    return [_finding(gm, group, subjects) for group in list(seen.values())[:MOST]]
 
 
 def with_operators(
     findings: Sequence[Finding], gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects
 ) -> list[Finding]:
-    """Add the operators that are wrong by themselves to findings about wrong values that their errors reach.
+    """Name the operators whose kernels are wrong by themselves in findings about wrong values that their errors reach.
 
     The error of a value reaches all gradients. The gradients that an operator passes on wrongly come first.
     """
-    groups = sorted(_by_function(wrong), key=lambda group: not group[0].gradient)
-    reach = [{subject for one in group for subject in _subjects(gm, one, subjects)} for group in groups]
-    operator = cache(lambda place: _finding(gm, groups[place], subjects))
+    kernels = sorted((one for one in wrong if one.operator is not None), key=lambda one: not one.gradient)
+    reach = [_subjects(gm, one, subjects) for one in kernels]
 
     def named(finding: Finding) -> Finding:
         if finding.op is not None or finding.kind not in _OF_VALUES:
             return finding
-        for place, group in enumerate(groups):
-            everywhere = not group[0].gradient and finding.about.kind is SubjectKind.GRADIENT
-            if everywhere or finding.subject in reach[place]:
-                known = {name: getattr(operator(place), name) for name in ("graph", "op", "source", "caller", "module")}
-                return replace(finding, message=f"{finding.message}; {operator(place).message}", **known)
+        for one, reached_by in zip(kernels, reach, strict=True):
+            everywhere = not one.gradient and finding.about.kind is SubjectKind.GRADIENT
+            if everywhere or finding.subject in reached_by:
+                known = _finding(gm, [one], subjects)
+                told = {name: getattr(known, name) for name in ("graph", "op", "source", "caller", "module")}
+                return replace(finding, message=f"{finding.message}; {known.message}", **told)
         return finding
 
     return [named(finding) for finding in findings]
-
-
-def _by_function(wrong: Sequence[Wrong]) -> list[list[Wrong]]:
-    seen: dict[str, list[Wrong]] = {}
-    for one in wrong:
-        seen.setdefault(_function(one), []).append(one)
-    return list(seen.values())
 
 
 def _function(wrong: Wrong) -> str:
@@ -152,13 +147,11 @@ def _size(tensor: torch.Tensor) -> float:
 
 
 def _faulty(wrong: Wrong) -> fx.Node | None:
-    """The faulty operator. For a gradient it is the one that reads the tensor, if only one operator does."""
+    """The faulty operator. For a gradient it is the one that reads the tensor, if there is only one."""
     if wrong.operator is not None or not wrong.gradient:
         return wrong.operator or wrong.node
     readers = _readers(wrong.node)
-    if len({operator_name(node) for node in readers}) == 1:
-        return readers[0]
-    return wrong.node if wrong.node.op in CALLS else None
+    return readers[0] if len(readers) == 1 else wrong.node if wrong.node.op in CALLS else None
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

@@ -63,8 +63,8 @@ class OperatorStep:
     def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
         """Check the operators of a call that is rechecked.
 
-        If the results are wrong, and no search follows, this names the operators in the findings about them. What is
-        wrong with gradients of operators is kept until the region's backward pass is compared.
+        If the results are wrong, kernels are seen and no search follows, the findings about results name the operators.
+        What is wrong with gradients of operators is kept until the region's backward pass is compared.
 
         Args:
             decisions: The decisions on its results; findings and skips are added.
@@ -74,9 +74,10 @@ class OperatorStep:
             The number of tensors inside of the region that were checked.
         """
         checked = 0
-        if decisions.recheck and not (self._searches and _fails(decisions)):
+        fails = _fails(decisions)
+        if decisions.recheck and not (fails and (self._searches or not self._check.sees_kernels)):
             found = self._checked(call)
-            if _fails(decisions):  # wrong results spoil gradients that operators pass on rightly
+            if fails:  # wrong results spoil gradients that operators pass on rightly
                 found.wrong = [wrong for wrong in found.wrong if not wrong.gradient]
             with self._lock:
                 self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason

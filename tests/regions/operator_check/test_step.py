@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import fx
 
 import checked_backend as cb
-from checked_backend.report.causes import causes_of
 from tests.calibration.compilers import candidate
 from tests.support import faults
-from tests.support.low_precision import at_16_bits, times, trained
+from tests.support.low_precision import at_16_bits, times
 from tests.support.region_tools import agreed, checked, gathered
 
 
@@ -47,21 +46,6 @@ def test_where_noise_hides_all_and_operators_are_not_checked_nothing_is_passed()
     [skip] = [skip for skip in report.coverage.skipped if skip.matters]
     assert skip.subject == "output[0]"
     assert "no more than one result" in skip.reason
-
-
-@pytest.mark.parametrize(
-    ("operator", "named"),
-    [("gelu", "torch._C._nn.gelu"), ("gelu_backward", "torch._C._nn.gelu"), ("bmm", "_operator.matmul")],
-)
-def test_where_results_are_wrong_the_operator_is_named_without_a_search(operator: str, named: str) -> None:
-    report = trained(faults.wrong_operator(f"aten.{operator}.default", times(3.0), "aot"), torch.bfloat16)
-    failing = [finding for finding in report.findings if finding.fails]
-    assert len(failing) > 4
-    assert {finding.op for finding in failing} == {named}, str(report)
-    assert all("its own inputs" in finding.message for finding in failing)
-    [cause] = causes_of(failing)
-    assert cause.main.source is not None
-    assert cause.main.source.partition(":")[0].endswith("low_precision.py")
 
 
 def standardised(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
