@@ -96,8 +96,7 @@ class Diagnosis:
             return finding
         members = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "output"}
         members |= {
-            name: members[name] or getattr(finding, name)
-            for name in ("graph", "op", "source", "caller", "module", "at_fault")
+            name: members[name] or getattr(finding, name) for name in ("source", "caller", "module", "at_fault")
         }
         return replace(finding, **members | {"evidence": {**finding.evidence, **self.evidence}, "searched": True})
 

@@ -16,7 +16,6 @@ from checked_backend.numerics.measure import measure
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.operator_check.probe import CALLS
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.subjects import SubjectKind
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.local_error import LocalError
 
@@ -45,21 +44,18 @@ def with_operators(
 ) -> list[Finding]:
     """Name the operators whose kernels are wrong by themselves in findings about wrong values that their errors reach.
 
-    The error of a value reaches all gradients. The gradients that an operator passes on wrongly come first.
+    The gradients that an operator passes on wrongly come first.
     """
     kernels = sorted((one for one in wrong if one.operator is not None), key=lambda one: not one.gradient)
-    reach = [_subjects(gm, one, subjects) for one in kernels]
+    reach = [{*_subjects(gm, one, subjects), *_met(gm, one, subjects)} for one in kernels]
 
     def named(finding: Finding) -> Finding:
-        if finding.op is not None or finding.kind not in _OF_VALUES:
+        first = next((one for one, names in zip(kernels, reach, strict=True) if finding.subject in names), None)
+        if first is None or finding.op is not None or finding.kind not in _OF_VALUES:
             return finding
-        for one, reached_by in zip(kernels, reach, strict=True):
-            everywhere = not one.gradient and finding.about.kind is SubjectKind.GRADIENT
-            if everywhere or finding.subject in reached_by:
-                known = _finding(gm, [one], subjects)
-                told = {name: getattr(known, name) for name in ("graph", "op", "source", "caller", "module")}
-                return replace(finding, message=f"{finding.message}; {known.message}", **told)
-        return finding
+        known = _finding(gm, [first], subjects)
+        told = {name: getattr(known, name) for name in ("graph", "op", "source", "caller", "module")}
+        return replace(finding, message=f"{finding.message}; {known.message}", **told)
 
     return [named(finding) for finding in findings]
 
@@ -187,6 +183,14 @@ def _subjects(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> list[str]
     returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
     behind = {wrong.node, *reached(wrong.node)}
     return [subjects.output(place) for place, node in enumerate(returned) if node in behind]
+
+
+def _met(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> Iterator[str]:
+    """The inputs whose gradients a wrong value may spoil: something is computed from both."""
+    behind = {wrong.node, *reached(wrong.node)}
+    for place, source in enumerate(gm.graph.find_nodes(op="placeholder")):
+        if not wrong.gradient and not behind.isdisjoint(reached(source)):
+            yield subjects.gradient(place)
 
 
 def inputs_behind(gm: fx.GraphModule, node: fx.Node) -> list[int]:

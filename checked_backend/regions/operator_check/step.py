@@ -81,7 +81,7 @@ class OperatorStep:
                 found.wrong = [wrong for wrong in found.wrong if not wrong.gradient]
             with self._lock:
                 self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
-            _add(decisions, found, [wrong for wrong in found.wrong if not wrong.gradient], call.subjects)
+            self._add(decisions, found, [wrong for wrong in found.wrong if not wrong.gradient], call.subjects)
             decisions.skips += found.skips
             checked = found.checked
         self._limit(decisions)
@@ -98,9 +98,8 @@ class OperatorStep:
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Add what was found wrong with operators' gradients.
 
-        If the region's own gradients are right, what only reaches gradients of inputs that are zero but for rounding is
-        left out. Roundings that go the same way, and that the compiled program leaves out, may be all that there is of
-        them.
+        No finding is made of what only reaches gradients of inputs that are zero but for rounding. Roundings that go
+        the same way, and that the compiled program leaves out, may be all that there is of them.
 
         Args:
             decisions: The decisions on the region's gradients.
@@ -111,12 +110,19 @@ class OperatorStep:
             last, self._last = self._last, None
         if last is not None:
             found, subjects = last
-            wrong = [one for one in found.wrong if one.gradient]
-            if not _fails(decisions):
-                wrong = [one for one in wrong if _matters(one, found.graph, subjects, known)]
-            _add(decisions, found, wrong, subjects)
+            wrong = [one for one in found.wrong if one.gradient and _matters(one, found.graph, subjects, known)]
+            self._add(decisions, found, wrong, subjects)
         self._limit(decisions)
         self._tell(decisions, known)
+
+    def _add(self, decisions: Decisions, found: OperatorDecisions, wrong: Sequence[Wrong], subjects: Subjects) -> None:
+        """Add what operators do wrong: as findings, or where results are wrong to the findings about these."""
+        if found.graph is None:
+            return
+        if not _fails(decisions):
+            decisions.findings += findings_of(found.graph, wrong, subjects)
+        elif not self._searches:
+            decisions.findings = with_operators(decisions.findings, found.graph, found.wrong, subjects)
 
     def _tell(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Skip tensors whose noise hides any error in this precision, if operators were not checked either.
@@ -138,16 +144,6 @@ class OperatorStep:
         decisions.own_precision_limits = {
             name: min(limit, limits.get(name, limit)) for name, limit in decisions.own_precision_limits.items()
         }
-
-
-def _add(decisions: Decisions, found: OperatorDecisions, wrong: Sequence[Wrong], subjects: Subjects) -> None:
-    """Add what operators do wrong: as findings, or to the findings that there are."""
-    if found.graph is None:
-        return
-    if _fails(decisions):
-        decisions.findings = with_operators(decisions.findings, found.graph, found.wrong, subjects)
-    else:
-        decisions.findings += findings_of(found.graph, wrong, subjects)
 
 
 def _matters(
