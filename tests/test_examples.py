@@ -24,11 +24,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         monkeypatch.delenv(name)
-    torch._dynamo.reset()
     yield
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         monkeypatch.delenv(name, raising=False)
-    torch._dynamo.reset()
 
 
 def main_of(name: str) -> object:
@@ -127,8 +125,7 @@ def test_a_torch_upgrade(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_action_names_options_that_exist(tmp_path: Path) -> None:
-    action = yaml.safe_load((EXAMPLES / "github-action" / "action.yml").read_text())
-    (run, report, _) = action["runs"]["steps"]
+    (run, report, _) = yaml.safe_load((EXAMPLES / "github-action" / "action.yml").read_text())["runs"]["steps"]
     (tmp_path / "p.py").write_text("import torch\ntorch.compile(torch.sin, backend='eager')(torch.ones(3))")
     command = f"{Path(sys.executable).parent}/python -m checked_backend"
     for step in (run, report):

@@ -215,7 +215,6 @@ def test_a_conflict_in_the_environment_is_refused_and_the_code_comes_first(monke
     assert (earned.every, earned.budget) == (1, 0.2)
 
 
-PACKAGE = Path(checked_backend.__file__).parent
 FINER_KIND = re.compile(rf"({'|'.join(kind.value for kind in Kind)})\.[a-z_]+")
 
 
@@ -223,7 +222,7 @@ FINER_KIND = re.compile(rf"({'|'.join(kind.value for kind in Kind)})\.[a-z_]+")
 def test_every_finer_kind_that_the_package_uses_may_be_ignored() -> None:
     used = {
         node.value
-        for path in PACKAGE.rglob("*.py")
+        for path in Path(checked_backend.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and FINER_KIND.fullmatch(node.value)
     }

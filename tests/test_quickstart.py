@@ -21,8 +21,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "quickstart.py"
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "compiler",
-    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])],
+    "compiler", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
 )
 def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(compiler: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHECKED_BACKEND_")}
@@ -33,7 +32,6 @@ def test_the_quickstart_passes_clean_models_and_finds_the_planted_bug(compiler: 
         capture_output=True,
         text=True,
         timeout=500,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     clean, planted = done.stdout.split("\n2. ")

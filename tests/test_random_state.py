@@ -86,7 +86,6 @@ def drawn(folder: Path, *ways: str) -> dict[str, list[str]]:
         [sys.executable, "-c", PROGRAM, str(folder), *ways],
         capture_output=True,
         text=True,
-        check=False,
         timeout=500,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )

@@ -60,7 +60,7 @@ def test_private_names_come_through_one_room() -> None:
 
 
 def printed(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

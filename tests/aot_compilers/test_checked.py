@@ -15,11 +15,9 @@ import checked_backend as cb
 from checked_backend.aot.decompositions import decomposition_table
 from checked_backend.errors import DivergenceWarning
 from tests.support import faults
-from tests.support.faults import forgets_to_count
 from tests.support.region_tools import agreed, as_the_engine
 
 aot = cb.aot_compilers
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
 
 def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +36,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
 
 
-def replacing(old: Any, new: Any) -> Compiler:
+def replacing(old: Any, new: Any) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
     """A compiler that is wrong about one operator; what it returns is not boxed."""
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -81,8 +79,7 @@ def test_forward_and_backward_of_a_function(compiler: Any, function: Callable[..
     kinds = [region.name.split(", ")[1] for region in session.report.coverage.regions]
     assert kinds == ["forward graph 0", "backward graph 1"]
     torch.manual_seed(1)
-    expected = train(aot_function(function, aot.nop), *given)
-    assert all(map(torch.equal, expected, gradients))
+    assert all(map(torch.equal, train(aot_function(function, aot.nop), *given), gradients))
 
 
 def test_a_module_with_changing_buffers() -> None:
@@ -102,8 +99,7 @@ def test_a_module_with_changing_buffers() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_under_dynamo_with_an_inference_graph(dynamic: bool) -> None:
     module = net()
-    checking = aot.checked("nop")
-    compiled = torch.compile(module, backend=aot_autograd(fw_compiler=checking), dynamic=dynamic)
+    compiled = torch.compile(module, backend=aot_autograd(fw_compiler=aot.checked("nop")), dynamic=dynamic)
     with cb.collect() as session:
         for size in (5, 6):
             compiled(torch.randn(size, 4)).sum().backward()
@@ -151,8 +147,7 @@ def test_strides_of_what_is_saved_are_the_compilers_to_choose() -> None:
 
     x = torch.randn(3, 4, requires_grad=True)
     with cb.collect() as session:
-        run = aot_function(lambda t: t.exp() * 2, aot.checked(relayout, on_divergence="record"), bw_compiler=aot.nop)
-        run(x)
+        aot_function(lambda t: t.exp() * 2, aot.checked(relayout, on_divergence="record"), bw_compiler=aot.nop)(x)
     assert session.report.verdict is cb.Verdict.PASS, str(session.report)
     with torch.no_grad(), cb.collect() as session:
         aot_function(lambda t: t.exp() * 2, aot.checked(relayout, on_divergence="record"))(x)
@@ -180,8 +175,7 @@ def test_the_user_gets_what_the_compiler_computed_and_its_random_state() -> None
     expected = aot_function(function, aot.nop)(*given)
     state = torch.get_rng_state()
     torch.manual_seed(3)
-    actual = aot_function(function, aot.checked("nop"))(*given)
-    assert all(map(torch.equal, expected, actual))
+    assert all(map(torch.equal, expected, aot_function(function, aot.checked("nop"))(*given)))
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -254,7 +248,7 @@ def test_writes_to_inputs_are_counted_by_the_caller_of_a_graph() -> None:
         return x + 1
 
     with cb.collect() as session:
-        aot_function(doubles, fw_compiler=aot.checked(forgets_to_count), keep_inference_input_mutations=True)(
+        aot_function(doubles, fw_compiler=aot.checked(faults.forgets_to_count), keep_inference_input_mutations=True)(
             torch.rand(3)
         )
     agreed(session.report)

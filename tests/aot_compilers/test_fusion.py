@@ -29,8 +29,7 @@ def saved_by(**overrides: Any) -> int:
         return aot.nop(gm, example_inputs)
 
     x = torch.randn(4, requires_grad=True)
-    run = cb.memory_efficient_fusion(chain, fw_compiler=count, bw_compiler=aot.nop, **overrides)
-    run(x).sum().backward()
+    cb.memory_efficient_fusion(chain, fw_compiler=count, bw_compiler=aot.nop, **overrides)(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.autograd.grad(chain(x).sum(), x)[0])
     return seen[0]
 

@@ -18,7 +18,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend import aot_compilers as aot
 from checked_backend.aot.boxed import AotCompiler, boxed_module
-from checked_backend.errors import CandidateError, DumpWarning
 from checked_backend.report.dot import graph_to_dot
 
 BY_NAME: dict[str, AotCompiler] = {
@@ -150,7 +149,7 @@ def test_draw_graph_says_what_it_cannot_write(tmp_path: Path) -> None:
     with pytest.raises(cb.DumpError, match=r"cannot make the folder .*file.*Give draw_graph another one"):
         aot.draw_graph(tmp_path / "file" / "drawing")(trace(lambda t: (t.relu(),), x), [x])
     (tmp_path / "drawing" / "graph.dot").mkdir(parents=True)
-    with pytest.warns(DumpWarning, match=r"graph\.dot was not drawn, the program goes on"):
+    with pytest.warns(cb.DumpWarning, match=r"graph\.dot was not drawn, the program goes on"):
         run = aot.draw_graph(tmp_path / "drawing")(trace(lambda t: (t.relu(),), x), [x])
     assert torch.equal(run([x])[0], x.relu())
 
@@ -170,8 +169,7 @@ def test_draw_graph_runs_graphviz_where_it_is_installed(tmp_path: Path, monkeypa
 
 def test_dot_text_has_no_quote_in_a_string() -> None:
     """Netron's reader does not know an escaped one."""
-    gm = trace(lambda t: (t.relu(),), torch.randn(2))
-    assert "digraph \"say 'hi'\" {" in graph_to_dot(gm.graph, 'say "hi"')
+    assert "digraph \"say 'hi'\" {" in graph_to_dot(trace(lambda t: (t.relu(),), torch.randn(2)).graph, 'say "hi"')
 
 
 def test_torchscript_refuses_symbolic_sizes() -> None:
@@ -180,7 +178,7 @@ def test_torchscript_refuses_symbolic_sizes() -> None:
     )
     with pytest.raises(Exception, match=r"symbolic sizes .* dynamic=False") as caught:
         compiled(torch.randn(3, 2))
-    assert isinstance(getattr(caught.value, "inner_exception", None), CandidateError)
+    assert isinstance(getattr(caught.value, "inner_exception", None), cb.CandidateError)
 
 
 @pytest.mark.parametrize("given", [(torch.ones(3), 3), (torch.ones(3), 2.5), (torch.ones(3), True)], ids=str)
@@ -209,13 +207,13 @@ def test_torchscript_says_what_it_cannot_express() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(lambda x, *, size: x, (x,), {"size": {"a": 1}}),))
-    with pytest.raises(CandidateError, match="TorchScript rejected the graph"):
+    with pytest.raises(cb.CandidateError, match="TorchScript rejected the graph"):
         aot.torchscript(fx.GraphModule(torch.nn.Module(), graph), [])
 
 
 def test_torchscript_is_a_typed_error_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.jit, "script")
-    with pytest.raises(CandidateError, match=r"has no torch\.jit\.script"):
+    with pytest.raises(cb.CandidateError, match=r"has no torch\.jit\.script"):
         aot.torchscript(trace(lambda t: (t + 1,), torch.ones(1)), [])
 
 

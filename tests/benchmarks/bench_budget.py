@@ -62,7 +62,6 @@ def trained(regions: int, compiler: str, **options: float) -> Step:
 
 
 def timed(step: Step, times: int, now: Callable[[], float]) -> float:
-    """Seconds for some steps."""
     began = now()
     for _ in range(times):
         step()
@@ -81,11 +80,9 @@ class OwnTime:
         return self._now() - self._away
 
     def leave(self) -> None:
-        """Stop."""
         self._left = self._now()
 
     def come_back(self) -> None:
-        """Go on."""
         self._away += self._now() - self._left
 
 
@@ -114,7 +111,6 @@ def measure(
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=120.0)

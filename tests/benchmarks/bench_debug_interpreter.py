@@ -121,7 +121,6 @@ def measure(*, dynamic: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table."""
     torch.set_num_threads(1)
     static, dynamic = measure(dynamic=False), measure(dynamic=True)
     print(f"{'':34}{'static':>12}{'dynamic':>12}")

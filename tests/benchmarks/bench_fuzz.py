@@ -141,7 +141,6 @@ def answer(question: str) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=32)
     parser.add_argument("--batch", type=int, default=8)

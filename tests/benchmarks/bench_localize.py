@@ -23,11 +23,10 @@ from functorch.compile import minifier
 from torch import fx
 from transformers import BertConfig, BertForSequenceClassification
 
+from checked_backend import CheckedBackendError, Finding
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose import investigate
 from checked_backend.diagnose.localize.stages import Capture, stages_of
-from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.process.worker import run_in_worker
 from checked_backend.regions import compile as candidate

@@ -92,7 +92,6 @@ def _descriptors() -> int:
 
 
 def main() -> None:
-    """Run, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--every", type=int, default=1)

@@ -73,11 +73,7 @@ class Bert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         config = BertConfig(
-            vocab_size=4000,
-            hidden_size=256,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            intermediate_size=1024,
+            vocab_size=4000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
         )
         self.bert = BertForMaskedLM(config)
 
@@ -87,7 +83,6 @@ class Bert(nn.Module):
 
 
 def workload(name: str, device: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A model and its inputs."""
     torch.manual_seed(0)
     if name == "bert":
         ids = torch.randint(0, 4000, (8, 128), device=device)
@@ -97,7 +92,6 @@ def workload(name: str, device: str) -> tuple[nn.Module, tuple[torch.Tensor, ...
 
 
 def prepared(variant: str, model: nn.Module) -> Callable[..., torch.Tensor]:
-    """One variant of a model."""
     if variant == "eager":
         return model
     if variant == "compiled":
@@ -122,7 +116,6 @@ def train_step(variant: str, name: str, device: str) -> Step:
 
 
 def seconds(step: Step) -> float:
-    """How long one call takes."""
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
@@ -198,7 +191,6 @@ def peaks(name: str, threads: int, device: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=12)

@@ -72,10 +72,7 @@ def _without_observer(name: str) -> Switch:
 def _choices_not_held() -> Iterator[None]:
     run = Runs.run
 
-    def ran(runs: Runs, recipe: Recipe) -> Any:
-        return run(runs, replace(recipe, keeps_choices=False))
-
-    with mock.patch.object(Runs, "run", ran):
+    with mock.patch.object(Runs, "run", lambda runs, recipe: run(runs, replace(recipe, keeps_choices=False))):
         yield
 
 

@@ -23,8 +23,7 @@ from checked_backend import check
 from .run import watched
 
 _BF16, _F16 = torch.bfloat16, torch.float16
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
-PROGRAMS: dict[str, Callable[[], Made]] = {}
+PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
 
 def _rnd(

@@ -50,10 +50,7 @@ def _emulate(knobs: dict[str, bool], gm: fx.GraphModule, example_inputs: Sequenc
     with torch._inductor.config.patch(fallback_random=True):  # Inductor's own random operators are no rounding
         table = select_decomp_table()
     backend = aot_autograd(
-        fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
-        inference_compiler=compile_graph,
-        decompositions=table,
+        fw_compiler=compile_graph, bw_compiler=compile_graph, inference_compiler=compile_graph, decompositions=table
     )
     compiled: Callable[..., Any] = backend(gm, example_inputs)
     return compiled
@@ -73,7 +70,6 @@ class Trace:
 
 
 def trace(program: Callable[..., Any], tensors: Sequence[Any]) -> Trace:
-    """What Dynamo makes of a program."""
     traces: list[Trace] = []
 
     def keep(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -101,10 +97,7 @@ def planted(wrong: Trace, inner: Compiler) -> Compiler:
         graph = float64_graph(wrong.gm) if _has(inputs, torch.float64) else copy_graph(wrong.gm)
         compiled = inner(graph, inputs)
 
-        def run(*args: Any) -> Any:
-            return compiled(*(args[place] for place in places))
-
-        return run
+        return lambda *args: compiled(*(args[place] for place in places))
 
     return compile_wrong
 

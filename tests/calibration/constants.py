@@ -53,14 +53,7 @@ def _number(name: str) -> float | int:
 
 @contextmanager
 def changed(settings: Sequence[str]) -> Iterator[None]:
-    """Give constants other values.
-
-    Args:
-        settings: Words like ``EAGER_FACTOR=2``.
-
-    Raises:
-        ValueError: There is no such number.
-    """
+    """Give constants other values, by words like ``EAGER_FACTOR=2``; ValueError if there is no such number."""
     with ExitStack() as stack:
         for setting in settings:
             name, _, text = setting.partition("=")

@@ -90,12 +90,10 @@ class Maker:
     generator: torch.Generator
 
     def normal(self, *shape: int, scale: float = 1.0, shift: float = 0.0, grad: bool = True) -> torch.Tensor:
-        """Normally distributed numbers."""
         values = torch.randn(*shape, generator=self.generator) * scale + shift
         return values.to(self.dtype).requires_grad_(self.trains and grad)
 
     def positive(self, *shape: int, low: float = 0.5, high: float = 1.5, grad: bool = True) -> torch.Tensor:
-        """Uniformly distributed numbers."""
         values = torch.rand(*shape, generator=self.generator) * (high - low) + low
         return values.to(self.dtype).requires_grad_(self.trains and grad)
 
@@ -126,7 +124,6 @@ class Family:
     low: bool = True
 
     def make(self, dtype: torch.dtype, *, training: bool, seed: int = 0) -> tuple[Any, ...]:
-        """Fresh inputs."""
         return self.inputs(Maker(dtype, training, torch.Generator().manual_seed(1000 * seed + 7)))
 
     def program(self, dtype: torch.dtype, bug: str | None = None) -> Callable[..., Any]:
@@ -144,10 +141,7 @@ def family(
 ) -> Callable[[Body], Family]:
     """Make a family of a function, under the function's name."""
 
-    def wrap(body: Body) -> Family:
-        return Family(body.__name__, body, inputs, trains=trains, low=low)
-
-    return wrap
+    return lambda body: Family(body.__name__, body, inputs, trains=trains, low=low)
 
 
 def bugs_of(subject: Family, dtype: torch.dtype) -> list[str]:

@@ -125,7 +125,7 @@ def record(python: str, program: Path, into: Path, noise: int, more: dict[str, s
         return True
     words = (python, "-m", "checked_backend", "record", "--out", into, "--noise-runs", noise, "--", python, program)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT": "", **more}
-    done = subprocess.run([str(word) for word in words], env=environment, capture_output=True, check=False, timeout=300)
+    done = subprocess.run([str(word) for word in words], env=environment, capture_output=True, timeout=300)
     if done.returncode == 0:
         (into / "done").touch()
     else:
@@ -173,7 +173,6 @@ def table(first: Path, found: Sequence[tuple[str, bool, Path]]) -> str:
 
 
 def main() -> None:
-    """Record all pairs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("pythons", nargs="*", help="Pythons with another torch, this package on their path")

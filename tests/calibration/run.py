@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from checked_backend import Report, check, collect
 from checked_backend.checking.program import Program, ProgramCall
@@ -104,7 +103,6 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether the verdict is *fail*."""
         return self.verdict == "fail"
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +111,6 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
-        """The reverse of `to_json`."""
         return cls(**{**data, "case": Case(**data["case"])})
 
 
@@ -178,12 +175,7 @@ def watched() -> Iterator[Seen]:
 
 
 def run_case(case: Case, *, effects: bool = True) -> Outcome:
-    """Run a case.
-
-    Args:
-        case: Which.
-        effects: For planted bugs, measure their effect too.
-    """
+    """Run a case; with ``effects``, measure the effect of a planted bug too."""
     began = time.perf_counter()
     subject, dtype = FAMILIES[case.family], DTYPES[case.dtype]
     training = case.mode == "training"
@@ -237,7 +229,7 @@ def _effect(
 ) -> tuple[float, float]:
     """A bug's effect in units of the program's own noise: in float64, and at the program's own precision."""
 
-    def values(function: Callable[..., Any], *modes: Callable[[], Any], wide: bool = False) -> dict[str, Tensor]:
+    def values(function: Callable[..., Any], *modes: Callable[[], Any], wide: bool = False) -> dict[str, torch.Tensor]:
         entered = [mode() for mode in modes]
         program = Program(function, [ProgramCall(tensors, {})], RngState.capture(()), training)
         [outcome] = program.run_all(modes=lambda _: entered, wide=wide)
@@ -268,7 +260,7 @@ def _effect(
     return 0.0 if equivalent else _ratio(noise, *wide), _ratio(noise, reference, values(wrong))
 
 
-def _ratio(noises: dict[str, Tensor], right: dict[str, Tensor], wrong: dict[str, Tensor]) -> float:
+def _ratio(noises: dict[str, torch.Tensor], right: dict[str, torch.Tensor], wrong: dict[str, torch.Tensor]) -> float:
     worst = 0.0
     for name, noise in noises.items():
         if name not in wrong or wrong[name].shape != right[name].shape:

@@ -27,11 +27,7 @@ def _line(words: Iterable[object], widths: Sequence[int]) -> str:
 
 
 def render(outcomes: Sequence[Outcome]) -> tuple[str, bool]:
-    """Render a run.
-
-    Returns:
-        The text, and whether every clean case passed and every detectable bug was caught.
-    """
+    """The text of a run, and whether every clean case passed and every detectable bug was caught."""
     clean = [outcome for outcome in outcomes if not outcome.case.bug]
     bugs = [outcome for outcome in outcomes if outcome.case.bug]
     lines = ["", "Confusion table"]

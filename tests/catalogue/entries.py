@@ -74,11 +74,7 @@ def order(version: str) -> tuple[int, ...]:
 
 
 def read(path: Path = FILE) -> list[Entry]:
-    """The entries of a file.
-
-    Raises:
-        ValueError: One is not what it must be.
-    """
+    """The entries of a file; ValueError if one is not what it must be."""
     return [_entry(raw) for raw in json.loads(path.read_text(encoding="utf-8"))]
 
 

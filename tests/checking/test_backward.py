@@ -41,8 +41,7 @@ def test_what_enters_at_a_sparse_result_is_random(layout: str) -> None:
 
 def test_what_enters_at_a_nested_result_is_random() -> None:
     leaves = [batch(2, 3, grad=True), batch(4, 3, grad=True)]
-    nested = torch.nested.as_nested_tensor(leaves, layout=torch.jagged)
-    run_backward({"output": nested * 1}, leaves, OBJECTIVE)
+    run_backward({"output": torch.nested.as_nested_tensor(leaves, layout=torch.jagged) * 1}, leaves, OBJECTIVE)
     for leaf in leaves:
         assert len(leaf.grad.unique()) > 2
 
@@ -84,9 +83,6 @@ def test_what_else_compiling_such_a_program_raises_is_told() -> None:
     assert {finding.detail for finding in report.findings} == {"crash.compiling"}
 
 
-NARROWER = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32)
-
-
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
@@ -98,7 +94,7 @@ def test_full_mantissas_are_exact_in_their_dtype_and_in_no_narrower_one(dtype: t
     assert numbers.abs().min() >= 0.5
     assert numbers.abs().max() < 2
     assert numbers.min() < 0 < numbers.max()
-    for narrow in NARROWER:
+    for narrow in (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32):
         if torch.finfo(narrow).eps > 2 * torch.finfo(dtype).eps:
             lost = (numbers.to(narrow).double() - numbers).abs() / numbers.abs()
             assert lost.min() > torch.finfo(narrow).eps / 8, narrow

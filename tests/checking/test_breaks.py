@@ -42,9 +42,8 @@ def test_why_no_region_was_compiled(function: Callable[..., Any], reason: str) -
 
 def test_why_a_compiled_function_was_not_compiled_under_vmap() -> None:
     """Dynamo lists reasons there; the first is the user's."""
-    with cb.collect() as session:
-        torch.vmap(torch.compile(torch.sin, backend="numcheck", options={"compiler": "eager"}))(batch())
-    assert "torch.func.vmap(compiled_fn) function from eager mode is not supported" in skips(session.report)
+    report = gathered(lambda: torch.vmap(checked(torch.sin, "eager"))(batch()))
+    assert "torch.func.vmap(compiled_fn) function from eager mode is not supported" in skips(report)
 
 
 def test_the_compiler_is_named_where_dynamo_goes_on_without_it() -> None:
@@ -113,8 +112,7 @@ def test_calls_that_ran_in_eager_because_of_the_recompile_limit_do_not_pass() ->
         torch._dynamo.reset()
     assert session.report.verdict is cb.Verdict.INCONCLUSIVE
     assert "Dynamo recompile limit exceeded" in skips(session.report)
-    report = gathered(lambda: [compiled(batch(), number) for number in range(5)])
-    assert report.verdict is cb.Verdict.PASS
+    assert gathered(lambda: [compiled(batch(), number) for number in range(5)]).verdict is cb.Verdict.PASS
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=2):  # `check` compiles as often as the program asks for it
         agreed(cb.check(Counting(), (batch(),), compiler="eager", iterations=12))
@@ -162,8 +160,7 @@ def test_a_graph_break_between_two_regions_is_a_note() -> None:
     assert note.startswith("graph breaks, around which the program runs in eager: ")
     assert "`Tensor.item()`" in note
     assert counters["graph_break"].total() > before
-    without = agreed(cb.check(lambda x: x.cos(), (batch(),), compiler="eager"))
-    assert without.coverage.notes == ()
+    assert agreed(cb.check(lambda x: x.cos(), (batch(),), compiler="eager")).coverage.notes == ()
 
 
 def test_many_graph_breaks_are_cut_short() -> None:

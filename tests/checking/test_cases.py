@@ -12,8 +12,6 @@ from tests.calibration.compilers import candidate
 from tests.cases import Case
 from tests.cases.collection import ALL
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-
 BY_NAME = {case.name: case for case in ALL}
 
 ABOVE_INDUCTOR = {
@@ -80,7 +78,7 @@ def test_programs_get_the_same_arguments_each_time(case: Case) -> None:
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ABOVE_INDUCTOR)
 def test_bugs_above_code_generation_fail(name: str) -> None:
-    if name in FIXED and TORCH >= (2, 15):
+    if name in FIXED and tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15):
         pytest.skip("torch 2.15 compiles it rightly")
     case, compiler = BY_NAME[name], ABOVE_INDUCTOR[name]
     function, args, kwargs = case.program()

@@ -17,8 +17,6 @@ import checked_backend as cb
 from tests.support import faults
 from tests.support.check_tools import Holder, Pair, Record, agreed, batch, found, only
 
-# results and arguments in containers
-
 
 def containers(x: torch.Tensor) -> Record:
     return Record(x * 2, Pair(x + 1, [x.sin(), (x.cos(), None)]))
@@ -49,8 +47,7 @@ def test_results_in_containers_are_compared(function: Callable[..., Any], wrong_
         return function(x + 1) if torch.compiler.is_compiling() else function(x)
 
     # what goes wrong after the compiled region has returned is named by its place in the result
-    report = cb.check(spoiled, (batch(3, grad=True),), compiler="eager")
-    assert subject in {name for _, name in found(report)}
+    assert subject in {name for _, name in found(cb.check(spoiled, (batch(3, grad=True),), compiler="eager"))}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +87,7 @@ def test_arguments_that_are_changed_inside_of_containers() -> None:
             data["b"].add_(1)
         return data["b"].sum() * 0
 
-    report = cb.check(forgets, ({"b": batch(2)},), compiler="eager")
-    assert ("structure.outputs", "mutated[data[new]]") in found(report)
+    assert ("structure.outputs", "mutated[data[new]]") in found(cb.check(forgets, ({"b": batch(2)},), compiler="eager"))
 
 
 def count(calls: dict[str, Any], x: torch.Tensor) -> torch.Tensor:

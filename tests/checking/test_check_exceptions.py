@@ -12,8 +12,6 @@ import checked_backend as cb
 from tests.support.check_tools import Counting, Net, agreed, batch, found, only, skips
 from tests.support.raising import raising
 
-# exceptions
-
 
 def by_type(x: torch.Tensor) -> torch.Tensor:
     raise KeyError("no such key")

@@ -24,9 +24,6 @@ GLOBAL_LAYER = nn.Linear(3, 3)
 COUNTER = 0
 
 
-# programs
-
-
 class ViewOfParameter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -170,11 +167,7 @@ def test_modes_around_the_check_hold_inside_of_it() -> None:
         assert torch.is_autocast_enabled("cpu")
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            report = agreed(cb.check(layer, (x,), compiler="aot_eager"))
-            assert "gradients" not in report.coverage.checked
-
-
-# random numbers
+            assert "gradients" not in agreed(cb.check(layer, (x,), compiler="aot_eager")).coverage.checked
 
 
 def test_python_and_numpy_random_numbers_are_the_same_on_both_sides() -> None:
@@ -413,8 +406,7 @@ def test_a_training_step_may_return_its_loss_with_its_history() -> None:
         optimizer.step()
         return loss
 
-    clean = agreed(cb.check(step, (batch(3),), compiler="aot_eager", iterations=2))
-    assert clean.coverage.checked["program runs"] == 2
+    assert agreed(cb.check(step, (batch(3),), compiler="aot_eager", iterations=2)).coverage.checked["program runs"] == 2
     wrong = cb.check(step, (batch(3),), compiler=faults.scaled_gradient("net.weight", "aot"))
     assert found(wrong) == {("logic", "grad[weight]")}
 
@@ -554,8 +546,7 @@ def test_gradients_that_a_program_changes_are_compared() -> None:
     for program in (clip, lambda: net.zero_grad()):
         forgets = cb.check(program, (), candidate=lambda: None)
         assert {subject for _, subject in found(forgets)} == {"grad[net.bias]", "grad[net.weight]"}
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    agreed(cb.check(optimizer.step, (), compiler="aot_eager"), mutated_inputs=2)
+    agreed(cb.check(torch.optim.SGD(net.parameters(), 0.1).step, (), compiler="aot_eager"), mutated_inputs=2)
 
 
 class Branching(nn.Module):
@@ -617,8 +608,7 @@ def test_it_reads_well_in_a_test_case() -> None:
             cb.check(lambda x: self.layer(x), (batch(2, 3),), compiler="eager").raise_for_verdict()
 
         def test_wrong(self) -> None:
-            wrong = faults.scaled_gradient("weight")
-            cb.check(self.layer, (batch(2, 3),), compiler=wrong).raise_for_verdict()
+            cb.check(self.layer, (batch(2, 3),), compiler=faults.scaled_gradient("weight")).raise_for_verdict()
 
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(TestLayer).run(result)

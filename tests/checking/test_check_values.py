@@ -19,7 +19,6 @@ from checked_backend.checking.backward import Objective, run_backward
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.tree import MOST_YIELDED, settled
-from checked_backend.errors import CheckedBackendError
 from checked_backend.regions.torch_state import RngState
 from tests.support import faults
 from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, wrong_sine
@@ -52,7 +51,7 @@ def test_a_coroutine_is_refused() -> None:
     async def program(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    with pytest.raises(CheckedBackendError, match=r"asynchronous.*asyncio\.run"):
+    with pytest.raises(cb.CheckedBackendError, match=r"asynchronous.*asyncio\.run"):
         cb.check(program, (batch(),), compiler="eager")
 
 

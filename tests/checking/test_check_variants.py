@@ -114,8 +114,7 @@ def test_sizes_vary_consistently_and_one_compiled_program_serves_them() -> None:
 
 def test_sizes_at_a_guards_boundary_are_tried() -> None:
     wrong = wrong_where(lambda tensors: tensors[0].shape[0] == 10)
-    guarded = cb.check(lambda x: x * 2 if x.shape[0] > 9 else x + 1, (batch(4, 5),), compiler=wrong, dynamic=True)
-    finding = only(guarded)
+    finding = only(cb.check(lambda x: x * 2 if x.shape[0] > 9 else x + 1, (batch(4, 5),), compiler=wrong, dynamic=True))
     assert finding.evidence["failing_calls"] == "with x 10x5"
 
 

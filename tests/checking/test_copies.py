@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 
@@ -27,7 +26,7 @@ from tests.support.check_tools import Counting, agreed, found, skips
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 weight = torch.randn(3, requires_grad=True)
-layer = nn.Linear(3, 3)
+layer = torch.nn.Linear(3, 3)
 held = {"weight": weight, "several": [weight]}
 
 
@@ -165,7 +164,7 @@ class Record:
         return x * weight * self.factor
 
 
-class ReadsGlobal(nn.Module):
+class ReadsGlobal(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * weight
 
@@ -206,7 +205,7 @@ OUTSIDE: dict[str, Callable[..., Any]] = {
     "dataclass": Record().run,
     "partial": functools.partial(Scaled()),
     "module": ReadsGlobal(),
-    "module inside": nn.Sequential(ReadsGlobal()),
+    "module inside": torch.nn.Sequential(ReadsGlobal()),
     "global object": lambda x: scaled(x),
     "made inside": lambda x: Scaled()(x),
     "attribute of a module": lambda x: x * elsewhere.theirs,
@@ -216,7 +215,7 @@ OUTSIDE: dict[str, Callable[..., Any]] = {
 }
 
 
-def scaled_in_shape(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def scaled_in_shape(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Scale the gradient that goes to the one input of three elements."""
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
     (place,) = [place for place, value in enumerate(example_inputs) if tuple(value.shape) == (3,)]

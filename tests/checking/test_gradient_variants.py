@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import checked_backend as cb
 from checked_backend.checking import program_run
 from tests.support import faults
 from tests.support.check_tools import Net, agreed, batch, found, rounding_otherwise, skips
-from tests.support.faults import compiled_by_aot
 
 
 def mlp() -> nn.Module:
@@ -45,7 +43,7 @@ def test_a_bias_gradient_that_is_accumulated_in_half_precision_is_found() -> Non
             for value in results
         )
 
-    compiler = compiled_by_aot(backward=lambda _gm: summed_in_half)
+    compiler = faults.compiled_by_aot(backward=lambda _gm: summed_in_half)
     report = cb.check(nn.Linear(8, 4), (batch(16, 8),), compiler=compiler)
     assert {subject for _, subject in found(report)} == {"grad[bias]"}
 
@@ -62,10 +60,7 @@ def test_every_one_of_many_scalar_outputs_has_a_gradient() -> None:
 def test_every_step_has_a_gradient() -> None:
     passes, step = iter(range(1000)), 26
 
-    def late(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 3 if next(passes) == step else gradient
-
-    wrong = faults.spoiled_tangents(late)
+    wrong = faults.spoiled_tangents(lambda gradient: gradient * 3 if next(passes) == step else gradient)
     (finding,) = cb.check(lambda x: x.sum(), (batch(3, grad=True),), compiler=wrong, iterations=28).findings
     assert finding.evidence["step"] == f"{step + 1} of 28"
 
@@ -161,7 +156,7 @@ class Tagger(nn.Module):
 
     def forward(self, words: torch.Tensor, tags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = self.head(self.norm(self.words(words)))
-        return F.cross_entropy(scores.flatten(0, 1), tags.flatten()), scores.softmax(-1)
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tags.flatten()), scores.softmax(-1)
 
 
 CLEAN: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {

@@ -14,16 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 import checked_backend as cb
-from checked_backend import Verdict
 from checked_backend.checking.handwritten import SIZES
-from checked_backend.errors import OptionError
 from checked_backend.findings import Kind, Severity
 
-Make = Callable[[int, torch.dtype], Sequence[Any]]
 TILE = 16
 WIDTH = 40
 
@@ -41,7 +36,7 @@ class Kernel:
     name: str
     reference: Callable[..., Any]
     candidate: Callable[..., Any]
-    make: Make
+    make: Callable[[int, torch.dtype], Sequence[Any]]
     kinds: frozenset[Kind] = frozenset()
     size: int = 1
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
@@ -153,8 +148,7 @@ def tiled_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def split_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    parts = [a[:, begin::4].float() @ b[begin::4].float() for begin in range(4)]
-    return torch.stack(parts).sum(0).to(a.dtype)
+    return torch.stack([a[:, begin::4].float() @ b[begin::4].float() for begin in range(4)]).sum(0).to(a.dtype)
 
 
 def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -208,7 +202,7 @@ def pairwise_squares(x: torch.Tensor) -> torch.Tensor:
 RIGHT = (
     Kernel("online softmax", softmax, online_softmax, _rows),
     Kernel("Welford's variance", variance, welford, _data),
-    Kernel("layer norm on it", lambda x: F.layer_norm(x, x.shape[-1:]), welford_layer_norm, _rows),
+    Kernel("layer norm on it", lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]), welford_layer_norm, _rows),
     Kernel("fused RMS norm with its own gradient", rms_norm, _RMSNorm.apply, _rows),
     Kernel("tiled matmul", matmul, tiled_matmul, _matrices),
     Kernel("split-k matmul", matmul, split_k, _matrices),
@@ -220,7 +214,7 @@ RIGHT = (
     ),
     Kernel(
         "fused cross entropy with its own gradient",
-        lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum"),
+        lambda logits, labels: torch.nn.functional.cross_entropy(logits, labels, reduction="sum"),
         _CrossEntropy.apply,
         _logits,
     ),
@@ -230,7 +224,7 @@ RIGHT = (
         lambda x, scale: torch.mul(x.float(), scale.float()).to(scale.dtype),
         lambda size, dtype: (torch.randint(-128, 128, (3, size), dtype=torch.int8), torch.rand(3, 1, dtype=dtype)),
     ),
-    Kernel("gelu by erf", lambda x: F.gelu(x), erf_gelu, _rows),
+    Kernel("gelu by erf", lambda x: torch.nn.functional.gelu(x), erf_gelu, _rows),
     Kernel("cumulative sum in blocks", lambda x: x.cumsum(-1), blocked_cumsum, _data),
     Kernel("sum of squares in two halves", squares, pairwise_squares, _rows),
 )
@@ -241,8 +235,7 @@ RIGHT = (
 
 def softmax_tail_not_masked(x: torch.Tensor) -> torch.Tensor:
     """The last tile is read to its end: what is beyond the row counts as 0, and so as exp(0)."""
-    missing = -x.shape[-1] % TILE
-    return torch.softmax(F.pad(x, (0, missing)), -1)[..., : x.shape[-1]]
+    return torch.softmax(torch.nn.functional.pad(x, (0, -x.shape[-1] % TILE)), -1)[..., : x.shape[-1]]
 
 
 def last_row_dropped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -371,7 +364,7 @@ def _cases(kernels: tuple[Kernel, ...]) -> list[Any]:
 @pytest.mark.parametrize(("kernel", "dtype"), _cases(RIGHT))
 def test_a_right_kernel_that_is_written_differently_passes(kernel: Kernel, dtype: torch.dtype) -> None:
     report = _checked(kernel, dtype)
-    assert report.verdict is Verdict.PASS, str(report)
+    assert report.verdict is cb.Verdict.PASS, str(report)
     assert report.headline.startswith("PASS: the candidate agrees with eager")
     assert not any(skip.subject.startswith("size") for skip in report.coverage.skipped)
 
@@ -379,7 +372,7 @@ def test_a_right_kernel_that_is_written_differently_passes(kernel: Kernel, dtype
 @pytest.mark.parametrize(("kernel", "dtype"), _cases(WRONG))
 def test_a_wrong_kernel_fails_with_its_kind_at_the_smallest_size(kernel: Kernel, dtype: torch.dtype) -> None:
     report = _checked(kernel, dtype)
-    assert report.verdict is Verdict.FAIL, str(report)
+    assert report.verdict is cb.Verdict.FAIL, str(report)
     failing = [finding for finding in report.findings if finding.fails]
     assert {finding.kind for finding in failing} <= kernel.kinds
     shown = " ".join(str(report).partition("Report:")[0].split())
@@ -396,7 +389,7 @@ def test_without_sizes_the_boundaries_of_usual_tiles_are_tried() -> None:
         return (torch.randn(size),)
 
     report = cb.check(doubled, make, candidate=lambda x: x + x)
-    assert report.verdict is Verdict.PASS
+    assert report.verdict is cb.Verdict.PASS
     assert set(made) == set(SIZES) >= {0, 1, 63, 64, 65, 1025}
     assert report.coverage.checked["program runs"] > len(SIZES)
 
@@ -420,30 +413,29 @@ def test_it_is_one_line_in_a_test() -> None:
 
 
 def test_modules_are_held_against_each_other_with_the_same_parameters() -> None:
-    class Scaled(nn.Module):
+    class Scaled(torch.nn.Module):
         def __init__(self, factor: float) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(6))
+            self.weight = torch.nn.Parameter(torch.randn(6))
             self.factor = factor
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * self.weight * self.factor
 
     given = (torch.randn(4, 6),)
-    assert cb.check(Scaled(1.0), given, candidate=Scaled(1.0)).verdict is Verdict.PASS
+    assert cb.check(Scaled(1.0), given, candidate=Scaled(1.0)).verdict is cb.Verdict.PASS
     report = cb.check(Scaled(1.0), given, candidate=Scaled(1.01))
     assert {finding.subject for finding in report.findings} == {"output[0]", "grad[weight]"}
-    with pytest.raises(OptionError, match=r"parameter 'weight'.*none of this name"):
-        cb.check(nn.ReLU(), given, candidate=Scaled(1.0))
+    with pytest.raises(cb.OptionError, match=r"parameter 'weight'.*none of this name"):
+        cb.check(torch.nn.ReLU(), given, candidate=Scaled(1.0))
 
 
 def test_a_function_and_its_candidate_share_what_both_have_captured() -> None:
     weight = torch.randn(5, requires_grad=True)
 
     check = partial(cb.check, lambda x: x * weight, (torch.randn(3, 5, requires_grad=True),))
-    assert check(candidate=lambda y: weight * y).verdict is Verdict.PASS
-    wrong = check(candidate=lambda y: weight.detach() * y)
-    assert "grad[weight]" in {one.subject for one in wrong.findings}
+    assert check(candidate=lambda y: weight * y).verdict is cb.Verdict.PASS
+    assert "grad[weight]" in {one.subject for one in check(candidate=lambda y: weight.detach() * y).findings}
     assert weight.grad is None
 
 
@@ -460,14 +452,14 @@ def test_a_function_and_its_candidate_share_what_both_have_captured() -> None:
     ],
 )
 def test_misuse_is_told_in_a_sentence(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(cb.OptionError, match=message):
         cb.check(doubled, (torch.ones(2),), **more)
 
 
 def test_sizes_are_natural_numbers_and_what_makes_arguments_returns_a_tuple() -> None:
-    with pytest.raises(OptionError, match="natural numbers"):
+    with pytest.raises(cb.OptionError, match="natural numbers"):
         cb.check(doubled, lambda size: (torch.ones(size),), candidate=doubled, sizes=(-1,))
-    with pytest.raises(OptionError, match=r"args\(4\) returned Tensor"):
+    with pytest.raises(cb.OptionError, match=r"args\(4\) returned Tensor"):
         cb.check(doubled, lambda size: torch.ones(size), candidate=doubled, sizes=(4,))
 
 
@@ -478,7 +470,7 @@ def test_a_size_that_cannot_be_made_is_in_the_coverage() -> None:
         return (torch.randn(size),)
 
     report = cb.check(doubled, make, candidate=doubled, sizes=(0, 4))
-    assert report.verdict is Verdict.PASS
+    assert report.verdict is cb.Verdict.PASS
     skipped = {skip.subject: skip.reason for skip in report.coverage.skipped}
     assert skipped["size 0"] == "args(0) raises ValueError: no size 0 here"
 
@@ -494,7 +486,7 @@ def test_it_begins_with_the_first_size_that_the_reference_takes() -> None:
 
     for made in (lambda size: (torch.randn(size),), make):
         report = cb.check(sums, made, candidate=lambda x: sums(x) * (2 if len(x) >= 64 else 1))
-        assert report.verdict is Verdict.FAIL
+        assert report.verdict is cb.Verdict.FAIL
         assert "with size 64" in report.findings[0].message
 
 
@@ -514,7 +506,7 @@ def test_a_candidate_that_calls_exit_fails_and_does_not_end_the_process() -> Non
 def test_advice_on_a_candidate_blames_no_compiler() -> None:
     for candidate in (lambda x: (2 * x).double(), lambda x: x, lambda x: x.mul_(2).clone()):
         report = cb.check(doubled, (torch.randn(3),), candidate=candidate)
-        assert report.verdict is Verdict.FAIL
+        assert report.verdict is cb.Verdict.FAIL
         advice = str(report).partition("What to do next")[2].partition("Notes")[0]
         assert advice
         assert "compiler" not in advice
@@ -574,7 +566,7 @@ def test_a_kernel_may_refuse_another_layout_if_it_says_so() -> None:
 
     x = torch.randn(8, 16)
     report = cb.check(doubled, (x,), candidate=contiguous)
-    assert report.verdict is Verdict.PASS
+    assert report.verdict is cb.Verdict.PASS
     assert report.headline.startswith("PASS: the candidate agrees with eager; it refuses arguments in another layout (")
     [warning] = report.findings
     assert (warning.detail, warning.severity) == ("crash.running", Severity.WARNING)
@@ -582,7 +574,7 @@ def test_a_kernel_may_refuse_another_layout_if_it_says_so() -> None:
     offset = cb.check(doubled, (x,), candidate=partial(contiguous, wrong=3))
     assert {finding.detail for finding in offset.findings if finding.fails} == {"logic"}
     assert "with x at an offset" in str(offset)
-    assert cb.check(doubled, (x.t(),), candidate=contiguous).verdict is Verdict.FAIL  # the layout that it is given
+    assert cb.check(doubled, (x.t(),), candidate=contiguous).verdict is cb.Verdict.FAIL  # the layout that it is given
 
 
 def test_a_kernel_may_remember_a_tensor_by_its_version() -> None:
@@ -595,4 +587,4 @@ def test_a_kernel_may_remember_a_tensor_by_its_version() -> None:
             known[key] = doubled(x)
         return known[key].clone()
 
-    assert cb.check(doubled, (torch.randn(8, 16),), candidate=remembers).verdict is Verdict.PASS
+    assert cb.check(doubled, (torch.randn(8, 16),), candidate=remembers).verdict is cb.Verdict.PASS

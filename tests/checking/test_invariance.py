@@ -16,7 +16,6 @@ from checked_backend.checking.invariance import Invariance
 from tests.checking.test_kernel_choices import right, tuned
 from tests.support import faults
 from tests.support.check_tools import Counting, agreed, batch, only, skips
-from tests.support.faults import last_bit
 from tests.support.raising import raising
 
 
@@ -39,7 +38,7 @@ def for_one_row(wrong: faults.Compiler) -> faults.Compiler:
     return faults.on_data(lambda args: any(len(arg) == 1 for arg in args if arg.dim() == 2), wrong)
 
 
-BY_ROWS = for_one_row(faults.spoiled_output(last_bit))
+BY_ROWS = for_one_row(faults.spoiled_output(faults.last_bit))
 
 
 def test_a_program_that_computes_each_row_alike_keeps_its_bits() -> None:
@@ -75,7 +74,7 @@ def test_without_the_question_nothing_is_compared_with_itself() -> None:
 
 def test_a_gradient_that_has_other_bits_alone_is_found() -> None:
     """The gradients that enter at a row are the same alone and in the batch, so only the program can differ."""
-    compiler = for_one_row(faults.spoiled_tangents(last_bit))
+    compiler = for_one_row(faults.spoiled_tangents(faults.last_bit))
     assert only(cb.check(Net(), (batch(grad=True),), compiler=compiler, invariant="batch")).subject == "grad[x]"
     agreed(cb.check(Net(), (batch(grad=True),), compiler=faults.clean(), invariant="batch"))
 
@@ -85,8 +84,7 @@ def test_rows_of_what_a_program_changes_in_place_are_compared() -> None:
         cache[:, 0] = x.exp()
         return x + 1
 
-    args = (torch.randn(4), torch.zeros(4, 3))
-    report = agreed(cb.check(cached, args, compiler="eager", invariant="batch"))
+    report = agreed(cb.check(cached, (torch.randn(4), torch.zeros(4, 3)), compiler="eager", invariant="batch"))
     assert report.coverage.checked["tensors compared bit by bit"] == 2
 
 
@@ -118,8 +116,7 @@ def test_what_cannot_be_asked_is_no_pass(function: Callable[..., Any], args: Seq
 def test_a_result_that_depends_on_all_rows_hides_no_other() -> None:
     check = partial(cb.check, lambda x: (x.cumsum(0), x.sin()), (batch(),), invariant="batch")
     assert "alone; not asked of output[0], which depends on all rows)" in told(agreed(check(compiler="eager")))
-    second = for_one_row(faults.spoiled_output(last_bit, at=1))
-    assert only(check(compiler=second)).subject == "output[1]"
+    assert only(check(compiler=for_one_row(faults.spoiled_output(faults.last_bit, at=1)))).subject == "output[1]"
 
 
 def test_the_batch_is_the_dimension_that_is_named_or_marked() -> None:
@@ -133,7 +130,7 @@ def test_the_batch_is_the_dimension_that_is_named_or_marked() -> None:
 
 def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
     runs = itertools.count()
-    changes = faults.every_output(lambda result: result if next(runs) % 2 else last_bit(result))
+    changes = faults.every_output(lambda result: result if next(runs) % 2 else faults.last_bit(result))
     report = cb.check(Net(), (batch(),), compiler=changes, invariant="runs")
     finding = next(finding for finding in report.findings if finding.detail == "precision.runs")
     assert finding.subject == "output[0]"
@@ -143,7 +140,7 @@ def test_a_program_that_does_not_repeat_its_bits_is_a_finding() -> None:
 
 @pytest.mark.usefixtures("quick_kernels")
 def test_another_kernel_with_other_bits_is_a_finding() -> None:
-    slow = faults.spoiled_output(last_bit)
+    slow = faults.spoiled_output(faults.last_bit)
     finding = only(cb.check(Net(), (batch(),), compiler=tuned(right, slow), invariant="choices"))
     assert (finding.detail, finding.subject) == ("precision.choices", "output[0]")
     assert finding.message == "with the slowest kernels it is not bit for bit what it is with the fastest kernels"
@@ -154,7 +151,7 @@ def test_another_kernel_with_other_bits_is_a_finding() -> None:
 def kernel(x: torch.Tensor) -> torch.Tensor:
     """Sums of rows. Those of one row alone are of another order, as in a kernel that is chosen by size."""
     total = x.sum(1)
-    return last_bit(total) if len(x) == 1 else total
+    return faults.last_bit(total) if len(x) == 1 else total
 
 
 row_sums = torch.library.custom_op("checked_backend_tests::row_sums", kernel, mutates_args=())

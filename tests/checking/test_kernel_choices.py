@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch._inductor import config
 from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -45,14 +44,13 @@ FASTER, SLOWER = Kernel("faster", "BLOCK=64"), Kernel("slower")
 def tuned(fast: Compiled, slow: Compiled) -> Compiled:
     """A compiler that measures what two others make, as Inductor does, and takes the faster."""
 
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         measure: Any = benchmarker.benchmark_cpu
         savers: Any = get_algorithm_selector_cache().feedback_saver_fns
         timings = {FASTER: measure(2.0), SLOWER: measure(7.0)}
         for saver in savers:
             saver(timings, "mm", [FASTER], [*timings], None, {})
-        best = min(timings, key=lambda kernel: timings[kernel])
-        return (fast if best is FASTER else slow)(gm, example_inputs)
+        return (fast if min(timings, key=lambda kernel: timings[kernel]) is FASTER else slow)(gm, example_inputs)
 
     return compiler
 
@@ -92,9 +90,8 @@ def test_what_all_kernels_show_is_told_once_and_localized_once() -> None:
 @pytest.mark.usefixtures("quick_kernels")
 def test_regions_that_are_wrong_with_different_kernels_are_told_apart() -> None:
     def only_of(name: str) -> Compiled:
-        def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-            has = any(name in str(node.target) for node in gm.graph.nodes)
-            return (WRONG if has else right)(gm, example_inputs)
+        def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            return (WRONG if any(name in str(node.target) for node in gm.graph.nodes) else right)(gm, example_inputs)
 
         return compiler
 
@@ -112,7 +109,7 @@ def test_regions_that_are_wrong_with_different_kernels_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("quick_kernels")
 def test_choices_of_one_purpose_are_all_told() -> None:
-    def twice(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def twice(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         tuned(right, right)(gm, example_inputs)
         for saver in get_algorithm_selector_cache().feedback_saver_fns:
             told: Any = saver
@@ -146,8 +143,7 @@ def test_a_kernel_that_ends_its_process_is_named(fault: Compiled, detail: str) -
 @pytest.mark.process
 @pytest.mark.usefixtures("quick_kernels")
 def test_where_the_fastest_kernels_end_the_process_it_is_not_said_that_none_were_measured() -> None:
-    compiler = tuned(dies, right)
-    report = cb.check(product, (batch(3, 4),), compiler=compiler, choices=2, isolate=True, gradients=False)
+    report = cb.check(product, (batch(3, 4),), compiler=tuned(dies, right), choices=2, isolate=True, gradients=False)
     assert only(report).detail == "crash.signal"
     (skip,) = [skip for skip in report.coverage.skipped if skip.subject == "kernel choice 2"]
     assert "ended before it told" in skip.reason

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.checking import check
+from checked_backend import Report, Verdict, check
 from checked_backend.checking.check import Effort
 from checked_backend.checking.copies import refill
-from checked_backend.findings import Verdict
-from checked_backend.report import Report
 from tests.support import faults
 
 
@@ -70,8 +68,7 @@ def test_values_go_into_the_memory_that_there_is() -> None:
 
 def test_what_a_call_has_changed_otherwise_is_not_refilled() -> None:
     changed = torch.zeros(4).unsqueeze_(0)
-    grown = torch.zeros(4).mul_(torch.ones(4, requires_grad=True))
-    for held in (changed, grown):
+    for held in (changed, torch.zeros(4).mul_(torch.ones(4, requires_grad=True))):
         assert not refill(_named(held), _named(torch.ones(4)))
         assert not held.detach().any()
     assert not refill([("a", 1)], [("a", 2)])

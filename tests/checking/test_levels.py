@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
@@ -27,12 +26,9 @@ def traced_otherwise(x: torch.Tensor) -> torch.Tensor:
 def traced_wrongly() -> Iterator[Callable[..., Any]]:
     """An operator that AOT autograd, which traces through it, sees otherwise than eager does."""
 
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if type(x) is torch.Tensor else x * 2.5
-
     with torch.library._scoped_library("cb_levels", "FRAGMENT") as library:
         library.define("double(Tensor x) -> Tensor")
-        library.impl("double", double, "CompositeImplicitAutograd")
+        library.impl("double", lambda x: x * 2 if type(x) is torch.Tensor else x * 2.5, "CompositeImplicitAutograd")
         yield lambda x: torch.ops.cb_levels.double(x)
 
 
@@ -51,12 +47,11 @@ def test_the_level_of_aot_autograd(compiler: Any, traced_wrongly: Callable[..., 
 
 
 def test_the_compilers_level() -> None:
-    model = nn.Linear(4, 4)
+    model = torch.nn.Linear(4, 4)
     finding = only(cb.check(model, (batch(2, 4),), compiler=faults.scaled_gradient("weight", "aot")))
     assert finding.stage == "compiled"
     assert "the compiler" in finding.evidence["level"]
-    report = cb.check(model, (batch(2, 4),), compiler=faults.wrong_value())
-    assert "level: the compiler" in report.to_text(verbose=True)
+    assert "level: the compiler" in cb.check(model, (batch(2, 4),), compiler=faults.wrong_value()).to_text(verbose=True)
 
 
 def test_a_way_that_only_rounds_otherwise_is_no_wrong_logic() -> None:
@@ -145,7 +140,7 @@ def test_a_program_that_kills_in_eager_too_is_no_failure() -> None:
 
 @pytest.mark.forks
 def test_an_isolated_report_is_the_report() -> None:
-    model = nn.Linear(4, 4)
+    model = torch.nn.Linear(4, 4)
     finding = only(cb.check(model, (batch(2, 4),), compiler=faults.scaled_gradient("weight"), isolate=True))
     assert (finding.detail, finding.subject, finding.stage) == ("logic", "grad[weight]", "compiled")
     agreed(cb.check(model, (batch(2, 4),), compiler="eager", isolate=True), gradients=2)
@@ -162,8 +157,7 @@ def test_exceptions_are_compared_in_isolation_too() -> None:
             raise ValueError("only here")
         return x * 2
 
-    finding = only(cb.check(only_eager, (batch(4),), compiler="eager", isolate=True))
-    assert finding.detail == "exception.missing"
+    assert only(cb.check(only_eager, (batch(4),), compiler="eager", isolate=True)).detail == "exception.missing"
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import checked_backend as cb
 from checked_backend.checking import own_random as module
 from checked_backend.checking.own_random import compare_own_random
 from checked_backend.checking.program import Program, ProgramCall
-from checked_backend.findings import Finding
 from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
 from tests.support.check_tools import agreed, batch, found, skips
 from tests.support.raising import raising
 
 
-def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[Finding]:
+def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[cb.Finding]:
     """What is found where a program is compiled to another one."""
     torch.manual_seed(0)
     program = Program(function, [ProgramCall(args, {})], RngState.capture(), gradients=True)
@@ -30,7 +28,7 @@ def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callab
 
 
 def dropped(share: float, x: torch.Tensor) -> torch.Tensor:
-    return F.dropout(x, share)
+    return torch.nn.functional.dropout(x, share)
 
 
 X = torch.ones(40, 60)
@@ -53,11 +51,11 @@ class ForgetfulDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, 0.2)
+        return torch.nn.functional.dropout(x, 0.2)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return F.dropout(gradient, 0.2)
+        return torch.nn.functional.dropout(gradient, 0.2)
 
 
 def test_a_backward_pass_that_drops_other_elements_is_found() -> None:
@@ -68,7 +66,7 @@ def test_a_backward_pass_that_drops_other_elements_is_found() -> None:
 
 CLEAN: dict[str, Callable[[torch.Tensor], Any]] = {
     "dropout": partial(dropped, 0.2),
-    "whole channels": lambda x: F.dropout1d(x, 0.5),
+    "whole channels": lambda x: torch.nn.functional.dropout1d(x, 0.5),
     "a mask": lambda x: torch.rand_like(x) < 0.5,
     "beside what is not drawn": lambda x: (x * 3.1, torch.rand_like(x) * 1e-9 + x),
     "shapes that are drawn": lambda x: x[torch.rand(40) < 0.5],

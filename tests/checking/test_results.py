@@ -47,10 +47,7 @@ def test_a_region_that_runs_twice_keeps_its_own_names() -> None:
         torch._dynamo.graph_break()
         return x.sin()
 
-    def program(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"twice": layer(layer(x))}
-
-    assert only(cb.check(program, (batch(),), compiler=wrong_sine)).subject == "output[0]"
+    assert only(cb.check(lambda x: {"twice": layer(layer(x))}, (batch(),), compiler=wrong_sine)).subject == "output[0]"
 
 
 def test_detection_limits_are_told_under_the_programs_names() -> None:

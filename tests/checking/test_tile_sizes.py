@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking import sizes as module
@@ -44,7 +43,7 @@ def test_a_clean_program_agrees_and_the_sizes_are_told(
     compiler: Callable[..., object] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TILE_SIZES", (255, 15, 16, 17, 1024))
-    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU())
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
     report = agreed(cb.check(model, (batch(6, 5),), compiler=compiler, dynamic=True))
     told = "sizes of input.shape[0] that were tried around powers of two: 15, 16, 17, 255, 1024"
     assert told in report.coverage.notes

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking.whole_numbers import ExactMode
@@ -31,12 +30,10 @@ def sum_of_sizes(x: torch.Tensor) -> torch.Tensor:
 )
 def test_an_element_that_a_sum_at_16_bits_drops_is_found(reference: Callable[..., Any], x: torch.Tensor) -> None:
     x = x * torch.rand(x.shape).to(LOW)
-    dropped = cb.check(reference, (x,), candidate=lambda x: reference(x[..., :-1]))
-    finding = only(dropped)
+    finding = only(cb.check(reference, (x,), candidate=lambda x: reference(x[..., :-1])))
     assert (finding.kind, finding.subject) == (cb.Kind.LOGIC, "output[0]")
     assert "on whole numbers, of which nothing has to be rounded" in finding.message
-    right = cb.check(reference, (x,), candidate=lambda x: reference(x.float()).to(LOW))
-    agreed(right, calls_on_whole_numbers=1)
+    agreed(cb.check(reference, (x,), candidate=lambda x: reference(x.float()).to(LOW)), calls_on_whole_numbers=1)
 
 
 class Scaled(torch.autograd.Function):
@@ -65,7 +62,7 @@ def test_gradients_are_whole_too() -> None:
         (lambda x: x.softmax(-1), "the reference rounds (aten._softmax.default)"),
         (lambda x: x.sum(-1) / 3, "the reference rounds (aten.div.Tensor)"),
         (lambda x: x * 0.1, "the reference rounds (aten.mul.Tensor)"),
-        (nn.Linear(8, 4), "the reference rounds (aten.addmm.default)"),
+        (torch.nn.Linear(8, 4), "the reference rounds (aten.addmm.default)"),
     ],
     ids=["softmax", "division", "fraction", "parameters"],
 )
@@ -91,7 +88,7 @@ def by_fourier(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("reference", "candidate", "args"),
     [
-        (nn.functional.conv1d, by_fourier, (torch.rand(2, 3, 64).double(), torch.rand(4, 3, 7).double())),
+        (torch.nn.functional.conv1d, by_fourier, (torch.rand(2, 3, 64).double(), torch.rand(4, 3, 7).double())),
         (lambda x: x @ hadamard(32), lambda x: (x @ (hadamard(32) / 32**0.5)) * 32**0.5, (torch.rand(4, 32),)),
         (lambda q, k: q @ k, lambda q, k: (q * 0.3) @ (k / 0.3), (torch.rand(8, 33), torch.rand(33, 8))),
     ],

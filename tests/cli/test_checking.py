@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from checked_backend import Report, Verdict
 from checked_backend.checking import sizes
-from checked_backend.findings import Verdict
-from checked_backend.report import Report
 from tests.support.cli_tools import Run
 from tests.support.dump_tools import dumping
 from tests.support.started_programs import finished

@@ -37,8 +37,7 @@ def test_a_compiler_of_the_users_own_file(run: Run, tmp_path: Path, monkeypatch:
     code, out, err = run(*words, "--ops", "add", "--no-localize", "--repros", "repros", "--json")
     assert code == 1, err
     assert json.loads(out)["verdict"] == "fail"
-    script = next(iter((tmp_path / "repros").glob("repro_*.py")))
-    code, out, err = finished((sys.executable, script), Path("/"))
+    code, out, err = finished((sys.executable, next(iter((tmp_path / "repros").glob("repro_*.py")))), Path("/"))
     assert code == 1
     assert "no lowering for anything" in out + err
 
@@ -151,8 +150,7 @@ def test_what_another_folder_has_is_known(run: Run, tmp_path: Path, monkeypatch:
 
 def test_selftest_tells_what_was_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     results = [Tried("logic", "an operator is wrong", True, 3, 0, "logic: output[0]"), Tried("none", "", False, 25, 1)]
-    module = import_module("checked_backend.fuzz.selftest")
-    monkeypatch.setattr(module, "run_selftest", lambda _place: results)
+    monkeypatch.setattr(import_module("checked_backend.fuzz.selftest"), "run_selftest", lambda _place: results)
     code, out, _ = run("selftest")
     assert code == 0
     assert out.splitlines()[0] == "PASS: 1 of 1 planted faults were caught"

@@ -247,8 +247,7 @@ thread.join()
 def test_with_the_hook_the_environment_alone_is_enough(tmp_path: Path, installed: str, last: str) -> None:
     """It replaces itself, and imports torch in a thread. Its exit code is its own."""
     (tmp_path / "p.py").write_text(REPLACES_ITSELF + last)
-    more = {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"}
-    code, out, err = finished((installed, "p.py"), tmp_path, more)
+    code, out, err = finished((installed, "p.py"), tmp_path, {"CHECKED_BACKEND": "1", "CHECKED_BACKEND_LOCALIZE": "0"})
     assert (code, out) == (1 if last else 0, f"{(torch.arange(4.0).cos() + 1).tolist()}\n")
     assert "checked-backend: FAIL" in err
     assert ("p.py: exit code 1, " in err) == bool(last)
@@ -355,11 +354,7 @@ MISUSE = {
     "q.py: there is no such program": ("q.py",),
     "ls: there is no such program; a command is run by its module": ("ls",),
     "'every' checks every n-th call, 'budget' as many as a share of the time": (
-        "--every",
-        "2",
-        "--budget",
-        "0.1",
-        "p.py",
+        *("--every", "2", "--budget", "0.1", "p.py"),
     ),
     "option 'ignore' got 'structur.stride'": ("--ignore", "structur.stride", "p.py"),
     "Did you mean 'alias'?": ("--ignore", "alais", "p.py"),

@@ -101,7 +101,6 @@ def test_shells_complete_verbs_and_options_without_loading_torch(words: str, com
         env={**asked, "PATH": "", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        check=False,
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, completed, "")
 
@@ -137,7 +136,6 @@ def test_output_that_the_terminal_cannot_show(tmp_path: Path) -> None:
         env={"PYTHONIOENCODING": "ascii", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "na\\xefve \\u2211" in done.stdout

@@ -33,12 +33,8 @@ def test_it_has_all_that_a_stranger_needs(tmp_path: Path) -> None:
         evidence={"reduced": "to 1 call"},
         kernel=Kernel("cpp_fused_relu_0", "C++", "void kernel() {}", 3, ("relu",)),
     )
-    before = torch._inductor.config.pattern_matcher
-    torch._inductor.config.pattern_matcher = not before
-    try:
+    with torch._inductor.config.patch(pattern_matcher=not torch._inductor.config.pattern_matcher):
         candidate = describe_candidate(CheckOptions(compiler_options={"epilogue_fusion": False}), "max-autotune")
-    finally:
-        torch._inductor.config.pattern_matcher = before
     path = write_bug_report(finding, candidate, "the bug is there")
     assert path == tmp_path / "repro_relu.md"
     text = path.read_text()
@@ -55,7 +51,7 @@ def test_it_has_all_that_a_stranger_needs(tmp_path: Path) -> None:
         "cpp_fused_relu_0 (C++), which computes relu:\n\n```cpp\nvoid kernel() {}\n```\n\nAnd 3 more lines.",
         "- mode: max-autotune",
         "- options: {'epilogue_fusion': False}",
-        f"torch._inductor.config.pattern_matcher = {not before}",
+        f"torch._inductor.config.pattern_matcher = {not torch._inductor.config.pattern_matcher}",
         f"- torch: {torch.__version__}",
         "- cpu: ",
     ):

@@ -91,8 +91,7 @@ def test_a_wrong_operator_in_python(tmp_path: Path) -> None:
     assert "repro" in first.evidence  # the compiler is a local function: a fresh process cannot import it
     assert not first.repro_confirmed
     assert first.searched
-    flow = {node.name: node for node in first.flow}
-    assert max(flow.values(), key=lambda node: node.own or 0.0).name == first.node
+    assert max({node.name: node for node in first.flow}.values(), key=lambda node: node.own or 0.0).name == first.node
     assert next(node.name for node in first.flow if node.error) == first.node  # what is before it is right
     assert all(not finding.flow for finding in report.findings[1:])  # told once
     assert first.kernel is None
@@ -182,10 +181,10 @@ def test_a_bug_of_inductor_gets_a_script_that_shows_it(tmp_path: Path) -> None:
     assert "relu" in finding.kernel.computes
     assert "void  kernel(" in finding.kernel.code
     assert finding.kernel.code in Path(finding.repro).with_suffix(".md").read_text(encoding="utf-8")
-    shown = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
+    shown = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True)
     assert shown.returncode == 1, shown.stdout + shown.stderr
     Path(finding.repro).write_text(script.replace("'accuracy'", "None"), encoding="utf-8")
-    gone = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True, check=False)
+    gone = subprocess.run([sys.executable, finding.repro], capture_output=True, text=True)
     assert gone.returncode == 0, gone.stdout + gone.stderr
 
 
@@ -397,8 +396,7 @@ def test_it_is_silent_where_that_was_asked_for(
 @pytest.mark.process
 def test_what_no_setting_and_no_line_mends_has_no_workaround(tmp_path: Path) -> None:
     # the compiler spoils what it is given, wherever the region is cut
-    report = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.addmm.default", how="aot"))
-    [finding] = report.findings
+    [finding] = report_of(tmp_path, inference, compiler=faults.wrong_operator("aten.addmm.default", how="aot")).findings
     assert (finding.op, finding.workaround) == ("aten.addmm.default", None)
     assert "that line outside of the compiler too" in finding.evidence["workaround"]
 

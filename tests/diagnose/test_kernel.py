@@ -21,12 +21,10 @@ from checked_backend._torch.generated_modules import GeneratedModule, generated_
 from checked_backend.diagnose.kernel import kernel_code, kernel_in
 from checked_backend.diagnose.localize.probe import faulty_operator
 from checked_backend.diagnose.repro import write_kernel_repro
-from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kernel, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.operator_check.in_place import CheckedModule, KernelCheck
-from checked_backend.report import Report
 from tests.support import region_tools
 from tests.support.planted import Fault, in_half_precision, planted
 
@@ -82,8 +80,8 @@ def test_a_kernel_is_given_with_its_source_and_what_else_it_computes() -> None:
     assert found.code.splitlines()[0] == "#include <torch/csrc/inductor/cpp_prefix.h>"
     assert found.code.splitlines()[-1] == "}"
     assert found.others == ("triton_poi_fused_relu_1",)
-    report = Report((Finding(Kind.LOGIC, "output[0]", "wrong", kernel=found),), Coverage())
-    assert Report.from_json(report.to_json()).findings[0].kernel == found
+    report = cb.Report((Finding(Kind.LOGIC, "output[0]", "wrong", kernel=found),), Coverage())
+    assert cb.Report.from_json(report.to_json()).findings[0].kernel == found
 
 
 def test_a_kernel_of_triton_has_no_path_of_the_machine() -> None:
@@ -100,21 +98,21 @@ def test_a_library_function_is_told_by_its_call() -> None:
 
 def test_a_node_of_dynamos_graph_is_found_by_what_was_made_from_it() -> None:
     assert kernel_in([module()], "dynamo", "linear", dynamo()).name == "extern_kernels.mm"
-    with pytest.raises(CheckedBackendError, match="no kernel computes relu"):
+    with pytest.raises(cb.CheckedBackendError, match="no kernel computes relu"):
         kernel_in([module()], "dynamo", "relu", dynamo())  # the name of another node there
 
 
 def test_the_graph_of_the_finding_is_the_one_that_is_asked() -> None:
     modules = [module(), module("backward", made={"buf0": ["relu"]})]
     assert kernel_in(modules, "backward", "relu", dynamo()).name == "extern_kernels.mm"
-    with pytest.raises(CheckedBackendError, match="no kernel computes add"):
+    with pytest.raises(cb.CheckedBackendError, match="no kernel computes add"):
         kernel_in(modules, "backward", "add", dynamo())
 
 
 def test_nothing_is_made_up_where_there_is_no_code() -> None:
-    with pytest.raises(CheckedBackendError, match="the compiler generated none"):
+    with pytest.raises(cb.CheckedBackendError, match="the compiler generated none"):
         kernel_in([], "forward", "relu", dynamo())
-    with pytest.raises(CheckedBackendError, match="no kernel computes relu"):
+    with pytest.raises(cb.CheckedBackendError, match="no kernel computes relu"):
         kernel_in([module(text="a = 'module that is written otherwise'")], "forward", "relu", dynamo())
 
 
@@ -303,7 +301,7 @@ def test_the_script_of_a_wrong_kernel_calls_no_compiler_and_is_kept_only_if_it_s
     assert "checked_backend" not in text
     assert f"torch.{operator}(" in text
     assert "void  kernel(" in text
-    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     kept = {*tmp_path.iterdir()}
     right, _ = modules_of(sine)

@@ -121,8 +121,7 @@ def test_an_operator_that_opens_files_is_refused(dump: Path) -> None:
     for target in ("op:dump_files.read.default", "packet:dump_files.read"):
         edit(dump / "graph.json", lambda document, target=target: relu(document).update(target=target))
         refused(dump, "graph.json", r"opens a file \(file_name\)")
-        text = (dump / "graph.json").read_text()
-        (dump / "graph.json").write_text(text.replace(target, "op:aten.relu.default"))
+        (dump / "graph.json").write_text((dump / "graph.json").read_text().replace(target, "op:aten.relu.default"))
         edit(dump / "graph.json", lambda document: None)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import rehearse, render_dump
@@ -47,10 +46,10 @@ REACHING += ("subprocess.Popen", "ctypes.dlopen", "socket.connect", "shutil.", "
 BATCH = 20
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 2)
+        self.linear = torch.nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor, i: torch.Tensor) -> Any:
         y = self.linear(x).relu() + torch.tensor([1.0, 2.0])

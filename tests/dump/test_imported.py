@@ -167,14 +167,10 @@ def test_a_function_of_numpy_that_numpy_imports_is_not_its_own() -> None:
         resolve_target("function:numpy:load", Trusted(frozenset({"numpy"}), frozenset()))
 
 
-def test_a_module_in_the_folder_of_a_dump_is_not_imported(tmp_path: Path) -> None:
+def test_a_module_in_the_folder_of_a_dump_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dump_lends_bomb.py").write_text("raise SystemExit('run')")
-    path = list(sys.path)
-    sys.path.insert(0, str(tmp_path))
-    try:
-        _keep_out(tmp_path)
-        assert str(tmp_path) not in sys.path
-        with pytest.raises(Exception, match="--import dump_lends_bomb: ModuleNotFoundError"):
-            _import("dump_lends_bomb", tmp_path)
-    finally:
-        sys.path[:] = path
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    _keep_out(tmp_path)
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(Exception, match="--import dump_lends_bomb: ModuleNotFoundError"):
+        _import("dump_lends_bomb", tmp_path)

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as over_rows
+from torch._higher_order_ops.scan import scan as over_steps
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
 import checked_backend as cb
 from tests.support.dump_tools import Squared, dumping, dumps, python, run, same_leaf
@@ -47,33 +52,20 @@ class Conditional(nn.Module):
 
 
 def loop(x: torch.Tensor) -> torch.Tensor:
-    from torch._higher_order_ops.while_loop import while_loop
-
-    def body(i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return i + 1, x.sin() + 1
-
-    return while_loop(lambda i, x: i < 3, body, (torch.tensor(0), x))[1]
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin() + 1), (torch.tensor(0), x))[1]
 
 
 def scan(x: torch.Tensor) -> torch.Tensor:
-    from torch._higher_order_ops.associative_scan import associative_scan
-
     return associative_scan(lambda a, b: a * b + 1, x, 0, combine_mode="generic")
 
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    from torch.nn.attention.flex_attention import flex_attention
-
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf")))
 
 
 @torch.compiler.nested_compile_region
 def region(x: torch.Tensor) -> torch.Tensor:
     return (x @ x).relu()
-
-
-def nested(x: torch.Tensor) -> torch.Tensor:
-    return region(region(x)) + 1
 
 
 def transforms(x: torch.Tensor) -> tuple[Any, ...]:
@@ -95,14 +87,10 @@ def checkpointed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(x: torch.Tensor) -> torch.Tensor:
-    from torch._higher_order_ops.map import map as over_rows
-
     return over_rows(lambda row: row.sin() + torch.ones(3), x)  # type: ignore[no-any-return]
 
 
 def scanned(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.scan import scan as over_steps
-
     return over_steps(lambda carry, x: (carry + x, carry * x), torch.zeros(3), x)
 
 
@@ -172,7 +160,7 @@ SPECIAL: dict[str, Callable[[], Replayed]] = {
     "while_loop": lambda: _special(loop, torch.randn(3, 3)),
     "associative_scan": lambda: _special(scan, torch.randn(6, 3)),
     "flex_attention": lambda: _special(flex, *(torch.randn(1, 2, 16, 8) for _ in range(3))),
-    "nested_compile_region": lambda: _special(nested, torch.randn(4, 4)),
+    "nested_compile_region": lambda: _special(lambda x: region(region(x)) + 1, torch.randn(4, 4)),
     "transforms": lambda: _special(transforms, torch.randn(4)),
     "own_function": lambda: _special(own_function, torch.randn(4, requires_grad=True)),
     "checkpointed": lambda: _special(checkpointed, torch.randn(2, 4), torch.randn(4, 4, requires_grad=True)),

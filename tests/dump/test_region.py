@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import aot_function, aot_module
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump
 from checked_backend.dump.region import claim_slot
-from checked_backend.errors import DumpError
 from tests.support.dump_tools import Net, dumping, dumps, python, run, same_leaf
 from tests.support.raising import raising
 
@@ -78,8 +76,7 @@ def test_a_full_disk_is_a_warning_and_the_program_goes_on(tmp_path: Path, monkey
         assert torch.equal(expected, gradient)
         for path in dumps(root).values():
             assert cb.load_dump(path).module is not None
-        leftovers = [path for path in root.rglob("*") if path.name.startswith(".") and path.name != ".claims"]
-        assert leftovers == []
+        assert [path for path in root.rglob("*") if path.name.startswith(".") and path.name != ".claims"] == []
 
 
 LIMITED = """
@@ -242,7 +239,7 @@ def test_each_rank_has_names_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
-    class Escape(nn.Module):
+    class Escape(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
 
@@ -274,7 +271,7 @@ def test_graphviz_is_used_where_it_is(works: bool, tmp_path: Path, monkeypatch: 
 
 def test_the_drawing_colours_by_kind(tmp_path: Path) -> None:
     def mixed(x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(x.view(-1), 0.5).relu()
+        return torch.nn.functional.dropout(x.view(-1), 0.5).relu()
 
     dumping(mixed, tmp_path, values=False)(torch.ones(2, 3))
     text = (dumps(tmp_path)["mixed_inference_0"] / "graph.dot").read_text()
@@ -299,7 +296,7 @@ def test_dump_graph_is_a_compiler(entry: Callable[..., Any], tmp_path: Path) -> 
         weight = net.linear.weight.detach().clone().requires_grad_()
 
         def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(x, weight, bias).relu() * torch.tensor([1.0, 2.0])
+            return torch.nn.functional.linear(x, weight, bias).relu() * torch.tensor([1.0, 2.0])
 
         bias = net.linear.bias.detach()
         aot_function(function, fw_compiler=compiler, bw_compiler=compiler)(x, weight, bias).sum().backward()
@@ -331,8 +328,7 @@ def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Pa
         for words in ("File: ", "self.linear(x).relu() * torch.tensor([1.0, 2.0])", '"f32[4, 2][2, 1]cpu"'):
             assert words in text
         nodes = json.loads((path / "graph.json").read_text())["graph"]["nodes"]
-        relu = [node for node in nodes if "relu" in node["target"] and node["op"].startswith("call")]
-        for node in relu:
+        for node in [node for node in nodes if "relu" in node["target"] and node["op"].startswith("call")]:
             assert node["expected"]["tensor"]["shape"] == [4, 2]
             assert "in forward: return self.linear(x).relu()" in node["source"]
     module = "runpy.run_path(folder + '/module.py')['GraphModule']()"
@@ -343,7 +339,7 @@ def test_every_file_of_the_layout_is_there_and_module_imports_alone(tmp_path: Pa
 
 def test_a_graph_that_dynamo_traces_anew_leaves_no_dump(tmp_path: Path) -> None:
     def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
-        return nn.functional.batch_norm(x, None, None, training=True, eps=eps)
+        return torch.nn.functional.batch_norm(x, None, None, training=True, eps=eps)
 
     dumping(normalised, tmp_path, dynamic=True)(torch.randn(4, 3), 0.125)
     found = dumps(tmp_path)
@@ -397,6 +393,6 @@ def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
     slot = claim_slot(tmp_path, "net")
     target = slot.write("forward", lambda folder: (folder / "module.py").write_text("1") and None)
     assert target == tmp_path / "net" / "net_forward_0"
-    with pytest.raises(DumpError, match="cannot write the dump"):
+    with pytest.raises(cb.DumpError, match="cannot write the dump"):
         slot.write("forward", lambda folder: (folder / "module.py").write_text("2") and None)
     assert (target / "module.py").read_text() == "1"

@@ -14,7 +14,6 @@ from torch import nn
 
 import checked_backend as cb
 from checked_backend.checking.replay import replay, replay_of_death
-from checked_backend.findings import Finding
 from checked_backend.process.job import JobEnd
 from checked_backend.regions.failure import Failure
 from tests.support import faults
@@ -26,8 +25,7 @@ from tests.support.dump_tools import Squared, dumping, dumps, python
 def found(tmp_path: Path) -> dict[str, Path]:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 2))
     dumping(net, tmp_path / "dump", dynamic=True)(torch.randn(5, 3)).sum().backward()
-    everything = dumps(tmp_path / "dump")
-    return {name.split("_")[1]: path for name, path in everything.items()}
+    return {name.split("_")[1]: path for name, path in dumps(tmp_path / "dump").items()}
 
 
 def break_relu(gm: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
@@ -199,7 +197,7 @@ def test_the_compiler_that_killed_a_process_is_not_tried_in_this_one(found: dict
 
     seen: list[Any] = []
 
-    def note(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+    def note(failure: Failure, findings: Sequence[cb.Finding]) -> Sequence[cb.Finding]:
         seen.append(failure)
         return findings
 

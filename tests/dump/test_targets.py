@@ -101,8 +101,7 @@ def test_a_message_of_a_stranger_holds_no_code() -> None:
     text = "wrong\"); system(\"touch pwned\"); //\n''' {x} \\"
     (name,) = list(argument_nodes({"tuple": [{"node": "x"}, text]}, message=True))
     assert name == "x"
-    decoded = decode_argument({"tuple": [text]}, {}, Trusted())
-    assert decoded == ("wrong_); system(_touch pwned_); //____ _x_ _",)
+    assert decode_argument({"tuple": [text]}, {}, Trusted()) == ("wrong_); system(_touch pwned_); //____ _x_ _",)
     with pytest.raises(BadArgument, match="no word"):
         list(argument_nodes({"tuple": [text]}))
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump, render_dump
@@ -56,8 +58,6 @@ def test_an_attribute_that_a_dump_cannot_name_is_said(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 def test_inputs_that_a_dump_cannot_hold_are_said(tmp_path: Path) -> None:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     graph = fx.Graph()
     nodes = [graph.placeholder(name) for name in ("plain", "sparse", "rows", "two")]
     graph.output(tuple(nodes))
@@ -84,8 +84,6 @@ def add_kernel(x: Any, out: Any, count: int) -> None:
 
 @pytest.mark.process
 def test_a_triton_kernel_is_shown_and_refused(tmp_path: Path) -> None:
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
-
     place = kernel_side_table.add_kernel(add_kernel)
     graph = fx.Graph()
     x, out = graph.placeholder("x"), graph.placeholder("out")

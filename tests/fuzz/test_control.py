@@ -13,7 +13,6 @@ from checked_backend.fuzz.control import blocks_of, made_from
 from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, merge
 from checked_backend.fuzz.shrink import straightened
 
-X = Input("float32", (3, 2), (2, 1), fill="range")
 END, ELSE = Statement("end"), Statement("else")
 
 
@@ -22,7 +21,7 @@ def loop(turns: Any, *body: Statement) -> tuple[Statement, ...]:
 
 
 def program(*calls: Statement, returns: tuple[int, ...] = (0,)) -> FuzzProgram:
-    return FuzzProgram((X,), calls, returns)
+    return FuzzProgram((Input("float32", (3, 2), (2, 1), fill="range"),), calls, returns)
 
 
 ROWS = program(

@@ -85,8 +85,7 @@ def test_any_number_of_its_last_files_may_be_missing(path: Path) -> None:
 def test_a_group_keeps_its_smallest_program(path: Path) -> None:
     with _made(path) as corpus:
         first, second = filled(corpus, ("torch.neg", failing()), ("torch.neg", failing()))
-        long = replace(group_of("torch.neg"), text=encode_program(program_of("torch.neg", "torch.neg")))
-        corpus.put(long, first)
+        corpus.put(replace(group_of("torch.neg"), text=encode_program(program_of("torch.neg", "torch.neg"))), first)
         corpus.put(group_of("Tensor.neg_"), second)
         (group,) = corpus.groups()
         assert (group.met, group.program) == (2, program_of("Tensor.neg_"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from checked_backend import Coverage, Finding, Kind, Report
 from checked_backend.errors import FuzzError
-from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.fuzz import examine as examining
 from checked_backend.fuzz.examine import alike, check_program, compiler_of, examine, named_in, owners_of
 from checked_backend.fuzz.generate.draft import Choices
@@ -17,7 +17,6 @@ from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.planted import FAULTS
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement, decode_program
 from checked_backend.fuzz.results import ProgramResult, documented
-from checked_backend.report import Report
 from checked_backend.runs.case import Status
 from tests.support import faults
 from tests.support.raising import raising
@@ -113,8 +112,7 @@ def test_what_the_check_of_operators_alone_shows_is_found_beside_a_failure(monke
         at_fault = programs.index(ADD) if ADD in programs else programs.index(EXP) if EXP in programs else None
         if at_fault is None:
             return ProgramResult(Status.PASS, compiled=True), Report([], Coverage())
-        subject = f"output[{at_fault}]"
-        report = Report([Finding(kind=Kind.LOGIC, subject=subject, message="wrong")], Coverage())
+        report = Report([Finding(kind=Kind.LOGIC, subject=f"output[{at_fault}]", message="wrong")], Coverage())
         return examining._examined(report, 1.0), report
 
     monkeypatch.setattr(examining, "_checked", checked)
@@ -142,8 +140,7 @@ def test_one_fault_hides_no_other_in_a_batch() -> None:
     assert found[1].status is Status.PASS
     assert (found[2].status, found[2].kind) == (Status.FAIL, "logic")
     assert (found[0].status, found[0].detail) == (Status.FAIL, "structure.dtype")  # alone it passes
-    merged = decode_program(found[0].program)
-    assert merged.ops == ("torch.neg", "torch.sin")  # the third is wrong by itself
+    assert decode_program(found[0].program).ops == ("torch.neg", "torch.sin")  # the third is wrong by itself
 
 
 @pytest.mark.parametrize("raises", [True, False])
@@ -168,8 +165,7 @@ restrided = faults.every_output(lambda one: faults.restrided(one) if one.dim() >
 
 def test_a_documented_difference_needs_no_compile_of_its_own() -> None:
     noted: list[list[int]] = []
-    flat = FuzzProgram((X,), (Statement("Tensor.sum", (Ref(0), 0)),), (1,))
-    found = together([flat, ADD], restrided, noted)
+    found = together([FuzzProgram((X,), (Statement("Tensor.sum", (Ref(0), 0)),), (1,)), ADD], restrided, noted)
     assert noted == [[0, 1], [0]]
     assert found[0].status is Status.PASS
     assert (found[1].status, found[1].detail, found[1].subject) == (Status.FAIL, "structure.stride", "output[0]")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 from checked_backend.fuzz.examine import ISOLATED_SECONDS, check_program
 from checked_backend.fuzz.generate.draft import Choices
@@ -20,7 +19,6 @@ from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.fuzz.results import ProgramResult, documented
 from tests.support import faults
-from tests.support.faults import Compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what random programs do
 
@@ -63,18 +61,18 @@ class Planted:
         control: A compiler without the fault.
     """
 
-    make: Callable[[], Compiler]
+    make: Callable[[], faults.Compiler]
     kinds: frozenset[str]
     training: bool | None = None
     dynamic: bool = False
     isolate: bool = False
-    control: Compiler = CLEAN
+    control: faults.Compiler = CLEAN
 
 
-def where_it_fits(faulty: Compiler, needs: Callable[[list[Any]], bool] = bool) -> Compiler:
+def where_it_fits(faulty: faults.Compiler, needs: Callable[[list[Any]], bool] = bool) -> faults.Compiler:
     """The wrong compiler for graphs whose results, as they were traced, it can spoil; a right one for others."""
 
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         returned = gm.graph.find_nodes(op="output")[0].all_input_nodes
         if not needs([node.meta.get("example_value") for node in returned]):
             return gm.forward
@@ -99,7 +97,7 @@ def _larger(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 1.01
 
 
-def _adds(gm: fx.GraphModule) -> bool:
+def _adds(gm: torch.fx.GraphModule) -> bool:
     return any("aten.add" in str(node.target) for node in gm.graph.nodes)
 
 
@@ -107,13 +105,13 @@ VALUES = frozenset({"logic", "precision", "nonfinite", "mutation", "alias"})
 RELU, MUL, EXP, SUM = "aten.relu.default", "aten.mul.Tensor", "aten.exp.default", "aten.sum.dim_IntList"
 
 
-def _planted(make: Callable[[], Compiler], kinds: str = "", how: faults.How = "python", **more: Any) -> Planted:
+def _planted(make: Callable[[], faults.Compiler], kinds: str = "", how: faults.How = "python", **more: Any) -> Planted:
     return Planted(make, frozenset(kinds.split()) or VALUES, control=faults.clean(how), **more)
 
 
 def _both(
     name: str,
-    make: Callable[[faults.How], Compiler],
+    make: Callable[[faults.How], faults.Compiler],
     kinds: str = "",
     needs: Callable[[list[Any]], bool] = bool,
     **more: Any,
@@ -126,7 +124,7 @@ def _both(
     return {f"{name}, python": planted("python"), f"{name}, aot": planted("aot")}
 
 
-def _of_operator(name: str, make: Callable[[str], Compiler], *ops: str, **more: Any) -> dict[str, Planted]:
+def _of_operator(name: str, make: Callable[[str], faults.Compiler], *ops: str, **more: Any) -> dict[str, Planted]:
     """A fault of one operator of AOT autograd's graphs."""
     return {f"{name}, {op}": _planted(lambda op=op: make(op), how="aot", **more) for op in ops}
 

@@ -11,12 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from checked_backend.findings import Coverage, Finding, Kind, Verdict
+from checked_backend import Coverage, Finding, Kind, Report, Verdict
 from checked_backend.fuzz.corpus import Corpus
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.report import PROGRAMS, render_issue, summarize
 from checked_backend.fuzz.results import DOCUMENTED, Group
-from checked_backend.report import Report
 from checked_backend.runs.data import render_json, render_junit
 from checked_backend.runs.page import render_html
 from checked_backend.runs.summary import Summary

@@ -117,8 +117,7 @@ def test_too_little_memory_for_torch_is_told_in_one_line(monkeypatch: pytest.Mon
 
 
 def test_a_program_that_ends_the_process_that_makes_it_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = answer(Record(programs=ENTRIES[:2]), "generating program 2", -signal.SIGSEGV)
-    found, again = _check(monkeypatch, given)
+    found, again = _check(monkeypatch, answer(Record(programs=ENTRIES[:2]), "generating program 2", -signal.SIGSEGV))
     assert {number: result.status for number, result in found.items()} == {
         0: Status.PASS,
         1: Status.PASS,

@@ -83,8 +83,6 @@ Ended = Callable[[str], "CompletedProcess[str]"]
 
 @pytest.fixture
 def ended(tmp_path: Path, warm_python: WarmPython) -> Ended:
-    """Runs a script to its end."""
-
     def run(script: str) -> CompletedProcess[str]:
         path = tmp_path / "repro.py"
         path.write_text(script)

@@ -14,7 +14,6 @@ import torch
 
 import checked_backend as cb
 
-_ROOT = Path(__file__).parents[2]
 _VERSIONS = "|".join(
     map(
         re.escape,
@@ -65,7 +64,7 @@ _TOLERANCE = 1e-4
 
 def mask(text: str, masks: Sequence[tuple[str, str, str]] = MASKS) -> str:
     """A text without what is different in each run: the paths of here, and what the table has."""
-    for folder, name in ((os.getcwd(), "FOLDER"), (str(_ROOT), "ROOT")):
+    for folder, name in ((os.getcwd(), "FOLDER"), (str(Path(__file__).parents[2]), "ROOT")):
         text = text.replace(folder, name)
     for pattern, replacement, _ in masks:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)

@@ -7,25 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def right(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def right(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     return gm.forward
 
 
-def wrong(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def wrong(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     return lambda *args: [result * 2 + 1 for result in gm.forward(*args)]
 
 
-def refusing(_gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def refusing(_gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     raise NotImplementedError("no lowering for anything")
 
 
 def linear(batch_size: int = 4) -> Program:
-    model = nn.Linear(4, 2)
+    model = torch.nn.Linear(4, 2)
     model.weight.data = torch.arange(8.0).view(2, 4)
     model.bias.data = torch.ones(2)
     return model, (torch.arange(4.0 * batch_size).view(batch_size, 4),)

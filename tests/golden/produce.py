@@ -23,6 +23,7 @@ import torch
 
 import checked_backend as cb
 from tests.golden.masks import mask, same
+from tests.support.report_tools import Terminal
 
 Files = dict[str, str]
 Outputs = Iterator[tuple[str, str]]
@@ -43,11 +44,6 @@ class Ran(NamedTuple):
     @property
     def text(self) -> str:
         return f"{self.out}{'(stderr) ' * bool(self.err)}{self.err}(exit code {self.code})\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def cli(*words: str, columns: int = 80, terminal: bool = False) -> Ran:

@@ -39,7 +39,7 @@ def test_help_is_as_it_was(capsys: Printed) -> None:
 @pytest.mark.timeout(1800)
 def test_programs_and_command_lines_end_as_they_did() -> None:
     words = [sys.executable, "-m", "tests.golden", "reports", "sweep", "fuzz", "exits"]
-    ended = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    ended = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -79,7 +79,6 @@ def _device_lives() -> Iterator[None]:
 
 @pytest.fixture
 def device() -> str:
-    """The device that these tests run on."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -8,17 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 import checked_backend as cb
 from tests.support.region_tools import calls, checked, found, gathered
 
-CUDA_GRAPHS = {"triton.cudagraphs": True}
-
 
 def test_what_cuda_graphs_return_is_compared_before_it_is_overwritten(gpu: str) -> None:
     def program() -> None:
-        compiled = checked(lambda x: (x * 2).sin(), "inductor", compiler_options=CUDA_GRAPHS)
+        compiled = checked(lambda x: (x * 2).sin(), "inductor", compiler_options={"triton.cudagraphs": True})
         for number in range(4):
             torch.compiler.cudagraph_mark_step_begin()
             compiled(torch.full((64,), float(number), device=gpu))
@@ -29,7 +26,7 @@ def test_what_cuda_graphs_return_is_compared_before_it_is_overwritten(gpu: str) 
 
 
 def test_a_result_that_the_next_call_overwrites_is_found(gpu: str) -> None:
-    def overwriting(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def overwriting(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         kept: list[torch.Tensor] = []
 
         def run(*args: Any) -> Any:
@@ -82,7 +79,7 @@ def test_work_on_a_side_stream_is_checked(gpu: str) -> None:
 def test_a_result_of_a_stream_that_nobody_waits_for_is_found(gpu: str) -> None:
     stream = torch.cuda.Stream()
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             results = [torch.zeros_like(result) for result in gm.forward(*args)]
             stream.wait_stream(torch.cuda.current_stream())

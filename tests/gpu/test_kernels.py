@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 
@@ -17,7 +16,7 @@ def test_a_kernel_of_the_users_own_is_checked(gpu: str) -> None:
     x = torch.randn(1000, device=gpu)
     assert cb.check(lambda x: kernels.doubled(x).sin(), (x,)).verdict is cb.Verdict.PASS
 
-    def wrong(gm: fx.GraphModule, _example_inputs: Any) -> Any:
+    def wrong(gm: torch.fx.GraphModule, _example_inputs: Any) -> Any:
         return lambda *args: [result + 0.01 for result in gm.forward(*args)]
 
     assert cb.check(lambda x: kernels.doubled(x).sin(), (x,), compiler=wrong).verdict is cb.Verdict.FAIL

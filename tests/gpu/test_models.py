@@ -17,7 +17,6 @@ from tests.support.models import Case, resnet
 from tests.support.region_tools import backwards, checked, gathered
 
 MODELS = {**half_models.MODELS, "resnet": resnet}
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16 scaled", "autocast")
 STEPS = 2
 
 
@@ -62,7 +61,7 @@ def _no_cached_graphs() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_cached_graphs")
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16 scaled", "autocast"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "resnet", "unet", "llama", "mixtral"])
 def test_training_is_not_accused(name: str, precision: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if precision == "tf32":

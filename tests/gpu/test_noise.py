@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 
@@ -22,7 +21,7 @@ def test_products_in_tf32_are_no_bug_where_they_are_allowed(
 
 
 def test_tf32_that_eager_does_not_use_is_found(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             with monkeypatch.context() as patch:
                 patch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
@@ -42,23 +41,19 @@ def test_reductions_in_reduced_precision_are_no_bug(device: str, dtype: torch.dt
 
 
 def test_sums_by_atomics_do_not_fail(device: str) -> None:
-    def scattered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(8, device=x.device).index_add(0, index, x.sin())
-
     x, index = torch.randn(20_000, device=device), torch.randint(8, (20_000,), device=device)
-    report = cb.check(scattered, (x, index))
+    report = cb.check(lambda x, index: torch.zeros(8, device=x.device).index_add(0, index, x.sin()), (x, index))
     assert report.verdict is not cb.Verdict.FAIL, str(report)
 
 
 def test_gradients_by_atomics_do_not_fail(device: str) -> None:
     embedding = torch.nn.Embedding(16, 32).to(device)
-    words = torch.randint(16, (64, 256), device=device)
-    report = cb.check(embedding, (words,))
+    report = cb.check(embedding, (torch.randint(16, (64, 256), device=device),))
     assert report.verdict is not cb.Verdict.FAIL, str(report)
 
 
 def test_a_wrong_sum_fails_beside_atomics(device: str) -> None:
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return lambda *args: [result * 1.01 for result in gm.forward(*args)]
 
     x, index = torch.randn(20_000, device=device), torch.randint(8, (20_000,), device=device)

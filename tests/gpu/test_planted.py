@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch._inductor import config
 
 import checked_backend as cb
@@ -22,7 +21,7 @@ from tests.support.planted import Fault, planted, scaled
 from tests.support.region_tools import agreed, backwards, checked, found, gathered
 
 
-def inductor(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def inductor(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor, as numcheck runs it."""
     made: Any = lookup_backend("inductor")
     with config.patch({"fallback_random": True}):
@@ -81,7 +80,7 @@ def test_a_wrong_kernel_of_a_model_is_named(
 
 
 def test_a_wrong_constant_is_found(data: torch.Tensor) -> None:
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         for node in gm.graph.nodes:
             node.args = tuple(0.51 if argument == 0.5 else argument for argument in node.args)
         gm.recompile()
@@ -108,7 +107,7 @@ def test_a_buffer_that_is_read_before_it_is_written_is_found(data: torch.Tensor)
     def accumulates(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(x.shape, device=x.device).add_(x.sin())
 
-    def compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         for node in gm.graph.nodes:
             if node.target is torch.zeros:
                 node.target = torch.empty
@@ -124,7 +123,7 @@ def test_a_buffer_that_is_read_before_it_is_written_is_found(data: torch.Tensor)
 def test_a_missed_mask_of_a_triton_kernel_is_found(gpu: str, masked: bool, verdict: cb.Verdict) -> None:
     kernels = pytest.importorskip("tests.gpu.triton_kernels", reason="needs Triton")
 
-    def compiler(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(_gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return lambda *args: (kernels.row_sum(args[0], masked=masked),)
 
     x = torch.randn(64, 128, device=gpu)[:, :65]  # what lies behind a row is not zero
@@ -146,8 +145,7 @@ def wrong(gm, example_inputs):
 def test_a_repro_fails_in_a_fresh_process(data: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong_on_gpu.py").write_text(BACKEND)
     monkeypatch.syspath_prepend(str(tmp_path))
-    wrong = __import__("wrong_on_gpu").wrong
-    report = cb.check(model, (data,), compiler=wrong, localize=True)
+    report = cb.check(model, (data,), compiler=__import__("wrong_on_gpu").wrong, localize=True)
     (finding,) = report.findings
     assert finding.repro is not None, str(report)
     assert data.device.type in Path(finding.repro).read_text() or data.device.type == "cpu"

@@ -40,9 +40,7 @@ def test_nothing_is_forked_and_the_operator_is_found(gpu: str) -> None:
 
 
 def test_an_error_of_the_device_does_not_pass(gpu: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", OUT_OF_RANGE], capture_output=True, text=True, timeout=600, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", OUT_OF_RANGE], capture_output=True, text=True, timeout=600)
     said = ended.stdout + ended.stderr
     assert f"verdict: {cb.Verdict.PASS}" not in said
     assert "device-side assert" in said or "raised:" in said, said

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.graphs.effects import has_effects, may_write_undeclared
@@ -29,7 +28,7 @@ from checked_backend.graphs.effects import has_effects, may_write_undeclared
 def test_functions_that_are_told_to_write_in_place_do(
     function: Callable[..., Any], given: tuple[Any, ...], writing: bool
 ) -> None:
-    graph = fx.Graph()
+    graph = torch.fx.Graph()
     assert has_effects(graph.call_function(function, (graph.placeholder("x"), *given))) is writing
 
 
@@ -64,11 +63,11 @@ def test_calls_of_torchs_own_operators_say_what_they_write_to(
 
 
 def test_calls_of_python_do_not() -> None:
-    assert may_write_undeclared(fx.symbolic_trace(lambda x: torch.sin(x)))
+    assert may_write_undeclared(torch.fx.symbolic_trace(lambda x: torch.sin(x)))
 
 
 def test_a_higher_order_operator_without_a_body_may_write_to_anything() -> None:
-    graph = fx.Graph()
+    graph = torch.fx.Graph()
     graph.call_function(torch.ops.higher_order.auto_functionalized, (graph.get_attr("constant"),))
     graph.output(())
-    assert may_write_undeclared(fx.GraphModule({"constant": torch.ones(1)}, graph))
+    assert may_write_undeclared(torch.fx.GraphModule({"constant": torch.ones(1)}, graph))

@@ -129,7 +129,6 @@ def test_attributes_are_lifted_only_where_something_may_write(name: str) -> None
     assert len(examples) == 2
     assert not lifted.graph.find_nodes(op="get_attr")
     assert not list(lifted.named_parameters())
-    own = torch.full((3,), 2.0)
-    (result,) = lifted(x, own)
+    (result,) = lifted(x, torch.full((3,), 2.0))
     assert torch.equal(gm.scale, torch.full((3,), 2.0))
     assert torch.equal(result, gm(x)[0])

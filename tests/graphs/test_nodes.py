@@ -10,8 +10,7 @@ from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
 
 def graph() -> fx.Graph:
     made = fx.Graph()
-    x = made.placeholder("x")
-    split = made.call_function(torch.split, (x, 1))
+    split = made.call_function(torch.split, (made.placeholder("x"), 1))
     made.output((made.call_function(torch.relu, (made.call_method("__getitem__", (split, 0)),)), None, 3))
     return made
 

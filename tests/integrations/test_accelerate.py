@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.backends import registry
 
 import checked_backend as cb
@@ -27,7 +26,6 @@ from checked_backend.integrations.accelerate import NumcheckPlugin, use_numcheck
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         monkeypatch.delenv(name)
-    torch._dynamo.reset()
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -44,8 +42,7 @@ def test_what_the_code_names_is_what_is_checked(monkeypatch: pytest.MonkeyPatch)
     assert handed(NumcheckPlugin()) == ({}, {"compiler": "inductor", "compiler_options": {}}, None)
     plugin = NumcheckPlugin(backend="aot_eager", fullgraph=True, check={"every": 3})
     assert handed(plugin) == ({"fullgraph": True}, {"every": 3, "compiler": "aot_eager", "compiler_options": {}}, None)
-    plugin = NumcheckPlugin(mode="max-autotune", dynamic=True, options={"epilogue_fusion": False})
-    assert handed(plugin) == (
+    assert handed(NumcheckPlugin(mode="max-autotune", dynamic=True, options={"epilogue_fusion": False})) == (
         {"dynamic": True},
         {"compiler": "inductor", "compiler_options": {"epilogue_fusion": False}},
         "max-autotune",
@@ -55,7 +52,7 @@ def test_what_the_code_names_is_what_is_checked(monkeypatch: pytest.MonkeyPatch)
 
 
 def step(accelerator: Accelerator) -> None:
-    accelerator.backward(accelerator.prepare(nn.Linear(4, 2))(torch.ones(3, 4)).sum())
+    accelerator.backward(accelerator.prepare(torch.nn.Linear(4, 2))(torch.ones(3, 4)).sum())
 
 
 def test_an_accelerator_checks_what_it_compiles() -> None:

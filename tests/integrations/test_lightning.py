@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from tests.support.faults import clean, wrong_value
@@ -38,7 +37,7 @@ def callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 def fit(callback: Any, compiler: Any, logger: Loggers) -> None:
     """What ``Trainer.fit`` does with a callback."""
     torch._dynamo.reset()
-    layer = nn.Linear(4, 2)
+    layer = torch.nn.Linear(4, 2)
     trainer = SimpleNamespace(loggers=[logger], global_step=0)
     callback.setup(trainer, layer, stage="fit")
     options = {"compiler": compiler, "on_divergence": "record", "localize": False}

@@ -81,8 +81,7 @@ def adaptor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def piece(x: torch.Tensor, *, in_tuple: bool = True) -> fx.GraphModule:
     graph = fx.Graph()
-    placeholder = graph.placeholder("x")
-    result = graph.call_function(torch.nn.functional.silu, (placeholder,))
+    result = graph.call_function(torch.nn.functional.silu, (graph.placeholder("x"),))
     graph.output((result,) if in_tuple else result)
     return fx.GraphModule(torch.nn.Module(), graph)
 

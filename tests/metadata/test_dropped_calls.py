@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
-from checked_backend.findings import Verdict
 from tests.support.lying_operators import NAME, define, record, run_alone
 
 X = torch.randn(3, 4)
@@ -45,7 +45,7 @@ def test_an_undeclared_write_of_an_operator_that_returns_nothing(library: Any, d
     assert (finding.detail, finding.op, finding.graph) == ("mutation", f"{NAME}.write.default", "dynamo")
     assert finding.source.endswith("operator(y)")
     assert "compilation dropped this call" in finding.message
-    assert report.verdict is Verdict.FAIL
+    assert report.verdict is cb.Verdict.FAIL
     assert run_alone(finding)[0] == "THEY DIFFER"
     (note,) = notes(report)
     assert f"{NAME}.write at tests/metadata/test_dropped_calls.py:" in note
@@ -60,13 +60,12 @@ def test_the_users_tensors_and_random_numbers_stay_as_they_are(library: Any) -> 
         return torch.rand(3) + x.sum()
 
     x, kept = X.clone(), X.clone()
-    torch.manual_seed(0)
     expected = torch.rand(3) + X.sum()
     torch.manual_seed(0)
-    compiled = torch.compile(program, backend=debug_interpreter, options={"on_divergence": "record"})
+    compiled = torch.compile(program, backend=cb.debug_interpreter, options={"on_divergence": "record"})
     assert torch.equal(compiled(x), expected)
     assert torch.equal(x, kept)
-    raising = torch.compile(program, backend=debug_interpreter)
+    raising = torch.compile(program, backend=cb.debug_interpreter)
     for _ in range(2):
         with pytest.raises(cb.MetadataError, match="argument x is not written to, ran with it was changed in place"):
             raising(x)
@@ -97,7 +96,7 @@ def test_dropped_calls_that_are_right_are_noted_and_pass(library: Any) -> None:
         return pure(x * 2)
 
     report = record(program, (X,), (X,))
-    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
     assert len(seen) == 1  # it was made once, at the first call
     assert torch.equal(seen[0], X.sin())
     logged, made = notes(report)
@@ -124,7 +123,7 @@ def test_what_was_written_before_and_modes_are_as_in_the_program(library: Any) -
         return x * 2
 
     x, w = torch.ones(3, 4), torch.ones(4, 4)
-    assert record(program, (x, w)).verdict is Verdict.PASS
+    assert record(program, (x, w)).verdict is cb.Verdict.PASS
     assert torch.equal(seen[0][:, 0], torch.tensor([3.0, 6, 6]))
     assert torch.equal(seen[1], torch.full((3, 4), 2.0))
     assert seen[2].dtype is torch.bfloat16
@@ -147,12 +146,10 @@ def test_calls_that_cannot_be_made_alone_are_told(library: Any) -> None:
         (skip,) = report.coverage.skipped
         assert f"the call of {NAME}.{name} at tests/metadata/test_dropped_calls.py:" in skip.subject
         assert why in skip.reason
-        assert report.verdict is Verdict.INCONCLUSIVE
+        assert report.verdict is cb.Verdict.INCONCLUSIVE
 
 
 def test_operators_that_are_kept_or_rightly_taken_apart_are_not_reported(library: Any) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     library.define("composite(Tensor x) -> Tensor")
     library.impl("composite", lambda x: x.sin() + 1, "CompositeImplicitAutograd")
     composite = getattr(torch.ops, NAME).composite
@@ -178,19 +175,17 @@ def test_operators_that_are_kept_or_rightly_taken_apart_are_not_reported(library
         for name, program in programs.items():
             report = record(program, (X.clone().requires_grad_(free),))
             assert report.findings == (), (name, str(report))
-            assert report.verdict is Verdict.PASS, (name, str(report))
+            assert report.verdict is cb.Verdict.PASS, (name, str(report))
 
 
 def test_an_ignored_operator_is_ignored_here_too(library: Any) -> None:
     operator = writes(library)
     report = record(lambda x: (operator(x), x + 1)[1], (X,), ignore_ops=(f"{NAME}::write",))
-    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
     assert not [note for note in report.coverage.notes if "entry" in note]
 
 
 def test_of_a_tensor_that_wraps_others_each_has_its_call(library: Any) -> None:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     pure = define(library, "pure(Tensor x) -> Tensor", lambda x: x + 1, torch.empty_like)
     pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
     for program, dropped in ((lambda x: pure(x) * 2, 0), (lambda x: (pure(x), pure(x * 2))[1], 1)):

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
-from checked_backend.findings import Verdict
 from tests.support.lying_operators import NAME, define, record
 
 # torch sees some of these lies itself, and only warns
@@ -27,7 +26,7 @@ IGNORED: list[dict[str, Any]] = [{"ignore_ops": (f"{NAME}::lie",)}, {"ignore": (
 def test_what_follows_from_an_ignored_node_is_not_reported(library: Any, options: dict[str, Any]) -> None:
     operator = transposed(library)
     report = record(lambda x: operator(x).sin().cos()[1:] * 2, (torch.randn(3, 4),), **options)
-    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
     told = [(f.node, f.evidence["inherited"], f.evidence["ignored"]) for f in report.coverage.ignored]
     follows = "it follows from a node that is ignored"
     assert told[0] == ("lie", False, *options.get("ignore_ops", ("node[lie]",)))
@@ -42,13 +41,13 @@ def test_an_ignored_node_of_the_forward_excuses_what_the_backward_gets_from_it(
 ) -> None:
     operator = transposed(library)
     report = record(lambda x: (operator(x.detach()) * x).sin(), (torch.randn(3, 4, requires_grad=True),), **options)
-    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
     assert {f.graph for f in report.coverage.ignored} == {"forward", "backward"}
 
 
 def test_raise_is_not_stopped_by_what_is_ignored(library: Any) -> None:
     operator, x = transposed(library), torch.randn(3, 4)
-    compiled = torch.compile(lambda x: operator(x).sin(), backend=debug_interpreter, options=IGNORED[0])
+    compiled = torch.compile(lambda x: operator(x).sin(), backend=cb.debug_interpreter, options=IGNORED[0])
     assert torch.equal(compiled(x), x.sin())
 
 
@@ -61,7 +60,7 @@ def test_an_operator_that_lies_of_itself_behind_an_ignored_one_is_reported(libra
     report = record(lambda x: second(first(x * 2)), (torch.randn(3, 4),), ignore_ops=(f"{NAME}.lie",))
     local = [(f.node, f.detail) for f in report.findings if not f.evidence["inherited"]]
     assert local[0] == ("second", details[lie])
-    assert report.verdict is Verdict.FAIL
+    assert report.verdict is cb.Verdict.FAIL
 
 
 def test_an_ignored_operator_inside_of_a_branch_excuses_the_branch(library: Any) -> None:
@@ -71,17 +70,15 @@ def test_an_ignored_operator_inside_of_a_branch_excuses_the_branch(library: Any)
         return torch.cond(x.sum() > -100, lambda x: operator(x).sin(), lambda x: x.cos(), (x,)) * 2
 
     x = torch.ones(3, 4)
-    assert record(program, (x,)).verdict is Verdict.FAIL
+    assert record(program, (x,)).verdict is cb.Verdict.FAIL
     report = record(program, (x,), ignore_ops=(f"{NAME}.lie",))
-    assert (report.findings, report.verdict) == ((), Verdict.PASS)
+    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
     hidden = [f.subject for f in report.coverage.ignored]
     assert "node[true_graph_0 of cond: lie]" in hidden
     assert record(program, (x,), ignore=(hidden[0],)).findings == ()
 
 
 def loop(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.while_loop import while_loop
-
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
 
 
@@ -99,18 +96,15 @@ def test_a_graph_inside_is_not_reported_for_what_it_is_given(library: Any, name:
     options = {"ignore_ops": (f"{NAME}.lie",)} if ignored else {}
     report = record(lambda x: INSIDE[name](operator(x)), (torch.ones(3, 4),), **options)
     assert [f.node for f in report.findings if not f.evidence["inherited"]] == ([] if ignored else ["lie"])
-    assert report.verdict is (Verdict.PASS if ignored else Verdict.FAIL)
+    assert report.verdict is (cb.Verdict.PASS if ignored else cb.Verdict.FAIL)
     findings = report.coverage.ignored if ignored else report.findings
     assert any("sin" in str(f.node) and "of " in f.subject for f in findings)
-
-
-# nothing to check
 
 
 @pytest.mark.parametrize(("key", "said"), [("checks", "nothing is compared"), ("graphs", "no graph is checked")])
 @pytest.mark.parametrize("empty", [(), ","])
 def test_no_checks_and_no_graphs_are_refused(key: str, said: str, empty: Any) -> None:
-    compiled = torch.compile(lambda x: x + 1, backend=debug_interpreter, options={key: empty})
+    compiled = torch.compile(lambda x: x + 1, backend=cb.debug_interpreter, options={key: empty})
     with pytest.raises(cb.OptionError, match=f"option '{key}' got .*{said}"):
         compiled(torch.ones(2))
 
@@ -123,12 +117,11 @@ def test_the_hunt_for_nan_needs_no_other_check() -> None:
 @pytest.mark.parametrize("checks", ["assert", "mutation", "requires_grad", "value"])
 def test_checks_that_have_nothing_to_compare_do_not_pass(checks: str) -> None:
     report = record(lambda x: x.relu() * 2, (torch.randn(3),), checks=checks)
-    assert (report.findings, report.verdict) == ((), Verdict.INCONCLUSIVE)
+    assert (report.findings, report.verdict) == ((), cb.Verdict.INCONCLUSIVE)
 
 
 def test_a_graph_that_is_left_out_is_told() -> None:
-    free = torch.randn(3, requires_grad=True)
-    report = record(lambda x: x.relu(), (free,), graphs="forward")
-    assert report.verdict is Verdict.PASS
+    report = record(lambda x: x.relu(), (torch.randn(3, requires_grad=True),), graphs="forward")
+    assert report.verdict is cb.Verdict.PASS
     assert "the backward graph" in [skip.subject for skip in report.coverage.skipped]
-    assert record(lambda x: x.relu(), (torch.randn(3),), graphs="backward").verdict is Verdict.INCONCLUSIVE
+    assert record(lambda x: x.relu(), (torch.randn(3),), graphs="backward").verdict is cb.Verdict.INCONCLUSIVE

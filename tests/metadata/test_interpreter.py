@@ -11,14 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
-from checked_backend.findings import Finding, Kind
 from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.interpreter import MetadataInterpreter
 
 
-def collected(gm: fx.GraphModule, *args: Any) -> list[Finding]:
-    found: list[Finding] = []
+def collected(gm: fx.GraphModule, *args: Any) -> list[cb.Finding]:
+    found: list[cb.Finding] = []
     MetadataInterpreter(gm, "forward", found.extend)(list(args))
     return found
 
@@ -60,7 +58,7 @@ def test_right_metadata_gives_no_finding() -> None:
 )
 def test_each_mismatch_is_found_on_its_node(change: dict[str, Any], detail: str, expected: str, actual: str) -> None:
     (finding,) = collected(tampered("relu", **change), torch.randn(3, 4))
-    assert (finding.kind, finding.detail) == (Kind.STRUCTURE, detail)
+    assert (finding.kind, finding.detail) == (cb.Kind.STRUCTURE, detail)
     assert (finding.expected, finding.actual) == (expected, actual)
     assert (finding.node, finding.op, finding.subject) == ("relu", "aten.relu.default", "node[relu]")
 
@@ -113,7 +111,7 @@ def test_the_users_line_is_named(liar: Callable[..., Any], dynamic: bool) -> Non
     def model(x: torch.Tensor) -> torch.Tensor:
         return liar(x * 2).sin()
 
-    compiled = torch.compile(model, backend=debug_interpreter, dynamic=dynamic)
+    compiled = torch.compile(model, backend=cb.debug_interpreter, dynamic=dynamic)
     with pytest.raises(cb.MetadataError) as caught:
         compiled(torch.randn(3, 4))
     finding = caught.value.finding
@@ -130,7 +128,7 @@ def test_warn_and_ignore(liar: Callable[..., Any]) -> None:
 
     def compiled(**options: Any) -> torch.Tensor:
         torch._dynamo.reset()
-        return torch.compile(lambda t: liar(t), backend=debug_interpreter, options=options)(x)
+        return torch.compile(lambda t: liar(t), backend=cb.debug_interpreter, options=options)(x)
 
     with pytest.warns(UserWarning, match=r"stride \(4, 1\), ran with \(1, 3\)"):
         assert torch.equal(compiled(on_divergence="warn"), x)
@@ -142,7 +140,7 @@ def test_dynamic_shapes_bind_symbols_at_every_call() -> None:
     def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cat([x @ w, x @ w]).view(-1, 2).transpose(0, 1).contiguous().relu()
 
-    compiled = torch.compile(model, backend=debug_interpreter, dynamic=True)
+    compiled = torch.compile(model, backend=cb.debug_interpreter, dynamic=True)
     for rows in (4, 6, 9):
         x, w = torch.randn(rows, 3, requires_grad=True), torch.randn(3, 4, requires_grad=True)
         out = compiled(x, w)
@@ -153,8 +151,7 @@ def test_dynamic_shapes_bind_symbols_at_every_call() -> None:
 def test_a_wrong_symbolic_size_is_found() -> None:
     gm = make_fx(lambda x: torch.cat([x, x]).relu(), tracing_mode="symbolic")(torch.randn(3, 4))
     assert collected(gm, torch.randn(5, 6)) == []
-    relu = next(node for node in gm.graph.nodes if node.name == "relu")
-    relu.meta["val"] = next(iter(gm.graph.nodes)).meta["val"]
+    next(node for node in gm.graph.nodes if node.name == "relu").meta["val"] = next(iter(gm.graph.nodes)).meta["val"]
     (finding,) = collected(gm, torch.randn(5, 6))
     assert (finding.detail, finding.actual) == ("structure.shape", "(10, 6)")
     assert finding.expected.count("=") == 2
@@ -166,8 +163,7 @@ def test_views_of_one_of_several_outputs() -> None:
     aten = torch.ops.aten
     gm = make_fx(lambda x: aten.view.default(aten.unbind.int(x)[1], [2, 2]), tracing_mode="fake")(torch.randn(3, 4))
     assert collected(gm, torch.randn(3, 4)) == []
-    view = next(node for node in gm.graph.nodes if node.name == "view")
-    view.target = torch.ops.aten.view_copy.default
+    next(node for node in gm.graph.nodes if node.name == "view").target = torch.ops.aten.view_copy.default
     (finding,) = [f for f in collected(gm, torch.randn(3, 4)) if f.detail == "alias"]
     assert (finding.expected, finding.actual) == ("a view of getitem_1", "memory of its own")
     # a view that differs is not said to have taken memory that is not its own

@@ -12,7 +12,6 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, Severity, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
@@ -48,7 +47,7 @@ def x() -> torch.Tensor:
 
 def interpreted(program: Program, **options: Any) -> Program:
     torch._dynamo.reset()
-    return torch.compile(program, backend=debug_interpreter, options=options)
+    return torch.compile(program, backend=cb.debug_interpreter, options=options)
 
 
 @pytest.mark.parametrize("detail", KERNELS)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
-from checked_backend.findings import Finding, Kind, Verdict
+from checked_backend import Finding, Kind, Verdict, debug_interpreter
 from checked_backend.findings.paths import shown_path
 from tests.support.lying_operators import NAME, define, differentiated_by, run_alone, with_effect
 from tests.support.region_tools import as_the_engine
@@ -254,8 +254,6 @@ def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | 
 
 
 def test_a_lie_about_the_tensors_inside_of_a_subclass_is_found(library: Any) -> None:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
     pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
     lie = ("inference", "structure.stride", f"{NAME}.lie.default")
@@ -287,6 +285,5 @@ def test_a_backward_graph_in_a_thread_of_the_engine() -> None:
     """A GPU's gradients are computed where no session of the caller's is active."""
     compiled = torch.compile(torch.sin, backend=debug_interpreter, options={"on_divergence": "record"})
     with cb.collect() as session:
-        loss = compiled(torch.randn(3, requires_grad=True)).sum()
-        as_the_engine(loss.backward)
+        as_the_engine(compiled(torch.randn(3, requires_grad=True)).sum().backward)
     assert session.report.coverage.checked["nodes of the backward graph"] > 0

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
-from checked_backend.findings import Finding, Verdict
 from tests.support.models import of_transformers
 from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 
@@ -44,7 +42,6 @@ def pictures(batch: int, length: int, *, layout: torch.memory_format = torch.con
 
 
 def sound(batch: int, length: int) -> Inputs:
-    """Mono audio."""
     return {"input_values": torch.randn(batch, 100 * length)}
 
 
@@ -140,8 +137,6 @@ class Recurrent(nn.Module):
 
 
 def network(build: Callable[[], nn.Module], inputs: Callable[[int, int], Inputs] = pictures) -> Callable[[], Program]:
-    """A network of our own."""
-
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,7 +149,6 @@ def network(build: Callable[[], nn.Module], inputs: Callable[[int, int], Inputs]
 
 
 def conv(*, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, groups: int = 1) -> nn.Module:
-    """A small classifier of pictures."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         norm(8),
@@ -237,10 +231,10 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
-def train(name: str, *, dynamic: bool) -> tuple[list[Finding], cb.Report]:
+def train(name: str, *, dynamic: bool) -> tuple[list[cb.Finding], cb.Report]:
     """Two training steps and one of inference, each of another batch size and length."""
     model, inputs = MODELS[name]()
-    compiled = torch.compile(model, backend=debug_interpreter, dynamic=dynamic, options={"on_divergence": "record"})
+    compiled = torch.compile(model, backend=cb.debug_interpreter, dynamic=dynamic, options={"on_divergence": "record"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with cb.collect() as session:
         for batch, length in ((2, 8), (3, 10)) if dynamic else ((2, 8), (2, 8)):
@@ -266,7 +260,7 @@ def test_a_clean_model_has_no_mismatch_in_dynamic_training(name: str) -> None:
     assert findings == [], "\n".join(finding.message for finding in findings)
     checked = report.coverage.checked
     assert {"nodes of the forward graph", "nodes of the backward graph", "nodes of the inference graph"} <= set(checked)
-    assert report.verdict in (Verdict.PASS, Verdict.FAIL)
+    assert report.verdict in (cb.Verdict.PASS, cb.Verdict.FAIL)
     assert not [skip for skip in report.coverage.skipped if skip.matters]
 
 
@@ -275,7 +269,7 @@ def test_a_clean_model_has_no_mismatch_in_dynamic_training(name: str) -> None:
 @pytest.mark.parametrize("name", [*HUGGING_FACE, *WRITTEN_HERE])
 def test_a_clean_model_has_no_mismatch_in_a_step_with_its_loss(name: str) -> None:
     case = {**HUGGING_FACE, **WRITTEN_HERE}[name]()
-    compiled = torch.compile(case.model.train(), backend=debug_interpreter, options={"on_divergence": "record"})
+    compiled = torch.compile(case.model.train(), backend=cb.debug_interpreter, options={"on_divergence": "record"})
     with cb.collect() as session:
         case.loss(compiled(**case.inputs)).backward()
     found = [finding for finding in session.report.findings if not finding.evidence["inherited"]]

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
+from tests.support.region_tools import gathered
 
 
 def made(program: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> list[tuple[str | None, str]]:
     """Operator and message of each finding of a run, forward and backward."""
     torch._dynamo.reset()
     options = {"nonfinite": True, "on_divergence": "record"}
-    compiled = torch.compile(program, backend=debug_interpreter, dynamic=dynamic, options=options)
+    compiled = torch.compile(program, backend=cb.debug_interpreter, dynamic=dynamic, options=options)
     with cb.collect() as session:
         out = compiled(*args)
         if out.requires_grad:
@@ -87,10 +87,8 @@ def test_what_was_given_or_written_is_not_made() -> None:
 @pytest.mark.parametrize("size", [3, 100])
 def test_the_script_shows_the_operator_alone(size: int) -> None:
     options = {"nonfinite": True, "on_divergence": "record"}
-    compiled = torch.compile(lambda x: (x + 1).log(), backend=debug_interpreter, options=options)
-    with cb.collect() as session:
-        compiled(torch.linspace(-1, 1, size))
-    (finding,) = session.report.findings
+    compiled = torch.compile(lambda x: (x + 1).log(), backend=cb.debug_interpreter, options=options)
+    (finding,) = gathered(lambda: compiled(torch.linspace(-1, 1, size))).findings
     printed = StringIO()
     with redirect_stdout(printed), pytest.raises(SystemExit, match="NOT FINITE"):
         exec(compile(finding.evidence["script"], "script.py", "exec"), {})

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend import Verdict
-from checked_backend.findings import Finding
 from checked_backend.metadata.findings import operator_script
 from tests.support.lying_operators import NAME, define, record, run_alone
 from tests.support.warm_process import WarmPython
@@ -50,7 +48,7 @@ def test_a_mismatch_is_reported_and_its_script_runs(
             )
     finally:
         names["library"]._destroy()  # type: ignore[attr-defined]
-    assert session.report.verdict is Verdict.FAIL
+    assert session.report.verdict is cb.Verdict.FAIL
     (finding,) = session.report.findings
     assert finding.detail == "structure.dtype"
     script = tmp_path / "with_definition.py"
@@ -79,7 +77,7 @@ def mutating(library: Any, lie: str) -> Any:
     return define(library, schema, kernel, lambda x, ys, z, n: torch.empty_like(z))
 
 
-def written(operator: Any, version: int) -> Finding | None:
+def written(operator: Any, version: int) -> cb.Finding | None:
     """What is found when it writes to two views of one memory, a tensor of its own, and reads another."""
 
     def program(x: torch.Tensor) -> Any:

@@ -58,10 +58,6 @@ def scanned(x: torch.Tensor) -> Any:
     return scan(lambda carry, row: (carry + row, (carry * row).sinh()), torch.zeros(4), x)
 
 
-def mapped(x: torch.Tensor) -> Any:
-    return map_rows(lambda row: row.sinh() + 1, x)
-
-
 def associated(x: torch.Tensor) -> Any:
     return associative_scan(lambda a, b: (a + b).sinh(), x, 0, combine_mode="generic")
 
@@ -94,7 +90,7 @@ PROGRAMS: dict[str, tuple[Program, Callable[[], tuple[Any, ...]], str]] = {
     "while_loop": (loop, lambda: (square(),), "body"),
     "while_loop's condition": (loop_condition, lambda: (square(),), "cond"),
     "scan": (scanned, lambda: (square(),), "of scan"),
-    "map": (mapped, lambda: (square(),), "of map"),
+    "map": (lambda x: map_rows(lambda row: row.sinh() + 1, x), lambda: (square(),), "of map"),
     "associative_scan": (associated, lambda: (square(),), "node["),  # torch takes it apart
     "flex_attention's score": (attention, lambda: (heads(), heads(), heads()), "of flex_attention"),
     "flex_attention's mask": (masked_attention, heads_and_mask, "of flex_attention"),
@@ -213,8 +209,7 @@ def test_functionalised_random_numbers_are_checked(lies: bool) -> None:
         return (drawn.t().contiguous().t() if lies else drawn), offset + 4
 
     def program(seed: torch.Tensor, offset: torch.Tensor) -> Any:
-        cpu = torch.device("cpu")
-        drawn, offset = torch.ops.rngprims.philox_rand((3, 4), seed, offset, None, cpu, torch.float32)
+        drawn, offset = torch.ops.rngprims.philox_rand((3, 4), seed, offset, None, torch.device("cpu"), torch.float32)
         return drawn * 2, offset
 
     found: list[Finding] = []

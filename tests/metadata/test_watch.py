@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from checked_backend.findings import Kind, Verdict
 from checked_backend.metadata.watch import KnownStorages
@@ -71,7 +70,7 @@ def test_a_workspace_of_several_outputs_and_in_lists(library: Any) -> None:
 
 
 def test_memory_of_a_parameter_and_of_an_argument_of_an_earlier_call(library: Any) -> None:
-    model = nn.Linear(4, 4)
+    model = torch.nn.Linear(4, 4)
     operator = define(library, "lie(Tensor x) -> Tensor", lambda x: model.weight.data, lambda x: x.new_empty(4, 4))
     ((node, detail, actual), *rest) = local(record(lambda x: (model(x) @ operator(x)).sum(), (X,)))
     assert (node, detail, rest) == ("lie", "alias", [])
@@ -124,8 +123,7 @@ def test_a_mutating_operator_that_returns_an_argument(library: Any, returned: Ca
         y = x * 2
         return operator(y, x * 3) + y  # type: ignore[no-any-return]
 
-    report = record(program, (X,))
-    found = [(f.op, f.detail, f.actual) for f in report.findings if not f.evidence["inherited"]]
+    found = [(f.op, f.detail, f.actual) for f in record(program, (X,)).findings if not f.evidence["inherited"]]
     assert found == [(f"{NAME}.both.default", "alias", actual)]
 
 
@@ -177,9 +175,7 @@ def test_honest_operators_are_clean(library: Any, name: str) -> None:
 
 
 def test_results_that_come_back_as_inputs_are_clean(library: Any) -> None:
-    operator = honest(library)["returned as it is given"]
-    torch._dynamo.reset()
-    compiled = torch.compile(operator, backend="debug_interpreter")
+    compiled = torch.compile(honest(library)["returned as it is given"], backend="debug_interpreter")
     x, kept = X, []
     for _ in range(20):
         x = compiled(x)

@@ -81,25 +81,20 @@ def test_asked_for_dtypes_become_float64(name):
     x = torch.tensor([0.1, 0.2, 0.3, 0.4])
     result = high(PROGRAMS[name], x)
     assert result.dtype == torch.float64
-    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    try:
-        exact = {
-            "cast": lambda y: y / 3,
-            "half": lambda y: y / 3,
-            "factory": lambda y: torch.full((4,), 1 / 3) + y,
-            "sum_dtype": lambda y: y.sum() / 3,
-            "softmax_dtype": lambda y: F.softmax(y, 0),
-            "integer_mean": lambda y: torch.arange(1, 5).double().mean() / 3,
-            "scalar_tensor": lambda y: torch.scalar_tensor(1 / 3) * y,
-            "complex": lambda y: torch.complex(y, y).abs() / 3,
-            "arange": lambda y: torch.arange(0, 1, 0.3) + y,
-            "one_hot": lambda y: F.one_hot(torch.arange(4)).double() @ y / 3,
-        }.get(name, PROGRAMS[name])
-        expected = exact(x.double())
-    finally:
-        torch.set_default_dtype(before)
-    assert torch.allclose(result, expected, rtol=1e-15, atol=0)
+    exact = {
+        "cast": lambda y: y / 3,
+        "half": lambda y: y / 3,
+        "factory": lambda y: torch.full((4,), 1 / 3) + y,
+        "sum_dtype": lambda y: y.sum() / 3,
+        "softmax_dtype": lambda y: F.softmax(y, 0),
+        "integer_mean": lambda y: torch.arange(1, 5).double().mean() / 3,
+        "scalar_tensor": lambda y: torch.scalar_tensor(1 / 3) * y,
+        "complex": lambda y: torch.complex(y, y).abs() / 3,
+        "arange": lambda y: torch.arange(0, 1, 0.3) + y,
+        "one_hot": lambda y: F.one_hot(torch.arange(4)).double() @ y / 3,
+    }.get(name, PROGRAMS[name])
+    assert torch.allclose(result, exact(x.double()), rtol=1e-15, atol=0)
 
 
 def test_constants_of_the_program_are_converted_once_per_memory():

@@ -97,8 +97,7 @@ def test_special_values_stay():
         info = torch.finfo(dtype)
         special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, info.max, info.min], dtype=dtype)
         special = special.repeat(1000)
-        result = perturbed(lambda x=special: x * 1)[0]
-        assert torch.equal(result.nan_to_num(nan=7.0), special.nan_to_num(nan=7.0))
+        assert torch.equal(perturbed(lambda x=special: x * 1)[0].nan_to_num(nan=7.0), special.nan_to_num(nan=7.0))
 
 
 EXACT = {
@@ -175,8 +174,7 @@ def test_rounding_operators_are_perturbed(name):
     kept = x.clone()
     program = ROUNDING[name]
     expected = program(x)
-    results = [perturbed(lambda: program(x), seed) for seed in (1, 1, 2)]
-    (first, mode), (again, _), (other, _) = results
+    (first, mode), (again, _), (other, _) = [perturbed(lambda: program(x), seed) for seed in (1, 1, 2)]
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert first.stride() == expected.stride()
@@ -321,8 +319,7 @@ def test_in_place_operators_leave_version_counters_to_the_program():
         version = y._version
         y.add_(1)
         assert y._version == version + 1
-        z = y.exp()
-        z.sum().backward()
+        y.exp().sum().backward()
     assert relative(x.grad, 2 * (2 * x + 1).exp()) < 1e-6
     with MonteCarloMode(0):
         y = x.exp()

@@ -14,7 +14,6 @@ from checked_backend.modes.monte_carlo import PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
 
 SAMPLES = 3
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Torch's own code asks whether a dispatch mode is active, and then computes otherwise (``isTensorSubclassLike``). So a
 # check runs eager once more without any mode where a control run differs.
 ASKS_FOR_MODES = frozenset({
@@ -62,7 +61,7 @@ def same(one, other):
 
 
 def differing(op):
-    for dtype in DTYPES:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         if dtype not in op.supported_dtypes("cpu"):
             continue
         samples = list(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd and dtype.is_floating_point))

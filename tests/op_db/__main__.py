@@ -14,7 +14,6 @@ from . import check, metadata
 
 
 def main() -> None:
-    """Sweep, or write what was found."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.op_db", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )

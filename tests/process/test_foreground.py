@@ -24,7 +24,7 @@ def test_a_program_has_the_open_files_that_a_shell_hands_to_this_one() -> None:
     os.close(theirs)
     try:
         words = [sys.executable, "-c", _RUNS, f"/dev/fd/{ours}"]
-        ended = subprocess.run(words, pass_fds=(ours,), capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(words, pass_fds=(ours,), capture_output=True, text=True, timeout=60)
     finally:
         os.close(ours)
     assert (ended.returncode, ended.stdout) == (0, "data\n"), ended.stderr

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,14 @@ import pytest
 import torch
 from torch import fx, nn
 
+from checked_backend import Kind, Report, Verdict
 from checked_backend._torch.modes import TorchDispatchMode
-from checked_backend.findings import Kind, Verdict
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.program.compare import compare_recordings
 from checked_backend.program.record import PRODUCTS, RecordedRegion, Recorder, coarsest, under_mode
 from checked_backend.program.records import PLAIN, RecordFile
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.report import Report
 
 Run = Callable[..., Any]
 
@@ -142,11 +141,9 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def precision(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = torch.get_float32_matmul_precision()
+def precision(request: pytest.FixtureRequest) -> str:
     torch.set_float32_matmul_precision(request.param)
-    yield request.param
-    torch.set_float32_matmul_precision(before)
+    return str(request.param)
 
 
 SLOW = pytest.mark.slow

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.pytest_plugin.watch import Watch
@@ -22,12 +22,9 @@ def f(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    torch._dynamo.reset()
-    made = Watch()
-    made.check_everything("eager")
-    yield made
-    made.close()
-    torch._dynamo.reset()
+    with closing(Watch()) as made:
+        made.check_everything("eager")
+        yield made
 
 
 def optimized() -> torch.Tensor:
@@ -61,11 +58,12 @@ def by_default_as_a_decorator() -> torch.Tensor:
     return decorator(f)(torch.ones(3))
 
 
-def in_a_module() -> torch.Tensor:
-    class Net(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return f(x)
+class Net(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return f(x)
 
+
+def in_a_module() -> torch.Tensor:
     net = Net()
     net.compile(backend=wrong)
     return net(torch.ones(3))
@@ -98,10 +96,6 @@ def test_what_a_stance_compiles_at_first_is_checked_too(watch: Watch) -> None:
 
 
 def test_what_torch_hands_to_dynamo_itself_is_left_alone(watch: Watch) -> None:
-    class Net(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return f(x)
-
     with watch.test(None) as check:
         torch.export.export(Net(), (torch.ones(3),))
         torch._dynamo.explain(f)(torch.ones(3))
@@ -139,7 +133,7 @@ class Kept(torch._dynamo.aot_compile_types.SerializableCallable):  # what aot_co
         return self._run(*args)
 
 
-def kept(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Kept:
+def kept(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Kept:
     return Kept(gm.forward)
 
 
@@ -166,12 +160,9 @@ def test_a_module_that_is_compiled_ahead_of_time_works_and_is_told(watch: Watch)
 def test_a_package_of_inductor_as_a_backend_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda model, **kwargs: given.append(kwargs) if model is f else None)
-    watch = Watch()
-    watch.check_everything("inductor")
-    try:
+    with closing(Watch()) as watch:
+        watch.check_everything("inductor")
         torch.compile(f, options={"use_aoti": True, "max_autotune": False}, dynamic=False)
-    finally:
-        watch.close()
     options = given[0]["backend"]._options
     assert isinstance(options["compiler"], torch._TorchCompileAOTInductorWrapper)
     assert options["compiler"].config["max_autotune"] is False

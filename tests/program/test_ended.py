@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
@@ -31,7 +30,7 @@ def raised_by(program: Callable[[], object]) -> Exception:
 
 def between(latent_is_used: bool, backend: str = "aot_eager") -> object:
     """Differentiate one result of a region by another."""
-    first, second = nn.Linear(4, 3), nn.Linear(3, 2)
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
 
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         latent = first(x).tanh()
@@ -45,7 +44,7 @@ def between(latent_is_used: bool, backend: str = "aot_eager") -> object:
 
 def twice() -> None:
     x = torch.randn(5, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(checked(nn.Linear(4, 3), "aot_eager")(x).tanh().sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(checked(torch.nn.Linear(4, 3), "aot_eager")(x).tanh().sum(), x, create_graph=True)
     gradient.square().sum().backward()
 
 

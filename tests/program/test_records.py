@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from checked_backend import CheckedBackendError, Kind, Verdict
 from checked_backend.autostart import RUN
 from checked_backend.cli.running import checking_environment
-from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Kind, Verdict
 from checked_backend.options import environment_variable
 from checked_backend.program.compare import compare_recordings
 from checked_backend.program.record import describe
@@ -172,8 +171,7 @@ def test_what_cannot_be_compared_is_no_pass(tmp_path: Path) -> None:
     first = leave(tmp_path / "a", [[TENSOR], [TENSOR], [TENSOR]])
     other = leave(tmp_path / "b", [[TENSOR, replace(TENSOR, region="g")]])
     assert compare_recordings(first, other).verdict is Verdict.INCONCLUSIVE
-    alone = leave(tmp_path / "c", [[TENSOR]])
-    report = compare_recordings(alone, leave(tmp_path / "d", [[moved(1.0)]]))
+    report = compare_recordings(leave(tmp_path / "c", [[TENSOR]]), leave(tmp_path / "d", [[moved(1.0)]]))
     assert report.verdict is Verdict.INCONCLUSIVE
     assert "--noise-runs" in str(report)
 
@@ -359,8 +357,7 @@ with torch.no_grad():
 @pytest.mark.process
 def test_what_is_written_is_recorded_also_if_the_compiler_takes_the_write_out_of_the_graph(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(LOSES_A_WRITE)
-    place = str(tmp_path / "out" / PLAIN)
-    more = {**checking_environment(), RUN: str(tmp_path), environment_variable("record"): place}
+    more = {**checking_environment(), RUN: str(tmp_path), environment_variable("record"): str(tmp_path / "out" / PLAIN)}
     code, _, err = finished((sys.executable, "p.py"), tmp_path, more)
     assert code == 0, err
     subjects = {one.subject for one in read_run(tmp_path / "out" / PLAIN).tensors.values()}

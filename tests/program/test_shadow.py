@@ -15,12 +15,10 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from checked_backend.errors import DivergenceError
-from checked_backend.findings import Kind, Verdict
+from checked_backend import DivergenceError, Kind, Report, Verdict
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.program.folder import WHOLE_CALLS
 from checked_backend.program.shadow import Shadows
-from checked_backend.report import Report
 from checked_backend.report.session import Session
 from tests.support.region_tools import meanwhile
 
@@ -55,13 +53,6 @@ def _graph(gm: Any, _inputs: Any) -> Any:
 
 def _no_guards(entries: Any) -> list[bool]:
     return [False for _ in entries]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def tripled(x: torch.Tensor) -> torch.Tensor:
@@ -196,7 +187,6 @@ CHANGES: dict[str, Callable[[Switched], Any]] = {
 def test_the_programs_own_call_is_compared(change: str, own: str, tmp_path: Path, monkeypatch: Any) -> None:
     """What ran was compiled for an earlier call; a copy would be compiled anew, and be right."""
     monkeypatch.setattr(sys.modules[__name__], "factor", 1.0)
-    torch.manual_seed(0)
     for changes in (False, True):
         torch._dynamo.reset()
         program, model = Shadowed(tmp_path), Switched()
@@ -208,8 +198,7 @@ def test_the_programs_own_call_is_compared(change: str, own: str, tmp_path: Path
         failing = [one for one in program.report.findings if one.fails]
         assert bool(failing) == changes, str(program.report)
         assert all("compiled for an earlier call" in one.evidence["level"] for one in failing)
-        kinds = {one.about.is_gradient for one in failing}
-        assert (False in kinds) == (changes and change != "a hook on gradients")
+        assert (False in {one.about.is_gradient for one in failing}) == (changes and change != "a hook on gradients")
 
 
 def test_a_hook_that_dynamo_does_not_guard(tmp_path: Path) -> None:
@@ -358,8 +347,7 @@ def kept_elsewhere(compile_: Any) -> Any:
     for _ in range(3):
         model.zero_grad()
         cache: list[torch.Tensor] = []
-        out = step(torch.randn(3, 4), cache)
-        (out.sum() + 3 * cache[0].square().sum() + model.kept.sum()).backward()
+        (step(torch.randn(3, 4), cache).sum() + 3 * cache[0].square().sum() + model.kept.sum()).backward()
         yield model.linear.weight.grad.sum().item()
 
 
@@ -405,11 +393,8 @@ def test_what_already_a_first_call_shows_is_no_stale_code(tmp_path: Path) -> Non
     x, slot = torch.ones(3), Slot()
     slot.tensor = x
 
-    def asks(x: torch.Tensor) -> torch.Tensor:
-        return x * (2 if slot.tensor is x else 1)
-
     program = Shadowed(tmp_path)
-    assert program.compile(asks)(x).tolist() == [2.0] * 3
+    assert program.compile(lambda x: x * (2 if slot.tensor is x else 1))(x).tolist() == [2.0] * 3
     report = program.report
     assert (report.findings, report.verdict) == ((), Verdict.INCONCLUSIVE), str(report)
     assert "not the whole program" in str(report)

@@ -14,8 +14,6 @@ import pytest
 
 from tests.support.started_programs import finished, needs
 
-PROGRAMS = Path(__file__).parent / "third_party"
-
 RUN = (sys.executable, "-m", "checked_backend", "run", "--no-localize", "--json-file", "run.json")
 
 
@@ -51,7 +49,7 @@ def test_a_program_computes_bit_for_bit_what_it_does_alone(
     package: str, more: list[str], options: list[str], tmp_path: Path
 ) -> None:
     needs(package, *more)
-    program = PROGRAMS / f"{package}_program.py"
+    program = Path(__file__).parent / "third_party" / f"{package}_program.py"
     code, plain, err = finished((sys.executable, program), tmp_path)
     assert (code, bool(plain)) == (0, True), err
     code, checked, err = finished((*RUN, *options, program), tmp_path)

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.process
 
 INSTALLED = any(point.name == "numcheck" for point in importlib.metadata.entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "checked_backend.pytest_plugin")
-ROOT = Path(__file__).parents[2]
 
 HEAD = f"""
 import logging, pytest, threading, torch
@@ -70,14 +69,13 @@ def run(folder: Path, files: dict[str, str], *words: str) -> Result:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("CHECKED_B", "PYTEST_"))}
     environment.pop("CI", None)  # pytest says things twice where it is set
     environment |= {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]),
         "CHECKED_BACKEND_REPORT_DIR": str(folder / "reports"),
         "OMP_NUM_THREADS": "1",
     }
     junit = folder / "junit.xml"
     command = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", f"--junitxml={junit}", *words]
-    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500, "check": False}
-    done = subprocess.run(command, cwd=folder, env=environment, **how)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
     cases = list(ElementTree.parse(junit).getroot().iter("testcase")) if junit.exists() else []
     ends = ("failure", "error", "skipped")
     outcomes = {str(case.get("name")): next((p.tag for p in case if p.tag in ends), "passed") for case in cases}
@@ -214,8 +212,7 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.importorskip("xdist")
         words.append("-n2")
     at_import = f"{HEAD}\ntorch.compile(f, backend=wrong)(x)\n\ndef test_of_import(): pass\n"
-    files = {"test_suite.py": HEAD + SUITE, "test_import.py": at_import}
-    return run(tmp_path_factory.mktemp("suite"), files, *words)
+    return run(tmp_path_factory.mktemp("suite"), {"test_suite.py": HEAD + SUITE, "test_import.py": at_import}, *words)
 
 
 def test_outcomes(suite: Result) -> None:

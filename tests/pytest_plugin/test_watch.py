@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -63,13 +64,10 @@ def test_equal_backends_share_compiled_code() -> None:
         seen.append(1)
         return gm.forward
 
-    watch = Watch()
-    watch.check_everything("eager")
-    try:
+    with closing(Watch()) as watch:
+        watch.check_everything("eager")
         for _ in range(2):
             torch.compile(f, backend=backend)(torch.ones(3))
-    finally:
-        watch.close()
     assert len(seen) == 1
     one, same = (CheckingBackend(watch, {"a": 1, "compiler": backend}, None) for _ in range(2))
     other = CheckingBackend(watch, {"a": 2, "compiler": backend}, None)
@@ -82,14 +80,11 @@ def test_equal_backends_share_compiled_code() -> None:
 def test_options_of_a_test_and_of_the_call_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda model, **kwargs: given.append(kwargs) if model is f else None)
-    watch = Watch()
-    watch.check_everything("inductor")
-    try:
+    with closing(Watch()) as watch:
+        watch.check_everything("inductor")
         with watch.test(((), {"every": 3, "ignore": ("rng",)})):
             torch.compile(f, mode="max-autotune", options={"epilogue_fusion": True}, fullgraph=True)
         torch.compile(f, backend="aot_eager", dynamic=True)
-    finally:
-        watch.close()
     first, second = (call["backend"] for call in given)
     assert given[0].keys() == {"backend", "fullgraph"}
     assert (first._mode, first._options["every"], first._options["ignore"]) == ("max-autotune", 3, ("rng",))
@@ -117,9 +112,7 @@ def test_what_torch_refuses_is_refused_at_once_and_in_its_words(kwargs: dict[str
             torch.compile(f, **kwargs)
         return repr(refused.value)
 
-    expected, watch = refusal(), Watch()
-    watch.check_everything("eager")
-    try:
+    expected = refusal()
+    with closing(Watch()) as watch:
+        watch.check_everything("eager")
         assert refusal() == expected
-    finally:
-        watch.close()

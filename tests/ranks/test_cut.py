@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -18,7 +17,7 @@ from tests.support.region_tools import dynamo_graph
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-def cut(gm: fx.GraphModule) -> CutGraph:
+def cut(gm: torch.fx.GraphModule) -> CutGraph:
     made = cut_collectives(copy_graph(gm))
     assert isinstance(made, CutGraph), made
     return made
@@ -41,8 +40,7 @@ def test_what_is_sent_and_received_are_results_and_inputs_in_the_order_of_eager(
     received = [torch.full((4,), float(number)) for number in range(5)]
     result, *sent = made.graph(x, *[value.clone() for value in received])
     assert torch.equal(result, received[4])
-    wanted = [x * 2, received[0] + 1, x - 1, received[1] * received[2], received[3] + 1]
-    assert all(map(torch.equal, sent, wanted))
+    assert all(map(torch.equal, sent, [x * 2, received[0] + 1, x - 1, received[1] * received[2], received[3] + 1]))
 
 
 def test_what_is_sent_is_what_it_was_then() -> None:

@@ -18,7 +18,6 @@ from checked_backend._torch import collectives
 from checked_backend.ranks import tape
 from checked_backend.regions import observers
 from tests.support import faults
-from tests.support.faults import PlantedError
 from tests.support.rank_faults import reordered
 from tests.support.region_tools import agreed, checked, found, gathered
 
@@ -62,7 +61,7 @@ def raising_at(name: str) -> Callable[..., Any]:
         class Raising(fx.Interpreter):
             def run_node(self, node: fx.Node) -> Any:
                 if name in node.name:
-                    raise PlantedError("a kernel is missing")
+                    raise faults.PlantedError("a kernel is missing")
                 return super().run_node(node)
 
         return lambda *args: Raising(gm).run(*args)
@@ -95,7 +94,7 @@ def stopped_between(gm: fx.GraphModule) -> Callable[..., Any]:
     class Stopped(fx.Interpreter):
         def run_node(self, node: fx.Node) -> Any:
             if node.name == first:
-                raise PlantedError("a kernel is missing")
+                raise faults.PlantedError("a kernel is missing")
             return super().run_node(node)
 
     reordered(gm, ())
@@ -124,7 +123,7 @@ def test_eager_does_not_go_on_with_exchanges_that_the_compiled_program_made_in_a
 
     def run() -> None:
         x = torch.randn(4, generator=torch.Generator().manual_seed(0), requires_grad=backward)
-        with pytest.raises(PlantedError, match="a kernel is missing"):
+        with pytest.raises(faults.PlantedError, match="a kernel is missing"):
             checked(program, compiler, on_divergence=policy)(x).square().sum().backward()
         assert x.grad is None
 

@@ -10,12 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from checked_backend.ranks.matching import indistinguishable
-from checked_backend.ranks.tape import (
-    CollectiveReplayError,
-    CollectiveTape,
-    RecordCollectives,
-    ReplayCollectives,
-)
+from checked_backend.ranks.tape import CollectiveReplayError, CollectiveTape, RecordCollectives, ReplayCollectives
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -84,8 +79,7 @@ def test_collectives_in_another_order_find_their_own() -> None:
 def test_of_two_that_are_near_the_one_that_sends_the_same_is_found() -> None:
     near = TWO * 1.02
     tape, _ = recorded(lambda: reduced(near) + reduced(TWO))
-    run = ReplayCollectives(tape, pairs=True)
-    with run:
+    with ReplayCollectives(tape, pairs=True):
         second, first = reduced(TWO * (1 + 1e-6)) * 1, reduced(near * (1 - 1e-6)) * 1
     assert torch.equal(first, near)
     assert torch.equal(second, TWO)
@@ -123,8 +117,7 @@ def test_several_at_once_are_the_same_as_one_by_one() -> None:
 
 def test_in_place_is_the_same_as_with_a_result() -> None:
     def in_place() -> torch.Tensor:
-        x = ONE.clone()
-        return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce_(x, "sum", "0"))
+        return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce_(ONE.clone(), "sum", "0"))
 
     tape, _ = recorded(in_place)
     run = ReplayCollectives(tape, pairs=True)

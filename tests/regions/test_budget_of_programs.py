@@ -87,8 +87,7 @@ def test_the_coverage_says_when_a_region_was_checked_last(clock: Clock) -> None:
     [region] = session.report.coverage.regions
     assert region.calls == 90
     assert region.checked_calls <= region.last_checked_call < 90
-    told = session.report.to_text(verbose=True).replace("\n    ", " ")
-    assert f"the last at call {region.last_checked_call}" in told
+    assert f"the last at call {region.last_checked_call}" in session.report.to_text(verbose=True).replace("\n    ", " ")
     assert cb.Report.from_json(session.report.to_json()) == session.report
 
 

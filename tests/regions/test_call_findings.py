@@ -32,6 +32,5 @@ def test_of_a_compilers_output_the_errors_are_told() -> None:
 
 
 def test_other_exceptions_are_told_whole() -> None:
-    long = "\n".join(f"line {number}" for number in range(30))
-    for text in ("kernel.cpp:1:1: error: missing ';'", long):
+    for text in ("kernel.cpp:1:1: error: missing ';'", "\n".join(f"line {number}" for number in range(30))):
         assert candidate_crashed(ValueError(text), during="running").message.endswith(f"ValueError: {text}")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.errors import is_device_lost
@@ -21,7 +20,7 @@ LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors
 X = torch.ones(4)
 
 
-def loses_it(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def loses_it(_gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
     return raising(RuntimeError(LOST))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -34,7 +33,7 @@ def ran(compiled: Callable[..., Any], mesh: Any, steps: int = 3) -> torch.Tensor
     return x.to_local()
 
 
-def forgetful(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def forgetful(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     """A compiler that leaves the write out."""
     for node in list(gm.graph.nodes):
         if node.op.startswith("call_"):
@@ -75,7 +74,7 @@ def trained_once(mesh: Any, compiler: Any) -> cb.Report:
     return gathered(lambda: checked(projected, compiler)(x, weight).backward())
 
 
-def in_another_order(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def in_another_order(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     """A compiler that adds up in two parts, which is as good as eager's way."""
     [node] = [node for node in gm.graph.nodes if "linear" in str(node.target)]
     halves = []
@@ -114,8 +113,7 @@ def test_a_compiled_optimizer_step_leaves_the_same_parameters(mesh: Any) -> None
     def trained(compiled: Callable[[Any], Any]) -> torch.Tensor:
         torch._dynamo.reset()
         weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
-        optimizer = torch.optim.AdamW([weight], lr=0.1, foreach=False)
-        step = compiled(optimizer.step)
+        step = compiled(torch.optim.AdamW([weight], lr=0.1, foreach=False).step)
         for number in range(2):
             weight.grad = distribute_tensor(torch.full((4, 4), 1.0 + number), mesh, [Shard(0)])
             step()
@@ -129,11 +127,8 @@ def test_a_compiled_optimizer_step_leaves_the_same_parameters(mesh: Any) -> None
 
 
 def test_results_that_eager_has_not_waited_for_are_no_other_type(mesh: Any) -> None:
-    def whole(x: DTensor) -> torch.Tensor:
-        return (x * 2).full_tensor()
-
     x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)])
-    assert agreed(gathered(lambda: checked(whole, "aot_eager")(x)))
+    assert agreed(gathered(lambda: checked(lambda x: (x * 2).full_tensor(), "aot_eager")(x)))
 
 
 def test_operators_in_half_precision_that_are_not_checked_by_themselves_are_told(mesh: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch.distributions import Dirichlet, Gamma, Normal
 
 from tests.support import faults
@@ -105,7 +104,7 @@ KERNELS: dict[str, Program] = {
 def draws_sharper(draw: str) -> Callable[..., Any]:
     """A compiler whose draws use other parameters than they are given."""
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         wrong = copy.deepcopy(gm)
         for node in wrong.graph.nodes:
             if getattr(node.target, "__name__", "") == draw:

@@ -12,34 +12,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.elastic_program import STEPS
-from tests.support.ranks import LIMIT, ROOT
+from tests.support.ranks import LIMIT, start
 from tests.support.started_programs import finished
 
 
 def started(folder: Path) -> tuple[int, str]:
     """Run the program under the agent, with a watchdog; its exit code and what it and the ranks printed."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("CHECKED_BACKEND")},
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
     agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    with open(folder / "output.txt", "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *agent, "-m", "tests.support.elastic_program", str(folder)],
-            cwd=folder,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = -1
+    process = start(folder, "output.txt", *agent, "-m", "tests.support.elastic_program", str(folder))
+    try:
+        code = process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        code = -1
     return code, (folder / "output.txt").read_text(errors="replace")
 
 

@@ -13,6 +13,7 @@ import checked_backend as cb
 from checked_backend._torch.fake_tensors import FakeTensorMode
 from checked_backend.regions.call_findings import FakeError
 from tests.support.raising import raising
+from tests.support.region_tools import gathered
 
 
 def _operator(name: str, fake: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -44,12 +45,8 @@ def _misspelt(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.new_emptyy(x.shape)
 
 
-def _right(gradient: Tensor, x: Tensor) -> Tensor:
-    return torch.empty_like(gradient)
-
-
 missing, branches = _operator("missing", None), _operator("branches", _branches)
-misspelt, right = _operator("misspelt", _misspelt), _operator("right", _right)
+misspelt, right = _operator("misspelt", _misspelt), _operator("right", lambda gradient, x: torch.empty_like(gradient))
 
 
 def _report(operator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> cb.Report:
@@ -58,9 +55,7 @@ def _report(operator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> cb
     monkeypatch.setattr("checked_backend.regions.unsupported.nothing_compiles", never)
     options = {"on_divergence": "record", "compiler": "aot_eager"}
     compiled = torch.compile(lambda x: operator(x * 2) + 1, backend="numcheck", options=options, fullgraph=True)
-    with cb.collect() as session:
-        compiled(torch.ones(3, requires_grad=True)).sum().backward()
-    return session.report
+    return gathered(lambda: compiled(torch.ones(3, requires_grad=True)).sum().backward())
 
 
 def _line(function: Callable[..., Any]) -> str:

@@ -17,13 +17,12 @@ from tests import ledger
 from tests.ledger.answer import differences, read
 from tests.ledger.sources import planted
 from tests.support import faults
-from tests.support.faults import Compiler, How
 from tests.support.raising import raising
 from tests.support.region_tools import agreed, backwards, calls, checked, found, gathered
 
 pytestmark = pytest.mark.smoke  # a fault of each class is found, and a clean program is not accused
 
-BOTH: tuple[How, ...] = ("python", "aot")
+BOTH: tuple[faults.How, ...] = ("python", "aot")
 
 
 class Net(nn.Module):
@@ -71,7 +70,7 @@ ANSWERS = read(Path(ledger.__file__).with_name("answers.json"))
 
 
 @pytest.mark.parametrize(("name", "make"), [pytest.param(*one, id=one[0]) for one in planted.compilers()])
-def test_each_fault_has_the_answer_of_the_ledger(name: str, make: Callable[[], Compiler]) -> None:
+def test_each_fault_has_the_answer_of_the_ledger(name: str, make: Callable[[], faults.Compiler]) -> None:
     asked = f"faults/{name}/float32::numcheck"
     assert not [*differences({asked: ANSWERS[asked]}, {asked: planted.trained(make())})]
 
@@ -87,16 +86,15 @@ def test_random_numbers_of_the_host_that_eager_draws_too_are_no_finding() -> Non
 
 
 @pytest.mark.parametrize("how", BOTH)
-def test_faults_beside_dropout(how: How) -> None:
+def test_faults_beside_dropout(how: faults.How) -> None:
     """Random numbers in the region take nothing away from the evidence."""
-    report = step(faults.scaled_gradient("layers.4.bias", how), dropout=True)
-    assert found(report) == {("logic", "grad[layers.4.bias]")}
+    assert found(step(faults.scaled_gradient("layers.4.bias", how), dropout=True)) == {("logic", "grad[layers.4.bias]")}
     torch._dynamo.reset()
     assert found(step(faults.one_element(0, how), dropout=True, backward=False)) == {("logic", "output[0]")}
 
 
 @pytest.mark.parametrize("how", BOTH)
-def test_a_gradient_that_is_off_by_little_everywhere(how: How) -> None:
+def test_a_gradient_that_is_off_by_little_everywhere(how: faults.How) -> None:
     spoiled = faults.spoiled_gradient("layers.4.weight", lambda grad: grad + 1e-3 * grad.abs().mean(), how)
     assert found(step(spoiled)) == {("logic", "grad[layers.4.weight]")}
 
@@ -153,8 +151,7 @@ def test_lost_identity() -> None:
 @pytest.mark.parametrize("alias", [lambda x: x.view(x.shape), lambda x: torch.from_numpy(x.numpy())])
 def test_alias_where_eager_has_none(alias: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiler = faults.run_in_python(lambda _gm: lambda _results, args: [alias(*args)])
-    report = gathered(lambda: checked(torch.clone, compiler)(torch.randn(4, 3)))
-    assert found(report) == {("alias.memory", "output[0]")}
+    assert found(gathered(lambda: checked(torch.clone, compiler)(torch.randn(4, 3)))) == {("alias.memory", "output[0]")}
 
 
 @pytest.mark.parametrize("when", ["compiling", "running"])

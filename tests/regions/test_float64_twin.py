@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.regions.float64_twin import computes_in_low_precision, float64_graph
@@ -23,7 +22,7 @@ class Counting:
     def __init__(self) -> None:
         self.compiled: list[torch.dtype] = []
 
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.compiled.append(next(value.dtype for value in example_inputs if isinstance(value, torch.Tensor)))
         return gm.forward
 
@@ -49,7 +48,7 @@ def test_inputs_of_another_kind_need_another_twin() -> None:
     compiler, calls = Counting(), []
     last_bit = faults.spoiled_output(lambda r: r * (1 + 2.0**-7) if len(calls) > 1 and r.dtype in HALVES else r)
 
-    def both(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def both(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiler(gm, example_inputs)
         return last_bit(gm, example_inputs)
 
@@ -76,7 +75,7 @@ def test_inputs_of_another_kind_need_another_twin() -> None:
 def test_half_precision_is_found_wherever_it_is(program: Callable[..., Any], low: bool) -> None:
     seen: list[bool] = []
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         seen.append(computes_in_low_precision(gm))
         return gm.forward
 
@@ -149,7 +148,7 @@ def test_nothing_runs_compiled_in_float64_that_would_write_past_the_result_of_a_
     """Its kernel returns bfloat16 whatever it gets, its fake kernel the dtype that it gets: the same at bfloat16."""
     ran: list[torch.dtype] = []
 
-    def result(node: fx.Node, value: Any) -> Any:
+    def result(node: torch.fx.Node, value: Any) -> Any:
         if node.target is torch.ops.test_float64_twin.rounded.default:
             ran.append(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
         return value
@@ -177,8 +176,7 @@ def test_coefficients_of_windows_are_rounded_in_the_twin_as_in_eager(window: str
         return made * x
 
     last_bit = faults.spoiled_output(lambda y: y * (1 + 2**-23) if y.dtype is torch.float32 else y)
-    report = agreed(cb.check(windowed, (torch.ones(13),), compiler=last_bit))
-    assert report.coverage.detection_limit["output[0]"] < 1e-8
+    assert agreed(cb.check(windowed, (torch.ones(13),), compiler=last_bit)).coverage.detection_limit["output[0]"] < 1e-8
     wrong = faults.spoiled_output(lambda y: y * (1 + 2**-23))
     assert found(cb.check(windowed, (torch.ones(13),), compiler=wrong)) == {("logic", "output[0]")}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch._inductor.exc import CppCompileError
 
 from checked_backend.findings import Finding, Kind
@@ -19,7 +18,7 @@ from tests.support.raising import raising
 from tests.support.reduce_tools import case_of, graph_of
 
 
-def scaled_and_shifted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def scaled_and_shifted(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ops.aten.mul.Tensor(x, 2), torch.ops.aten.add.Tensor(x, y)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.regions.health import Health, RegionHealth
@@ -21,15 +20,10 @@ from tests.support.raising import raising
 from tests.support.region_tools import agreed, checked, gathered
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-
-
 def growing(rate: float) -> Callable[..., Any]:
     """A compiler whose results are off by a little more at each call, from about the size of the noise on."""
 
-    def compiler(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         calls = itertools.count()
 
         def run(*args: Any) -> Any:
@@ -44,12 +38,11 @@ def growing(rate: float) -> Callable[..., Any]:
 
 def program(compiler: Any, count: int, **options: Any) -> cb.Report:
     torch.manual_seed(0)
-    compiled = checked(nn.Linear(32, 16), compiler, **options)
+    compiled = checked(torch.nn.Linear(32, 16), compiler, **options)
 
     def run() -> None:
         for number in range(count):
-            given = torch.randn(8, 32, generator=torch.Generator().manual_seed(number))
-            compiled(given).square().sum().backward()
+            compiled(torch.randn(8, 32, generator=torch.Generator().manual_seed(number))).square().sum().backward()
 
     return gathered(run)
 
@@ -68,7 +61,7 @@ def test_each_checked_call_and_backward_pass_gives_a_record() -> None:
 
 
 def test_a_callback_may_call_the_compiled_program() -> None:
-    layer = nn.Linear(4, 4)
+    layer = torch.nn.Linear(4, 4)
     compiled, x = checked(layer, "aot_eager"), torch.randn(2, 4)
     records: list[cb.CheckRecord] = []
 

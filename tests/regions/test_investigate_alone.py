@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from torch import fx
 
 from checked_backend._torch import collectives
 from checked_backend.findings import Finding, Kind
@@ -32,9 +31,9 @@ FOUND = [
 
 
 def region() -> LocalRegion:
-    graph = fx.Graph()
+    graph = torch.fx.Graph()
     graph.output(tuple(graph.placeholder(name) for name in ("x", "y", "z")))
-    gm = fx.GraphModule({}, graph)
+    gm = torch.fx.GraphModule({}, graph)
     return LocalRegion(gm, (), ("all_reduce_0", "all_reduce_1"), gm)
 
 
@@ -74,7 +73,7 @@ def test_so_does_that_of_a_region_that_exchanges_nothing(
         seen.append(failure)
         return findings
 
-    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         options = CheckOptions(compiler=faults.wrong_value(), on_divergence="record")
         return build_region(gm, inputs, options, None, silent=True, investigator=investigator)
 
@@ -119,7 +118,7 @@ def failing_regions(functions: Sequence[Callable[..., Any]], on_divergence: Any 
         asked.append(failure)
         return findings
 
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = CheckOptions(compiler=faults.one_element(0), on_divergence=on_divergence)
         return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
 

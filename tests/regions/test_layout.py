@@ -62,8 +62,7 @@ def test_what_is_recorded_is_not_warned_of_and_the_session_passes() -> None:
 
 
 def test_values_are_checked_on() -> None:
-    wrong = faults.only_in_call(3, faults.wrong_value(1))
-    compiled = checked(two, with_other_strides(wrong), on_divergence="raise")
+    compiled = checked(two, with_other_strides(faults.only_in_call(3, faults.wrong_value(1))), on_divergence="raise")
     with pytest.warns(DivergenceWarning, match="values agree"):
         compiled(x())
     compiled(x())

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered
 
 
-class Weights(nn.Module):
+class Weights(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.weight = torch.nn.Parameter(torch.randn(4, 4))
         self.register_buffer("steps", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

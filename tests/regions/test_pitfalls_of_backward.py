@@ -189,8 +189,7 @@ def test_a_gradient_that_comes_through_a_base_that_is_no_input_accuses_nobody(wo
     def program(compile_: Compile) -> None:
         base = torch.randn(4, 3)
         v = base[1:3]
-        out = compile_(written)(v, torch.randn(2, 3, requires_grad=True))
-        torch.cat([out, v.cos(), base.sin()]).sum().backward()
+        torch.cat([compile_(written)(v, torch.randn(2, 3, requires_grad=True)), v.cos(), base.sin()]).sum().backward()
 
     report = audit(program, "eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
@@ -441,9 +440,6 @@ def test_zeros_without_memory_given_and_as_gradient(count: int) -> None:
     assert seen
 
 
-# graph breaks
-
-
 class Broken(nn.Module):
     """Two regions, with a Python print between them in the user's program."""
 
@@ -482,11 +478,7 @@ def test_fault_in_one_region_of_two(region: int, how: Any) -> None:
     report = audit(two_regions, in_one)
     assert found(report) == {("logic", f"grad[{name}.weight]")}
     [finding] = report.findings
-    line = ("hidden = self.first(x).tanh()", "return self.second(hidden)")[region]
-    assert line in (finding.source or "")
-
-
-# copies
+    assert ("hidden = self.first(x).tanh()", "return self.second(hidden)")[region] in (finding.source or "")
 
 
 class Small(nn.Module):

@@ -40,9 +40,6 @@ def data() -> torch.Tensor:
     return torch.randn(6, 5)
 
 
-# raise
-
-
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize(
     ("make", "subject"),
@@ -77,9 +74,6 @@ def test_the_error_says_what_where_and_how_much() -> None:
     assert "output[0] in Net\n" in text  # the region, without Dynamo's number for it
 
 
-# warn and record
-
-
 def test_warn_says_it_once_and_goes_on() -> None:
     model = Net().eval()
     compiled = numcheck(model, faults.wrong_value(0, "aot"), on_divergence="warn")
@@ -109,9 +103,6 @@ def test_record_and_collect() -> None:
     assert outer.report.verdict is cb.Verdict.FAIL
     with pytest.raises(cb.DivergenceError):
         outer.report.raise_for_verdict()
-
-
-# fallback
 
 
 def train(model: nn.Module, function: Callable[..., Any]) -> list[torch.Tensor]:
@@ -256,9 +247,6 @@ def test_a_pass_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "reports").exists()
 
 
-# options
-
-
 @pytest.mark.parametrize("suppress", [False, True])
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -283,9 +271,6 @@ def test_bad_options_are_an_error_at_the_first_call(options: dict[str, Any], mes
         for _ in range(2):
             with pytest.raises(cb.OptionError, match=message):
                 compiled(data())
-
-
-# compilers
 
 
 @pytest.mark.parametrize("suppress", [False, True])
@@ -334,13 +319,9 @@ def test_gradients_are_eagers_after_a_crash_in_backward(when: Any, on_divergence
     wanted = [*model.parameters()]
     with cb.collect() as session:
         actual = torch.autograd.grad(compiled(x).square().sum(), wanted)
-    expected = torch.autograd.grad(model(x).square().sum(), wanted)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    torch.testing.assert_close(actual, torch.autograd.grad(model(x).square().sum(), wanted), rtol=0, atol=0)
     assert [finding.detail for finding in session.report.findings] == ["crash.backward"]
     assert "gradients" not in session.report.coverage.checked  # there was nothing to compare
-
-
-# eager itself raises
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
@@ -361,9 +342,6 @@ def test_eagers_own_exception_is_raised(
     with pytest.raises(type(expected.value)) as actual:
         compiled(x)
     assert (type(actual.value), str(actual.value)) == (type(expected.value), str(expected.value))
-
-
-# other random numbers
 
 
 class Dropping(nn.Module):
@@ -398,5 +376,4 @@ def test_an_error_beside_other_random_numbers_is_not_folded() -> None:
         return lambda *args: (*(made := run(*args))[:2], made[2] * 1.01)
 
     report = gathered(lambda: checked(Dropping(), wrong)(torch.ones(6, 5)))
-    subjects = {subject for detail, subject in found(report) if not detail.startswith("rng")}
-    assert subjects == {"output[2]"}, str(report)
+    assert {subject for detail, subject in found(report) if not detail.startswith("rng")} == {"output[2]"}, str(report)

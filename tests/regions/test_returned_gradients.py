@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.regions.graph_info import GraphInfo
@@ -21,7 +20,7 @@ from tests.support.region_tools import agreed, checked, found, gathered
 def into_buffers(count: int) -> Callable[..., Any]:
     """A compiler whose gradients of matrices lie in buffers that take turns."""
 
-    def compiler(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
         buffers: dict[tuple[int, torch.Size], torch.Tensor] = {}
         turns = iter(range(1000))
 
@@ -52,7 +51,7 @@ def accumulated(compiled: Callable[..., Any]) -> None:
 
 
 def trained(compiled: Callable[..., Any]) -> None:
-    x = nn.Parameter(torch.randn(3, 4))
+    x = torch.nn.Parameter(torch.randn(3, 4))
     optimizer = torch.optim.SGD([x], 0.1)
     for _ in range(4):
         compiled(x).square().sum().backward()
@@ -102,8 +101,7 @@ def test_clean_programs_agree(program: Callable[..., None], function: Callable[.
 
 
 def test_check_finds_them() -> None:
-    x = torch.randn(3, 4, requires_grad=True)
-    report = cb.check(torch.sin, (x,), compiler=into_buffers(1), iterations=2)
+    report = cb.check(torch.sin, (torch.randn(3, 4, requires_grad=True),), compiler=into_buffers(1), iterations=2)
     assert found(report) == {("alias.overwritten", "grad[args[0]]")}
 
 

@@ -18,7 +18,6 @@ from checked_backend._torch.inductor import cuda_graph_results
 from checked_backend.regions import returned_tensors
 from checked_backend.regions.returned_tensors import Results, Returned, Snapshot
 from tests.support import faults
-from tests.support.faults import compiled_by_aot
 from tests.support.region_tools import agreed, checked, found, gathered, meanwhile
 
 OVERWRITTEN = {("alias.overwritten", "output[0]")}
@@ -153,7 +152,7 @@ def test_a_result_that_the_backward_pass_overwrites() -> None:
         kept[0].data.zero_()
         return tuple(results)
 
-    compiled = checked(wave, compiled_by_aot(forward=lambda _gm: forward, backward=lambda _gm: backward))
+    compiled = checked(wave, faults.compiled_by_aot(forward=lambda _gm: forward, backward=lambda _gm: backward))
 
     def train() -> torch.Tensor:
         y: torch.Tensor = compiled(x().requires_grad_())

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
 
 from tests.support import faults
 from tests.support.region_tools import agreed, checked, found, gathered, meanwhile
@@ -70,7 +69,7 @@ def test_writes_beside_a_slice_are_found(name: str, changed: bool) -> None:
     unchecked = base.clone()
     report = gathered(lambda: checked(body, writing(write))(view(base)))
     assert {detail for detail, _ in found(report)} == {"mutation.beyond"}
-    writing(write)(fx.symbolic_trace(body), ())(view(unchecked))
+    writing(write)(torch.fx.symbolic_trace(body), ())(view(unchecked))
     assert torch.equal(base, unchecked)  # the check wrote nothing there
     base = torch.randn(8, 6)
     assert agreed(gathered(lambda: checked(body, faults.clean())(view(base))))
@@ -100,7 +99,7 @@ def test_a_base_that_is_written_to_between_calls_is_no_finding() -> None:
 
 def test_a_view_whose_history_autograd_refuses_to_tell_is_no_leaf() -> None:
     """A step compiled with grad mode on, of a view of a weight that was made with grad mode off."""
-    weight, gradient = nn.Parameter(torch.ones(2, 4)), torch.ones(8)
+    weight, gradient = torch.nn.Parameter(torch.ones(2, 4)), torch.ones(8)
     with torch.no_grad():
         view = weight.view(-1)
 
@@ -112,5 +111,4 @@ def test_a_view_whose_history_autograd_refuses_to_tell_is_no_leaf() -> None:
             weight.add_(0)
         return results
 
-    report = gathered(lambda: checked(lambda view, gradient: view * gradient, compiler)(view, gradient))
-    assert report.findings == ()
+    assert gathered(lambda: checked(lambda view, gradient: view * gradient, compiler)(view, gradient)).findings == ()

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import checked_backend as cb
 from checked_backend import backends
-from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
 from checked_backend.report.write import read_reports
 from tests.support import faults
@@ -96,7 +94,7 @@ def test_sigterm_with_a_handler_of_the_users_once_the_operator_is_known(tmp_path
 
 
 def compiled(folder: Path, **options: Any) -> Any:
-    def net(x: Tensor) -> Tensor:
+    def net(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x) * 2
 
     return torch.compile(net, backend="numcheck", options={"compiler": faults.one_element(0), **options})
@@ -113,7 +111,7 @@ def test_the_report_is_on_disk_and_in_the_session_before_localizing_begins(
 ) -> None:
     seen: list[tuple[list[cb.Report], int]] = []
 
-    def investigator(_failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+    def investigator(_failure: Failure, findings: Sequence[cb.Finding]) -> Sequence[cb.Finding]:
         seen.append((reports_in(tmp_path), len(session.report.findings)))
         return findings
 
@@ -144,7 +142,7 @@ def test_a_second_finding_while_the_first_is_localized_has_its_own_report(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def investigator(_failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+    def investigator(_failure: Failure, findings: Sequence[cb.Finding]) -> Sequence[cb.Finding]:
         if not begun.is_set():
             begun.set()
             assert go_on.wait(60)

@@ -71,10 +71,7 @@ def sharing_a_model(compiler: str) -> None:
 def sharing_a_wrong_model() -> None:
     compiled = checked(nn.Linear(4, 2), faults.one_element(0, "aot"))
 
-    def work(_number: int) -> cb.Report:
-        return gathered(lambda: [compiled(torch.full((3, 4), 0.3)) for _ in range(3)])
-
-    for report in in_threads(work):
+    for report in in_threads(lambda _number: gathered(lambda: [compiled(torch.full((3, 4), 0.3)) for _ in range(3)])):
         assert found(report) == {("logic", "output[0]")}, str(report)
         # threads that compile at the same time may each get a region of their own
         assert sum(finding.evidence.get("seen_in_calls", 1) for finding in report.findings) == 3

@@ -130,7 +130,6 @@ def test_set_logs_knows_the_name(tmp_path: Path) -> None:
 
 
 def test_the_profiler_shows_what_a_check_runs() -> None:
-    torch._dynamo.reset()
     with torch.profiler.profile(acc_events=True) as profile, cb.collect(closing=False):
         options = {"compiler": faults.every_output(lambda output: output * (1 + 2**-23)), "localize": False}
         x = torch.randn(16, requires_grad=True)

@@ -35,8 +35,6 @@ class Net(nn.Module):
 
 WRONG = faults.scaled_gradient("layers.0.weight", "aot", factor=3.0)
 
-# bit for bit
-
 
 def trained(
     model: nn.Module, function: Callable[..., Any], optimizer: type[torch.optim.Optimizer], steps: int = 5
@@ -81,9 +79,6 @@ def test_training_is_bit_identical_to_the_unchecked_run(
     assert region.checked_backwards == (3 if options.get("every") == 2 else 5)
 
 
-# state around
-
-
 def surroundings() -> dict[str, Any]:
     return {
         "rng": torch.get_rng_state().tolist(),
@@ -120,17 +115,11 @@ def unusual() -> Any:
     """Every setting other than torch's default, so that a reset to the default shows."""
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.set_float32_matmul_precision("high")
-    try:
-        with torch.autocast("cpu", torch.bfloat16, enabled=False, cache_enabled=False), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="a filter of the user's own")
-            yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision("highest")
+    with torch.autocast("cpu", torch.bfloat16, enabled=False, cache_enabled=False), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a filter of the user's own")
+        yield
 
 
 PLANTED = {
@@ -314,6 +303,5 @@ def test_the_storage_of_inputs_and_results_can_still_be_resized(
         monkeypatch.setenv(f"CHECKED_BACKEND_{name}", value)
     compiled = torch.compile(lambda x: x * 2, backend=backend)
     x = torch.randn(50)
-    y = compiled(x)
-    for tensor in (x, y):
+    for tensor in (x, compiled(x)):
         tensor.untyped_storage().resize_(0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import checked_backend as cb
 from checked_backend.regions.waiting import CONTROL_RUNS, Waiting
@@ -87,7 +86,7 @@ def test_a_wrong_program_says_what_is_done_about_it_until_told_not_to(
     monkeypatch.setenv("CHECKED_BACKEND_PROGRESS", str(int(tells)))
     monkeypatch.setenv("CHECKED_BACKEND_REPORT_DIR", str(tmp_path))
 
-    def f(x: Tensor) -> Tensor:
+    def f(x: torch.Tensor) -> torch.Tensor:
         return x.sin() * 2
 
     wrong, x = faults.one_element(0), torch.randn(5)

@@ -29,7 +29,6 @@ from checked_backend.findings import (
     RegionInfo,
     WorstElement,
 )
-from checked_backend.report import Report
 from checked_backend.report.session import Session
 from tests.support import faults, models
 from tests.support.browser import BROWSER, check_page
@@ -37,7 +36,7 @@ from tests.support.faults import Compiler, with_nan
 from tests.support.region_tools import checked
 
 
-def wrong_gradient(folder: Path) -> Report:
+def wrong_gradient(folder: Path) -> cb.Report:
     """A training step of a BERT with four layers, the backward pass of whose GELU is 10 % off."""
     case = models.bert_classifier(dropout=0.0, layers=4)
     with _recorded() as session:
@@ -46,7 +45,7 @@ def wrong_gradient(folder: Path) -> Report:
     return session.report
 
 
-def nan(folder: Path) -> Report:
+def nan(folder: Path) -> cb.Report:
     """The same model in inference, whose softmax has a NaN."""
     case = models.bert_classifier(attention="eager", dropout=0.0, layers=4)
     with _recorded() as session, torch.no_grad():
@@ -55,23 +54,22 @@ def nan(folder: Path) -> Report:
     return session.report
 
 
-def stride(folder: Path) -> Report:
+def stride(folder: Path) -> cb.Report:
     """A model whose result lies otherwise in memory than in eager."""
     with _recorded() as session:
         _compiled(nn.Linear(6, 4), faults.wrong_stride(), folder)(torch.randn(3, 6))
     return session.report
 
 
-def clean(folder: Path) -> Report:
+def clean(folder: Path) -> cb.Report:
     """A training step of a BERT in bfloat16, by a compiler without a fault."""
     case = models.bert_classifier(dropout=0.0, layers=2)
     with _recorded() as session:
-        compiled = _compiled(case.model.to(torch.bfloat16), faults.clean("aot"), folder)
-        case.loss(compiled(**case.inputs)).backward()
+        case.loss(_compiled(case.model.to(torch.bfloat16), faults.clean("aot"), folder)(**case.inputs)).backward()
     return session.report
 
 
-def fifty(folder: Path) -> Report:
+def fifty(folder: Path) -> cb.Report:
     """A model of fifty layers, each compiled by itself, and each wrong."""
     layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(50)))
     with _recorded() as session, torch.no_grad(), torch._dynamo.config.patch(recompile_limit=100):
@@ -81,13 +79,13 @@ def fifty(folder: Path) -> Report:
     return session.report
 
 
-REPORTED: Mapping[str, Callable[[Path], Report]] = MappingProxyType(
+REPORTED: Mapping[str, Callable[[Path], cb.Report]] = MappingProxyType(
     {function.__name__: function for function in (wrong_gradient, nan, stride, clean, fifty)}
 )
 """The programs. Each gets the folder for its reports."""
 
 
-def reported(name: str, folder: Path) -> Report:
+def reported(name: str, folder: Path) -> cb.Report:
     """Run a program, always with the same random numbers, and return its report."""
     torch.manual_seed(0)
     return REPORTED[name](folder)
@@ -151,8 +149,8 @@ CHECKED = Coverage(
 )
 NAN = replace(METRICS, nonfinite_mismatched=7, nan_candidate=7, candidate_value=math.nan)
 PAGES = {
-    "gradient": Report((WRONG,), CHECKED, "a wrong gradient"),
-    "nan": Report(
+    "gradient": cb.Report((WRONG,), CHECKED, "a wrong gradient"),
+    "nan": cb.Report(
         (
             replace(
                 WRONG,
@@ -165,7 +163,7 @@ PAGES = {
         CHECKED,
         "a NaN",
     ),
-    "fifty": Report(
+    "fifty": cb.Report(
         tuple(replace(WRONG, subject=f"output[{place}]", op=f"aten.op_{place}.default") for place in range(50)),
         CHECKED,
         "t" * 300,

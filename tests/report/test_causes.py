@@ -45,8 +45,7 @@ def test_wrong_values_of_a_region_are_one_cause_until_an_operator_is_known() -> 
 def test_what_is_not_about_values_is_told_by_its_finer_kind() -> None:
     stride = replace(VAGUE, kind=Kind.STRUCTURE, detail="structure.stride", message="other strides")
     alias = replace(VAGUE, kind=Kind.ALIAS, detail="alias.identity", message="another object")
-    found = [stride, alias, replace(stride, subject="output[1]"), VAGUE]
-    assert [cause.subjects for cause in causes_of(found)] == [
+    assert [cause.subjects for cause in causes_of([stride, alias, replace(stride, subject="output[1]"), VAGUE])] == [
         ("output[0]", "output[1]"),
         ("output[0]",),
         ("output[0]",),

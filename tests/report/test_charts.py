@@ -24,8 +24,7 @@ def test_an_error_is_as_long_as_it_is_greater_than_the_noise() -> None:
     (error, long), (noise, short) = bars(FINDING)
     assert (error, noise) == ("error", "noise")
     assert long > short > 0
-    smaller = replace(FINDING, metrics=replace(METRICS, rmse=1e-5))
-    first, _, second, _ = (width for _, width in bars(FINDING, smaller))
+    first, _, second, _ = (width for _, width in bars(FINDING, replace(FINDING, metrics=replace(METRICS, rmse=1e-5))))
     assert first > second
 
 
@@ -51,8 +50,7 @@ def test_what_has_no_number_has_no_bar(finding: Finding) -> None:
 
 def test_a_long_list_is_cut_and_extreme_numbers_stay_inside() -> None:
     tiny = replace(FINDING, metrics=replace(METRICS, rmse=1e-300), noise=NoiseScale(0.0, 0.0, ""))
-    huge = replace(FINDING, metrics=replace(METRICS, rmse=1e300))
-    drawn = bars(*[tiny, huge] * 40)
+    drawn = bars(*[tiny, replace(FINDING, metrics=replace(METRICS, rmse=1e300))] * 40)
     assert len(drawn) == 48
     assert all(0 <= width <= 420 for _, width in drawn)
 
@@ -62,8 +60,7 @@ SPREAD = Distribution((2, 3), (2, 3), ((0.0, 1e-6, 1e-6), (0.1, math.inf, 1e-3))
 
 def paths(picture: object) -> dict[str, str]:
     assert picture is not None
-    found = ElementTree.fromstring(str(picture)).iter("path")
-    return {str(one.get("class")): str(one.get("d")) for one in found}
+    return {str(one.get("class")): str(one.get("d")) for one in ElementTree.fromstring(str(picture)).iter("path")}
 
 
 def test_a_block_is_drawn_the_stronger_the_more_it_differs() -> None:
@@ -107,5 +104,4 @@ def test_strange_and_ragged_blocks_are_drawn(strange: float) -> None:
 
 
 def test_huge_counts_are_drawn() -> None:
-    picture = histogram(replace(SPREAD, ulps=(2**64,) * 80))
-    assert len(list(ElementTree.fromstring(picture).iter("rect"))) == 72
+    assert len(list(ElementTree.fromstring(histogram(replace(SPREAD, ulps=(2**64,) * 80))).iter("rect"))) == 72

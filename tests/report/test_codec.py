@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checked_backend.errors import CheckedBackendError
+from checked_backend import CheckedBackendError, Report
 from checked_backend.findings import Coverage, EvidenceKey, Finding, Kind, Metrics, Severity
 from checked_backend.findings.pictures import MOST_CODE
-from checked_backend.report import Report
 from checked_backend.report.codec import json_schema
 from tests.support.cli_tools import runner
 
@@ -96,8 +95,7 @@ def test_json_holds_what_json_has_no_word_for() -> None:
 def test_json_writes_nonfinite_and_complex_numbers() -> None:
     zeros = dict.fromkeys((entry.name for entry in fields(Metrics)), 0)
     odd = Metrics(**{**zeros, "max_abs_diff": math.inf, "rmse": math.nan, "index": (), "candidate_value": 1 - 2j})
-    written = json.loads(Report((Finding(Kind.LOGIC, "s", "m", metrics=odd),), CHECKED).to_json())
-    got = written["findings"][0]["metrics"]
+    got = json.loads(Report((Finding(Kind.LOGIC, "s", "m", metrics=odd),), CHECKED).to_json())["findings"][0]["metrics"]
     assert (got["max_abs_diff"], got["rmse"], got["candidate_value"]) == ("inf", "nan", {"re": 1.0, "im": -2.0})
 
 

@@ -90,8 +90,7 @@ def test_a_hostile_report_is_a_page_without_scripts_and_of_bounded_size() -> Non
     spread = Distribution((2**64,), (0, 0), ((math.inf,) * 64, (math.nan,)), (2**64,) * 80, (element,) * 64)
     kernel = Kernel(EVIL, EVIL, "</pre>" + EVIL * 200, 2**64, (EVIL,) * MOST_NODES, (EVIL,) * MOST_NODES)
     wrong = replace(FINDING, node=EVIL, op=EVIL, distribution=spread, flow=nodes, kernel=kernel, script=EVIL)
-    many = tuple(wrong for _ in range(30))
-    report = Report.from_json(Report(many, CHECKED, EVIL, {EVIL: EVIL}).to_json())
+    report = Report.from_json(Report(tuple(wrong for _ in range(30)), CHECKED, EVIL, {EVIL: EVIL}).to_json())
     page = replace(report, path=Path("a<b>.json")).to_html()
     tags = parse(page)
     assert EVIL.replace("\x00", "\\x00") in tags.texts

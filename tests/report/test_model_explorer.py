@@ -160,8 +160,7 @@ def test_model_explorers_own_page_shows_the_graph_and_its_errors(tmp_path: Path)
     with subprocess.Popen(server, cwd=tmp_path, stdout=quiet, stderr=quiet) as process:
         try:
             _wait_for(port)
-            page = f"http://127.0.0.1:{port}/?data={quote(json.dumps(data))}"
-            text = shown_text(page, "Aggregated stats", tmp_path)
+            text = shown_text(f"http://127.0.0.1:{port}/?data={quote(json.dumps(data))}", "Aggregated stats", tmp_path)
         finally:
             process.terminate()
     lines = [line.strip() for line in text.splitlines()]

@@ -60,15 +60,12 @@ def test_a_rank_that_dies_while_it_announces_hides_no_other(store: HashStore, mo
     assert [news.rank for news in own.news()] == [1, 1]
 
 
-LOST = RuntimeError("Connection closed by peer")
-
-
 @pytest.fixture
 def message(store: HashStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExitMessage:
     """Those of rank 1, which a broken connection ends."""
     monkeypatch.setattr(peers, "PEERS", Peers())
     monkeypatch.setattr(peers.atexit, "register", lambda _function: None)
-    monkeypatch.setattr(sys, "last_value", LOST, raising=False)
+    monkeypatch.setattr(sys, "last_value", RuntimeError("Connection closed by peer"), raising=False)
     of_rank(1, monkeypatch)
     made = ExitMessage()
     made.prepare(tmp_path)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 
-from checked_backend.errors import DivergenceError
+from checked_backend import DivergenceError, Report
 from checked_backend.findings import Coverage, Finding, Kind, Skip, Verdict
-from checked_backend.report import Report
 from tests.report.test_codec import CHECKED, reports
 
 

@@ -19,7 +19,6 @@ from tests.support import faults
 REGION = RegionInfo("net [0/0]", ("net.py:3 in net",), 4)
 WRONG = Finding(Kind.LOGIC, "output[0]", "it is wrong", detail="logic")
 STRIDES = Finding(Kind.STRUCTURE, "output[1]", "other strides", detail="structure.stride", expected="1", actual="2")
-OPTIONS = (CheckOptions, InterpreterOptions)
 
 
 class Told(Reporter):
@@ -32,7 +31,7 @@ class Told(Reporter):
         return new
 
 
-@pytest.fixture(params=OPTIONS, ids=["numcheck", "debug_interpreter"])
+@pytest.fixture(params=(CheckOptions, InterpreterOptions), ids=["numcheck", "debug_interpreter"])
 def options(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -81,8 +81,7 @@ def test_headlines() -> None:
     both = (Skip("a", "b", matters=True), Skip("c", "d", matters=True))
     told = "INCONCLUSIVE: 2 parts that could hide an error were skipped (the first: a: b)"
     assert headline(coverage=replace(CHECKED, skipped=both)) == told
-    long = (Skip("a", "b" * 500, matters=True),)
-    assert len(headline(coverage=replace(CHECKED, skipped=long))) < 220
+    assert len(headline(coverage=replace(CHECKED, skipped=(Skip("a", "b" * 500, matters=True),)))) < 220
 
 
 def test_a_librarys_line_and_the_users_own_are_told_apart() -> None:
@@ -165,8 +164,7 @@ def test_how_to_find_the_operator_is_said_until_it_was_looked_for() -> None:
 def test_a_workaround_that_was_not_tried_is_not_said_to_help() -> None:
     finding = Finding(Kind.LOGIC, "output[0]", "wrong", workaround="f = torch.compiler.disable(f)")
     assert "was seen to make the finding vanish" in str(Report((finding,), CHECKED))
-    untried = replace(finding, workaround_confirmed=False)
-    text = str(Report((untried,), CHECKED))
+    text = str(Report((replace(finding, workaround_confirmed=False),), CHECKED))
     assert "It was not tried" in text
     assert "was seen" not in text
 
@@ -227,8 +225,7 @@ def test_what_is_ignored_is_no_agreement() -> None:
 
 
 def test_findings_that_were_not_traced_by_themselves_are_told_with_an_assumption() -> None:
-    left = replace(RELU, op=None, node=None, stage=None, searched=True, subject="grad[w]")
-    text = str(Report((RELU, left), CHECKED))
+    text = str(Report((RELU, replace(RELU, op=None, node=None, stage=None, searched=True, subject="grad[w]")), CHECKED))
     assert text.count("\n1. ") == 1
     assert "\n2. " not in text
     assert "   assumed     that it explains 1 finding of the same code, whose own operator is not known" in text
@@ -280,8 +277,7 @@ def test_of_nan_is_said_how_many_and_not_how_far_the_rest_is_off() -> None:
 
 
 def test_advice_on_a_kind_is_said_once_and_names_the_line_if_one_finding_has_it() -> None:
-    vague = replace(RELU, op=None, node=None, region="f [1/0]")
-    text = str(Report((vague, RELU), CHECKED))
+    text = str(Report((replace(RELU, op=None, node=None, region="f [1/0]"), RELU), CHECKED))
     assert text.count("  - logic: ") == 1
     assert "Else keep the code at 'your line'" in text
     assert "Which line is to blame is not known." not in text
@@ -296,8 +292,7 @@ def test_nothing_is_advised_that_was_tried_in_vain(kind: Kind, detail: str, dtyp
     advised = " ".join(str(Report((open_to_try,), CHECKED)).split())
     assert "keep the code at 'your line' out of the compiler" in advised
     assert ("emulate_precision_casts" in advised) == (kind is Kind.PRECISION)
-    in_vain = replace(open_to_try, workaround_confirmed=False)
-    text = " ".join(str(Report((in_vain,), CHECKED)).split())
+    text = " ".join(str(Report((replace(open_to_try, workaround_confirmed=False),), CHECKED)).split())
     assert "No setting helped, nor did keeping 'your line' out of the compiler." in text
     assert "torch.compiler.disable" not in text
     assert "emulate_precision_casts" not in text

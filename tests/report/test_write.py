@@ -26,8 +26,6 @@ from checked_backend.report.write import (
 )
 from tests.support.raising import raising
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]*-\d{8}T\d{6}Z-\d+-\d+\.json")
-
 
 def titled(title: str) -> Report:
     return Report((), Coverage(checked={"outputs": 1}), title)
@@ -52,7 +50,7 @@ full = raising(OSError(28, "No space left on device"))
 def test_name_stays_in_the_folder(tmp_path: Path, title: str) -> None:
     path = write_report(titled(title), tmp_path)
     assert path.parent == tmp_path
-    assert NAME.fullmatch(path.name)
+    assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*-\d{8}T\d{6}Z-\d+-\d+\.json", path.name)
     assert len(path.name) < 120
     assert path.is_file()
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from checked_backend.errors import SuiteError
-from checked_backend.findings import Verdict
+from checked_backend import SuiteError, Verdict
 from checked_backend.runs.case import Case, CaseResult, Status
 
 
@@ -29,8 +28,7 @@ def test_a_result_survives_json() -> None:
     full = CaseResult(Status.HANG, "m", "s", "e", 1.5, 7, 1e-6, "{}", "log", "host")
     assert CaseResult.from_json(full.to_json()) == full
     assert CaseResult.from_json(CaseResult(Status.PASS).to_json()) == CaseResult(Status.PASS)
-    half = CaseResult(Status.ERROR, "half a pair: \ud800")
-    assert CaseResult.from_json(half.to_json()).message == "half a pair: ?"
+    assert CaseResult.from_json(CaseResult(Status.ERROR, "half a pair: \ud800").to_json()).message == "half a pair: ?"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from checked_backend.errors import SuiteError
-from checked_backend.findings import Verdict
+from checked_backend import SuiteError, Verdict
 from checked_backend.runs.case import Attempt, Case, encode
 from checked_backend.runs.folder import RunFolder
 from checked_backend.runs.results import Plan, Results, WantedCase
@@ -73,7 +72,7 @@ def test_what_is_complete_survives_kill_and_what_is_not_is_nothing(tmp_path: Pat
     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     keep(path, {{"b": outcome("fail")}})
     """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, cwd=ROOT).returncode == -9
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT).returncode == -9
     assert any(file.suffix == ".tmp" for file in path.iterdir())
     assert kept_in(path) == {"a": ["pass"]}
     keep(path, {"b": outcome("fail")})

@@ -54,8 +54,7 @@ def test_results_that_are_no_longer_equal_bit_for_bit_are_noisier(tmp_path: Path
         "equal": outcome(),
         "unchecked": outcome(noise=1e-6),
     }
-    found = compared(tmp_path, before, after)
-    assert [(c.after.case.model, c.words) for c in found.changes["noisier"]] == [
+    assert [(c.after.case.model, c.words) for c in compared(tmp_path, before, after).changes["noisier"]] == [
         ("more", "equal bits -> noise of 0.001"),
         ("differs", "equal bits -> noise of 1e-06"),
     ]
@@ -104,11 +103,7 @@ def test_a_failure_of_another_kind_is_a_change_and_one_that_no_rule_knows_is_new
         return outcome("fail", message=f"{kind}: output[0]: wrong", expected=expected)
 
     before = {"known": failed("logic", "#1"), "other": failed("logic"), "same": failed("logic")}
-    after = {"known": failed("alias"), "other": failed("crash"), "same": failed("logic")}
-    found = compared(tmp_path, before, after)
+    found = compared(tmp_path, before, {"known": failed("alias"), "other": failed("crash"), "same": failed("logic")})
     assert {
         heading: [(c.after.case.model, c.words) for c in changes] for heading, changes in found.changes.items()
-    } == {
-        "newly failing": [("known", "logic (known) -> alias")],
-        "other changes": [("other", "logic -> crash")],
-    }
+    } == {"newly failing": [("known", "logic (known) -> alias")], "other changes": [("other", "logic -> crash")]}

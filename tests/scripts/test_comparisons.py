@@ -20,8 +20,7 @@ def test_what_is_copied_has_no_annotations_and_does_the_same() -> None:
 
 
 def test_all_that_a_copied_function_uses_is_copied_too_and_nothing_else() -> None:
-    defined = [line.split("(")[0] for line in source_of(calls_differ) if line.startswith(("def ", "class "))]
-    assert defined == [
+    assert [line.split("(")[0] for line in source_of(calls_differ) if line.startswith(("def ", "class "))] == [
         *("class RoundedOtherwise", "def outcome", "def outcomes"),
         *("def is_rounding", "def shared_memory", "def calls_differ"),  # its own tensors are no function
     ]

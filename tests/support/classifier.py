@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 Compile = Callable[..., Any]
 
 
-class Classifier(nn.Module):
+class Classifier(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.hidden, self.head = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.head(self.hidden(x).tanh())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.dump.load import with_checksum
@@ -32,12 +31,12 @@ class Squared(torch.autograd.Function):
         return gradients[0] * 2 * ctx.saved_tensors[0]
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     """A layer whose result meets a constant."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 2)
+        self.linear = torch.nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x).relu() * torch.tensor([1.0, 2.0])
@@ -69,8 +68,7 @@ def same_leaf(expected: Any, actual: Any) -> bool:
 
 def as_bytes(tensor: torch.Tensor) -> bytes:
     resolved = tensor.detach().resolve_conj().resolve_neg().flatten()
-    flat = torch.empty(resolved.numel(), dtype=resolved.dtype).copy_(resolved)
-    return bytes(flat.view(torch.uint8).tolist())
+    return bytes(torch.empty(resolved.numel(), dtype=resolved.dtype).copy_(resolved).view(torch.uint8).tolist())
 
 
 def run(dump: cb.Dump) -> list[Any]:
@@ -92,6 +90,4 @@ def edit(path: Path, change: Any) -> None:
 def python(*words: object, folder: Path, module_path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(module_path or "")}
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=300
-    )
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=300)

@@ -58,8 +58,7 @@ def _encoder_decoder(name: str, **settings: Any) -> Make:
 def _pictures(name: str, **settings: Any) -> Make:
     def make() -> Case:
         inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
-        model = of_transformers(name, image_size=16, **settings)
-        return Case(model, inputs, lambda returned: returned.loss)
+        return Case(of_transformers(name, image_size=16, **settings), inputs, lambda returned: returned.loss)
 
     return make
 
@@ -153,8 +152,7 @@ def _loss(model: Callable[[], nn.Module], **shapes: Sequence[int]) -> Make:
 
     def make() -> Case:
         built = model()
-        inputs = {name: torch.randn(shape) for name, shape in shapes.items()}
-        return Case(built, inputs, lambda returned: returned)
+        return Case(built, {name: torch.randn(shape) for name, shape in shapes.items()}, lambda returned: returned)
 
     return make
 

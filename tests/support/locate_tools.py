@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 from checked_backend.diagnose.localize import Location, called_name, locate
 from checked_backend.findings import Finding
@@ -40,7 +39,7 @@ def located(
         assert torch.is_grad_enabled() == before[1]
         return findings
 
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = CheckOptions(compiler=compiler, on_divergence="record", layout="raise")
         return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
 

@@ -12,8 +12,6 @@ import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import checked_backend as cb
-from checked_backend.backends import debug_interpreter
-from checked_backend.findings import Finding
 
 NAME = "checked_backend_operators"
 
@@ -68,7 +66,7 @@ def record(program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool |
     """Compile, call with each tuple of arguments, go backward where there is something to go back from."""
     torch._dynamo.reset()
     options = {"on_divergence": "record", **options}
-    compiled = torch.compile(program, backend=debug_interpreter, dynamic=dynamic, options=options)
+    compiled = torch.compile(program, backend=cb.debug_interpreter, dynamic=dynamic, options=options)
     with cb.collect() as session:
         for args in calls:
             leaves = torch.utils._pytree.tree_leaves(compiled(*args))
@@ -78,7 +76,7 @@ def record(program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool |
     return session.report
 
 
-def run_alone(finding: Finding) -> tuple[str, str]:
+def run_alone(finding: cb.Finding) -> tuple[str, str]:
     """Run the script that shows an operator alone, where it is registered; what it ends with, and what it printed."""
     printed = StringIO()
     with redirect_stdout(printed), pytest.raises(SystemExit) as ended:

@@ -19,7 +19,6 @@ aten = torch.ops.aten
 PLANTED = "PLANTED_IN_INDUCTOR"
 """Environment variable that names the fault to plant in a new process."""
 
-Table = Literal["lowering", "decomposition", "config"]
 Spoil = Callable[..., Any]
 """``spoil(right, *args, **kwargs)``: calls the right lowering or decomposition, and returns something wrong."""
 
@@ -39,7 +38,7 @@ class Fault:
 
     operator: str
     family: str
-    table: Table
+    table: Literal["lowering", "decomposition", "config"]
     spoil: Spoil
     also: tuple[str, ...] = ()
 
@@ -153,14 +152,6 @@ def _swapped_last(x: Any, dims: Any) -> Any:
     return (x, order), {}
 
 
-def _next_index(x: Any, index: int, *rest: Any) -> Any:
-    return (x, index, 0, *rest[1:]), {}
-
-
-def _other_eps(*args: Any, **kwargs: Any) -> Any:
-    return (*args[:-1], 0.25), kwargs
-
-
 def _with_tanh(x: Any, approximate: str = "none") -> Any:
     return (x * 1.01,), {"approximate": approximate}
 
@@ -233,7 +224,7 @@ FAULTS: Mapping[str, Fault] = dict(
         _low("prod", "reduction"),
         _low("any", "reduction"),
         _low("var_mean", "reduction", scaled),
-        _dec("native_layer_norm", "normalisation", given(_other_eps)),
+        _dec("native_layer_norm", "normalisation", given(lambda *args, **kwargs: ((*args[:-1], 0.25), kwargs))),
         _dec("_native_batch_norm_legit_functional", "normalisation", scaled, "native_batch_norm", "batch_norm"),
         _dec("native_group_norm", "normalisation"),
         _dec("_softmax", "normalisation", scaled),
@@ -268,7 +259,7 @@ FAULTS: Mapping[str, Fault] = dict(
         _low("copy_", "in-place", dropped, "copy", "add", "mul", "fill"),
         _low("permute", "views", given(_swapped_last), "t", "transpose"),
         _low("slice", "views", given(_later_start)),
-        _low("select", "views", given(_next_index)),
+        _low("select", "views", given(lambda x, index, *rest: ((x, index, 0, *rest[1:]), {}))),
         _low("cat", "views", given(_reversed_pair)),
         _low("as_strided", "views", given(lambda x, size, stride, *_: ((x, size, stride, 0), {}))),
         _dec("flip", "views"),
@@ -317,7 +308,4 @@ def _keys(operator: str) -> list[Any]:
 
 
 def _wrong(right: Spoil, spoil: Spoil) -> Spoil:
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        return spoil(right, *args, **kwargs)
-
-    return wrong
+    return lambda *args, **kwargs: spoil(right, *args, **kwargs)

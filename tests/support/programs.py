@@ -100,24 +100,8 @@ def _batch_norm(x: torch.Tensor) -> torch.Tensor:
     return torch.cos(F.batch_norm(torch.sin(x), mean, var, training=True))
 
 
-def _layer_norm(x: torch.Tensor) -> torch.Tensor:
-    return torch.cos(F.layer_norm(torch.sin(x), (12,)))
-
-
-def _loss(x: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(torch.sin(x) * 3, torch.arange(12) % 5)
-
-
-def _weights() -> Tensors:
-    return torch.randn(12, 12), torch.randn(12, 12), torch.randn(12)
-
-
 def _table_leaf() -> Tensors:
     return torch.randn(12, 12, requires_grad=True), torch.randint(0, 12, (7,))
-
-
-def _filter_leaves() -> Tensors:
-    return torch.randn(2, 3, 9, 9, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
 
 
 def _program(operator: Callable[..., Any], inputs: Callable[[], Tensors] = _square) -> Program:
@@ -158,7 +142,7 @@ PROGRAMS: Mapping[str, Program] = {
     "prod": _positive(lambda x: x.prod(1)),
     "any": _program(lambda x: (x > 1.9).any(1)),
     "var_mean": _program(lambda x: torch.var_mean(x, 1)[0]),
-    "native_layer_norm": Program(_layer_norm, _square),
+    "native_layer_norm": Program(lambda x: torch.cos(F.layer_norm(torch.sin(x), (12,))), _square),
     "_native_batch_norm_legit_functional": Program(_batch_norm, _image),
     "native_group_norm": _program(lambda x: F.group_norm(x, 3), _image),
     "_softmax": _program(lambda x: torch.softmax(x, 1)),
@@ -179,12 +163,14 @@ PROGRAMS: Mapping[str, Program] = {
     "max_pool2d_with_indices": _program(lambda x: F.max_pool2d(x, 3, 2, 1), _image),
     "avg_pool2d_backward": _trained(lambda x: F.avg_pool2d(x, 3, 2, 1), _image_leaf),
     "max_pool2d_with_indices_backward": _trained(lambda x: F.max_pool2d(x, 3, 2, 1), _image_leaf),
-    "addmm": _program(torch.nn.functional.linear, _weights),
+    "addmm": _program(torch.nn.functional.linear, lambda: (torch.randn(12, 12), torch.randn(12, 12), torch.randn(12))),
     "addmm_fused": _program(lambda x, y: x @ y + x, _pair),
     "mm": _program(torch.mm, _pair),
     "bmm": _program(torch.bmm, lambda: (torch.randn(2, 12, 12), torch.randn(2, 12, 12))),
     "convolution": _program(F.conv2d, lambda: (torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3))),
-    "convolution_backward": _trained(F.conv2d, _filter_leaves),
+    "convolution_backward": _trained(
+        F.conv2d, lambda: (torch.randn(2, 3, 9, 9, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True))
+    ),
     "constant_pad_nd": _program(lambda x: F.pad(x, (1, 2, 0, 1))),
     "reflection_pad2d": _program(lambda x: F.pad(x, (1, 2, 0, 1), mode="reflect"), _image),
     "replication_pad2d": _program(lambda x: F.pad(x, (1, 2, 0, 1), mode="replicate"), _image),
@@ -204,6 +190,6 @@ PROGRAMS: Mapping[str, Program] = {
     "native_layer_norm_backward": _trained(lambda x: F.layer_norm(x, (12,))),
     "_softmax_backward_data": _trained(lambda x: torch.softmax(x, 1)),
     "_log_softmax_backward_data": _trained(lambda x: torch.log_softmax(x, 1)),
-    "nll_loss_backward": Program(_loss, _leaf, train=True),
+    "nll_loss_backward": Program(lambda x: F.cross_entropy(torch.sin(x) * 3, torch.arange(12) % 5), _leaf, train=True),
 }
 """By the name of the fault."""

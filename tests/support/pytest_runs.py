@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 LOADED = ("-p", "tests.support.process_marks", "-p", "tests.durations")
 SETTINGS = """
 [pytest]
@@ -32,7 +31,7 @@ def run(folder: Path, source: str, *words: object) -> tuple[dict[str, set[str]],
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *LOADED, *map(str, words)],
         cwd=folder,
-        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
     )

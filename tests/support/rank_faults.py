@@ -13,7 +13,6 @@ from torch import fx, nn
 
 import checked_backend as cb
 from tests.support import faults
-from tests.support.faults import PlantedError
 from tests.support.raising import raising
 from tests.support.rank_programs import Block, faulty, step, told
 from tests.support.region_tools import checked
@@ -81,5 +80,5 @@ class ExchangingTwice(nn.Module):
 def crashing(rank: int, world: int, *, at: str, on: int) -> None:
     """Train where the compiled backward pass of one rank raises at an operator."""
     torch.manual_seed(rank)
-    compiler = faults.wrong_operator(f"aten.{at}.default", raising(PlantedError("a kernel is missing")), "aot")
+    compiler = faults.wrong_operator(f"aten.{at}.default", raising(faults.PlantedError("a kernel is missing")), "aot")
     step(checked(ExchangingTwice(), compiler if rank == on else "aot_eager"), rank + world)

@@ -45,13 +45,8 @@ class Rank:
     output: str
 
 
-def run_ranks(program: str, folder: Path, *, world: int = 2, limit: float = LIMIT, **given: Any) -> list[Rank]:
-    """Run ``module:function`` once for each rank: ``function(rank, world, **given)``, in a gloo group.
-
-    Raises:
-        HungError: A rank still ran at the limit. All are killed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+def start(folder: Path, output: str, *words: str) -> subprocess.Popen[bytes]:
+    """Start Python in a process group of its own; what it prints is in a file of the folder."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("CHECKED_BACKEND")},
         "PYTHONPATH": str(ROOT),
@@ -59,19 +54,22 @@ def run_ranks(program: str, folder: Path, *, world: int = 2, limit: float = LIMI
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+    command = [sys.executable, *words]
+    with open(folder / output, "wb") as out:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out, start_new_session=True)
+
+
+def run_ranks(program: str, folder: Path, *, world: int = 2, limit: float = LIMIT, **given: Any) -> list[Rank]:
+    """Run ``module:function`` once for each rank: ``function(rank, world, **given)``, in a gloo group.
+
+    Raises:
+        HungError: A rank still ran at the limit. All are killed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     ranks = []
     for rank in range(world):
         arguments = [rank, world, str(folder / "store"), program, str(folder / f"result{rank}.json"), given]
-        with open(folder / f"output{rank}.txt", "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, json.dumps(arguments)],
-                cwd=folder,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        ranks.append(process)
+        ranks.append(start(folder, f"output{rank}.txt", "-c", _MAIN, json.dumps(arguments)))
     end = time.monotonic() + limit
     while any(process.poll() is None for process in ranks) and time.monotonic() < end:
         time.sleep(0.05)

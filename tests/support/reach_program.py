@@ -72,8 +72,7 @@ def main() -> None:
         if again:
             sys.addaudithook(hook)
         for place, (name, function) in enumerate(itertools.islice(everything, part, None, parts)):
-            chance = random.Random(place)
-            for args in ways(chance):
+            for args in ways(random.Random(place)):
                 current[0] = name
                 called += again
                 try:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
 
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.reduce.problem import Problem
@@ -16,8 +15,8 @@ from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 
 
-def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
-    return fx.GraphModule(nn.Module(), fx.symbolic_trace(function).graph)
+def graph_of(function: Callable[..., Any]) -> torch.fx.GraphModule:
+    return torch.fx.GraphModule(torch.nn.Module(), torch.fx.symbolic_trace(function).graph)
 
 
 def case_of(function: Callable[..., Any], *inputs: Any, compiler: Any = "eager", **options: Any) -> GraphCase:

@@ -10,7 +10,6 @@ from contextvars import Context
 from typing import Any
 
 import torch
-from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
@@ -23,11 +22,11 @@ def checked(function: Callable[..., Any], compiler: Any, *, dynamic: bool | None
     return torch.compile(function, backend="numcheck", options=given, dynamic=dynamic)
 
 
-def dynamo_graph(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
+def dynamo_graph(function: Callable[..., Any], *args: Any) -> torch.fx.GraphModule:
     """The graph that Dynamo makes of the beginning of a function."""
-    graphs: list[fx.GraphModule] = []
+    graphs: list[torch.fx.GraphModule] = []
 
-    def keep(gm: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    def keep(gm: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
         graphs.append(copy_graph(gm))
         return gm.forward
 
@@ -66,7 +65,7 @@ def backwards(report: cb.Report) -> int:
     return sum(region.checked_backwards for region in report.coverage.regions)
 
 
-def training_state(model: nn.Module) -> list[torch.Tensor]:
+def training_state(model: torch.nn.Module) -> list[torch.Tensor]:
     """Parameters, buffers and gradients of a module, and the random state."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return [*model.state_dict().values(), *gradients, torch.get_rng_state()]

@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from checked_backend.findings import Coverage, Finding, Kind
+from checked_backend import Coverage, Finding, Kind, Report
 from checked_backend.process.job import JobResources
-from checked_backend.report import Report
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.runs.pool import LocalPool
 from checked_backend.runs.results import Results, WantedCase

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from checked_backend.errors import SuiteError
-from checked_backend.findings import Verdict
+from checked_backend import SuiteError, Verdict
 from checked_backend.process.job import JobResources
 from checked_backend.runs.case import CaseResult
 from checked_backend.runs.data import render_json, render_junit
@@ -123,8 +122,7 @@ def stop_a_rerun(folder: Path, answers: dict[str, Sequence[str] | str], after: i
             return super().run(jobs[:after], begun)
 
     pool = StoppingPool(scripted(answers, []), JobResources())
-    plan = plan_of(jobs_of(*MODELS))
-    run_sweep(asked(folder, rerun=FAILED), Console(file=io.StringIO()), plan, pool)
+    run_sweep(asked(folder, rerun=FAILED), Console(file=io.StringIO()), plan_of(jobs_of(*MODELS)), pool)
 
 
 def test_flaky_repeats_find_what_ends_in_two_ways(tmp_path: Path) -> None:
@@ -135,8 +133,7 @@ def test_flaky_repeats_find_what_ends_in_two_ways(tmp_path: Path) -> None:
 
 
 def test_a_skip_is_recorded_with_its_reason_and_not_run(tmp_path: Path) -> None:
-    jobs = [*jobs_of("a"), *jobs_of("b", settings=Settings(skip="needs a moon"))]
-    summary, ran = sweep(tmp_path, {}, jobs=jobs)
+    summary, ran = sweep(tmp_path, {}, jobs=[*jobs_of("a"), *jobs_of("b", settings=Settings(skip="needs a moon"))])
     assert ran == ["a"]
     assert [(case.status.value, case.result.message) for case in summary.cases][1] == ("skipped", "needs a moon")
     summary, ran = sweep(tmp_path, {"b": "fail"}, jobs=jobs_of("a", "b"))

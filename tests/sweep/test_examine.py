@@ -11,9 +11,7 @@ import torch
 from torch._dynamo import register_backend
 from torch._dynamo.backends import registry
 
-from checked_backend.checking import check
-from checked_backend.findings import Verdict
-from checked_backend.report import Report
+from checked_backend import Report, Verdict, check
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.settings import Settings

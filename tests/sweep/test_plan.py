@@ -68,8 +68,7 @@ def test_selections(values: dict[str, Any], wanted: list[str]) -> None:
 
 
 def test_shards_are_all_and_share_nothing() -> None:
-    request = asked(ways=parse_modes(["inference", "training"], ["float32"]))
-    jobs = planned(LISTED, request)
+    jobs = planned(LISTED, asked(ways=parse_modes(["inference", "training"], ["float32"])))
     parts = [asked(shard=(number, 4)).split(jobs)[0] for number in (1, 2, 3, 4)]
     keys = [job.case.key for part in parts for job in part]
     assert len(keys) == len(set(keys)) == 6
@@ -86,14 +85,12 @@ def test_tags_that_are_not_wanted_and_canaries_are_skipped_with_the_reason(tmp_p
     listed = replace(LISTED, models=[model("a1"), model("c", canary=True)])
     jobs = planned(listed, asked(rules=rules, skip_tags=["slow"]))
     assert [job.settings.skip for job in jobs] == ["slow: an hour", "a canary model; --canary runs it"]
-    jobs = planned(listed, asked(rules=rules, canary=True))
-    assert [job.settings.skip for job in jobs] == [None, None]
+    assert [job.settings.skip for job in planned(listed, asked(rules=rules, canary=True))] == [None, None]
 
 
 def test_a_dump_has_no_mode_to_choose() -> None:
     listed = replace(LISTED, models=[model("d", fixed=True)])
-    request = asked(ways=parse_modes(["inference", "training:amp"], ["float32"]), dynamic=True)
-    (job,) = planned(listed, request)
+    (job,) = planned(listed, asked(ways=parse_modes(["inference", "training:amp"], ["float32"]), dynamic=True))
     assert (job.case.mode, job.case.dtype, job.case.dynamic) == ("as dumped", "as dumped", False)
 
 

@@ -42,8 +42,7 @@ def test_a_gradient_wrong_at_its_own_precision_only(factor):
 
 @pytest.mark.parametrize("factor", [1.5, float("nan"), 0])
 def test_an_error_in_one_call(factor):
-    wrong = faults.only_in_call(3, faults.spoiled_output(lambda out: out * factor))
-    report = trained(nn.Linear(8, 2), wrong)
+    report = trained(nn.Linear(8, 2), faults.only_in_call(3, faults.spoiled_output(lambda out: out * factor)))
     assert details(report) == {"logic.this_call"}
     finding = report.findings[0]
     assert "not reproduced: possibly hardware" in finding.message
@@ -78,9 +77,7 @@ def test_an_error_that_repeats_names_no_machine():
 )
 def test_an_error_for_gradients_of_one_layout_is_no_error_of_one_call(arriving, is_wrong_for):
     """It shows again, because control runs are given gradients in the same layout."""
-    torch._dynamo.reset()
-    wrong = faults.spoiled_tangents(lambda grad: grad * 2 if is_wrong_for(grad) else grad)
-    compiled = checked(nn.Linear(8, 2), wrong)
+    compiled = checked(nn.Linear(8, 2), faults.spoiled_tangents(lambda grad: grad * 2 if is_wrong_for(grad) else grad))
     assert details(gathered(lambda: compiled(torch.randn(4, 8)).backward(arriving))) == {"logic"}
 
 

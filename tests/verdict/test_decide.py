@@ -86,8 +86,7 @@ def mixed() -> torch.Tensor:
 @pytest.mark.parametrize("rest", [1.0, 1 + 1.2e-7], ids=["the rest is equal", "the rest is off by a rounding"])
 def test_small_elements_are_not_lost_in_the_noise_of_large_ones(wrong: float, rest: float) -> None:
     candidate = torch.cat([exact() * 1e3 * rest, exact() * 1e-3 * wrong])
-    controls = Scripted(torch.float32, mixed(), lambda: candidate)
-    [finding] = decided(controls, candidate, thorough=False).findings
+    [finding] = decided(Scripted(torch.float32, mixed(), lambda: candidate), candidate, thorough=False).findings
     assert finding.kind is Kind.LOGIC
     assert finding.metrics is not None
     clean = Scripted(torch.float32, mixed(), mixed)
@@ -247,8 +246,7 @@ def test_a_kernel_that_reads_junk_in_this_dtype_alone_is_nondeterministic() -> N
     controls.left_alone = lambda: exact().bfloat16()
     [finding] = decided(controls, met).findings
     assert finding.kind is Kind.NONDETERMINISTIC
-    steady = Scripted(torch.bfloat16, exact(), exact, alone=lambda: exact().bfloat16())
-    [finding] = decided(steady, met).findings
+    [finding] = decided(Scripted(torch.bfloat16, exact(), exact, alone=lambda: exact().bfloat16()), met).findings
     assert finding.kind.fails
 
 
@@ -277,8 +275,7 @@ def test_float64_tells_rounding_from_what_does_not_repeat(
         controls.noise = 0.3 / (torch.finfo(torch.float32).eps / 2)
     scale = NoiseBaseline(1e-9, 1e-9)
     decisions = decided(controls, drifted(), thorough=False, known={"output[0]": scale} if known else None)
-    kinds = [str(finding.kind) for finding in decisions.findings]
-    assert kinds == (["nondeterministic"] if jumps else [])
+    assert [str(finding.kind) for finding in decisions.findings] == (["nondeterministic"] if jumps else [])
     if jumps:
         assert decisions.findings[0].evidence["noise_in_float64"] > 0
 

@@ -46,8 +46,7 @@ def test_eager_that_has_lost_them_too_asks_for_none() -> None:
 
 def test_one_element_that_is_small_because_large_numbers_cancel_is_none() -> None:
     """Eager is near by chance in it: its error is a tenth of the typical one, and the candidate's is typical."""
-    exact = torch.linspace(1e9, 6e9, 251, dtype=torch.float64)
-    exact = torch.cat([exact, torch.tensor([2e4], dtype=torch.float64)])
+    exact = torch.cat([torch.linspace(1e9, 6e9, 251, dtype=torch.float64), torch.tensor([2e4], dtype=torch.float64)])
     typical = torch.where(torch.arange(252) % 2 == 0, 2e7, -2e7)
     eager, candidate = exact + typical, exact - typical
     eager[-1], candidate[-1] = 2e4 + 1e6, 2e4 + 3e7
@@ -72,8 +71,7 @@ def test_rounding_of_half_precision_loses_none(dtype: torch.dtype) -> None:
 
 def test_zero_nan_infinity_and_denormal_numbers_have_no_digits_to_lose() -> None:
     exact = torch.tensor([0.0, float("nan"), float("inf"), 1e-40, 1.0], dtype=torch.float64)
-    candidate = torch.tensor([1e-3, 1.0, 1.0, 0.0, 1.0])
-    assert places_of(exact.float(), candidate, exact) == []
+    assert places_of(exact.float(), torch.tensor([1e-3, 1.0, 1.0, 0.0, 1.0]), exact) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])

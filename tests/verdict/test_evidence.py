@@ -10,13 +10,10 @@ import torch
 
 import checked_backend as cb
 from checked_backend.findings import Coverage, EvidenceKey, Kind
-from checked_backend.report import Report
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.runner import Runner, Values
 from tests.support.scripted_controls import Make, Scripted, decided, exact, fused, missing
-
-# kinds and words
 
 
 def test_precision_says_that_the_logic_is_right() -> None:
@@ -88,13 +85,10 @@ def test_a_thread_that_draws_beside_eager_alone_explains_as_much(others: str | N
         return exact().roll(8)
 
     more: dict[str, Any] = {"left_alone": drawn, "replayed": lambda: rolled().float(), "alone": drawn, "others": others}
-    controls = Scripted(torch.float32, rolled(), rolled, **more)
-    decisions = decided(controls, exact())
+    decisions = decided(Scripted(torch.float32, rolled(), rolled, **more), exact())
     assert [finding.detail for finding in decisions.findings] == ([] if others else ["rng.stream"])
     assert any(skip.matters for skip in decisions.skips) == (others is not None)
 
-
-# evidence
 
 EVERY = {
     EvidenceKey.EAGER_REPEATS,
@@ -129,7 +123,7 @@ def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make,
     assert finding.noise.rms > 0
     assert finding.noise.source.startswith("Monte Carlo arithmetic on eager, ")
     assert finding.noise.source.endswith("float64 reference, float64 twin")
-    report = Report((finding,), Coverage(checked={"tensors": 1}))
+    report = cb.Report((finding,), Coverage(checked={"tensors": 1}))
     words, kept = " ".join(report.to_text(verbose=True).split()), json.loads(report.to_json())["findings"][0]
     assert "Monte Carlo arithmetic on eager" in words
     assert kept["noise"]["rms"] == finding.noise.rms
@@ -165,8 +159,7 @@ def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
     def right() -> torch.Tensor:
         return exact().to(torch.bfloat16)
 
-    controls = Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right)
-    [finding] = decided(controls, fused()).findings
+    [finding] = decided(Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right), fused()).findings
     assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 

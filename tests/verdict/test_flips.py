@@ -26,8 +26,7 @@ def test_where_eager_has_flips_others_may_not_be_wrong() -> None:
 
 def buckets(x: torch.Tensor, table: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """A bias for each distance, in logarithmic buckets: some distances are edges, in exact arithmetic."""
-    distance = torch.arange(1, 65)
-    places = (torch.log(distance.to(x.dtype) / 8) / math.log(16) * 8).long() + 10
+    places = (torch.log(torch.arange(1, 65).to(x.dtype) / 8) / math.log(16) * 8).long() + 10
     return torch.softmax(x @ w + table[places], -1)
 
 
@@ -60,11 +59,8 @@ def test_gradients_behind_a_choice_that_flips_are_compared() -> None:
 def test_what_is_computed_of_ties_accuses_nobody() -> None:
     """Half of what is rounded is a tie, so a compiler may choose otherwise."""
 
-    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (torch.round(x * 6) / 4) @ w
-
     inputs = torch.randint(-20, 20, (16, 32)) / 12, torch.randn(32, 64)
-    assert agreed(gathered(lambda: checked(program, faults.clean("aot"))(*inputs)))
+    assert agreed(gathered(lambda: checked(lambda x, w: (torch.round(x * 6) / 4) @ w, faults.clean("aot"))(*inputs)))
 
 
 def test_another_choice_at_an_edge_is_no_bug() -> None:

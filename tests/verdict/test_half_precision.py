@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
@@ -50,7 +49,7 @@ def test_fault_of_the_twin_alone_is_not_the_candidates() -> None:
 
 def test_power_against_wrong_kernels_of_one_precision_is_told() -> None:
     """The float64 twin shows that the logic is right; what is wrong in bfloat16 alone must exceed bfloat16's noise."""
-    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).to(torch.bfloat16)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)).to(torch.bfloat16)
     x = torch.randn(16, 32, dtype=torch.bfloat16)
 
     def wrong_by(factor: float) -> cb.Report:

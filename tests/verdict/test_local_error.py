@@ -18,9 +18,8 @@ def _error(signal: Tensor, noise: float, made: float, *, shares: float = 0.0) ->
     """The error of a kernel that makes ``made`` times the signal, and this share of the rounding of its inputs."""
     rounding, *moved = (torch.randn(4, *signal.shape, dtype=torch.float64) * noise).unbind()
     right = signal + rounding
-    candidate = (made * signal + shares * rounding).to(torch.bfloat16)
     error = local_error(
-        candidate=candidate,
+        candidate=(made * signal + shares * rounding).to(torch.bfloat16),
         reference=right.to(torch.bfloat16),
         exact=right,
         samples=[right + one for one in moved],

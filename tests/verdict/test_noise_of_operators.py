@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
-from torch import fx
 
 import checked_backend as cb
 from checked_backend._torch.aot import aot_autograd
@@ -107,10 +106,10 @@ TAILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_what_cancels_inside_of_an_operator_is_noise(name: str, dtype: torch.dtype) -> None:
     """Of a probability of nearly 1, less 1, only the rounding of the probability is left."""
 
-    def decomposed(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+    def decomposed(gm: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         """As Inductor does it, and with an exponential that is off by a unit in the last place."""
 
-        def compile_graph(graph: fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
+        def compile_graph(graph: torch.fx.GraphModule, _given: Sequence[Any]) -> Callable[..., Any]:
             for node in list(graph.graph.nodes):
                 if node.target in (torch.ops.aten.exp.default, torch.ops.aten.erf.default, torch.ops.aten.tanh.default):
                     with graph.graph.inserting_after(node):

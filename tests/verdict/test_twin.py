@@ -98,8 +98,7 @@ def test_twin_wrong_where_the_candidate_is_wrong_is_believed() -> None:
 
 def test_twin_wrong_within_the_noise_is_believed() -> None:
     candidate = spiked(2.0**-7)
-    decisions = decided(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate)
-    [finding] = decisions.findings
+    [finding] = decided(Scripted(torch.bfloat16, exact(), lambda: spiked(2.0**-7)), candidate).findings
     assert finding.message.endswith("; the noise of bfloat16 hides how wrong")
 
 

@@ -17,6 +17,7 @@ from checked_backend.diagnose.localize.called import called_bodies, is_higher_or
 from checked_backend.diagnose.localize.subgraph import calls_of
 from tests.support import faults
 from tests.support.locate_tools import calls, located, operator_of
+from tests.support.region_tools import checked, gathered
 
 
 def chosen(x: Tensor) -> Tensor:
@@ -96,9 +97,7 @@ def test_the_operator_inside_is_named(function: Callable[[Tensor], Tensor], call
 
 @pytest.mark.process
 def test_the_operator_inside_of_a_checkpoint_that_draws_is_named() -> None:
-    with cb.collect() as session:
-        train(torch.compile(checkpointed, backend="numcheck", options={"compiler": faults.clean("aot")}))
-    assert session.report.verdict is cb.Verdict.PASS
+    assert gathered(lambda: train(checked(checkpointed, faults.clean("aot")))).verdict is cb.Verdict.PASS
     torch._dynamo.reset()
     location = located(train, checkpointed, faults.wrong_operator("aten.exp.default", how="aot"))
     assert (location.graph, operator_of(location)) == ("forward", "aten.exp.default")

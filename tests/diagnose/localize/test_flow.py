@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.localize import flow as module
@@ -21,7 +20,7 @@ from tests.support import faults
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
 
-def graph_of(function: Callable[..., Any], *inputs: torch.Tensor) -> fx.GraphModule:
+def graph_of(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
     return make_fx(function, tracing_mode="fake")(*inputs)
 
 
@@ -36,7 +35,7 @@ def spoiled(factor: float = 1.01) -> Callable[..., Any]:
     return faults.wrong_operator("aten.relu.default", lambda value: value * factor)
 
 
-def flow_of(gm: fx.GraphModule, compiler: Callable[..., Any], at_fault: str) -> tuple[NodeError, ...]:
+def flow_of(gm: torch.fx.GraphModule, compiler: Callable[..., Any], at_fault: str) -> tuple[NodeError, ...]:
     """The flow of an error, as a compiler makes it in a graph whose inner tensors are results, too."""
     inner = [made for node in calls_of(gm) if worth_exposing(node) for made in tensors_made(node)]
     exposed, places = with_outputs(gm, inner)
@@ -75,8 +74,7 @@ def test_of_an_operator_with_several_results_each_is_listed() -> None:
     def normed(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.native_layer_norm(torch.relu(x), [6], None, None, 1e-5)[0]
 
-    found = by_name(flow_of(graph_of(normed, X), spoiled(2.0), "relu"))
-    item = found["getitem"]
+    item = by_name(flow_of(graph_of(normed, X), spoiled(2.0), "relu"))["getitem"]
     assert (item.op, item.inputs, item.own) == ("aten.native_layer_norm.default", ("relu",), 0.0)
 
 
@@ -125,8 +123,7 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
 
 def test_what_finds_the_operator_has_seen_the_flow() -> None:
     graph = graph_of(program, X)
-    faulty = probe(graph, (X,), spoiled(), limit=1 << 20)
-    assert faulty.finding.flow == flow_of(graph, spoiled(), "relu")
+    assert probe(graph, (X,), spoiled(), limit=1 << 20).finding.flow == flow_of(graph, spoiled(), "relu")
 
 
 @pytest.mark.parametrize(

@@ -177,5 +177,4 @@ def test_blocks_can_be_traced_and_written() -> None:
 
 def test_a_graph_with_modes_that_is_right_has_no_wrong_prefix() -> None:
     x, w = torch.randn(5, 8), torch.randn(8, 8)
-    parts = Parts(dynamo_graph(in_half, x, w), [x, w], OPTIONS, GraphCase.findings)
-    assert parts.shortest_wrong_prefix() is None
+    assert Parts(dynamo_graph(in_half, x, w), [x, w], OPTIONS, GraphCase.findings).shortest_wrong_prefix() is None

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
 
 from checked_backend.diagnose.localize import Location, probe
 from checked_backend.diagnose.localize.subgraph import calls_of
@@ -25,7 +24,7 @@ from tests.support.reduce_tools import case_of
 pytestmark = pytest.mark.skipif(cannot_fork() is not None, reason="no process can be forked")
 
 
-def function(x: Tensor) -> Tensor:
+def function(x: torch.Tensor) -> torch.Tensor:
     y = torch.tanh(x)
     y = torch.relu(y) * 2
     return torch.cos(y).softmax(-1)
@@ -68,7 +67,7 @@ def test_a_part_that_the_compiler_dies_of_is_not_taken_for_the_wrong_one() -> No
     assert len(calls_of(location.cut.case.graph)) == 2
 
 
-def dies(_gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def dies(_gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
     os.kill(os.getpid(), signal.SIGUSR1)
     raise AssertionError
 

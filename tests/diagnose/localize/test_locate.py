@@ -163,8 +163,7 @@ def test_a_slight_error_is_only_blamed_for_a_gross_one_where_a_part_fails_by_its
         first.append(node.graph)
         return faults.changed(value) if str(node.target) == "aten.gelu.default" and node.graph is first[0] else value
 
-    tries = oracle if named else lambda _case: ()
-    location = located(inference, Net(), faults.interpreted(result, "aot"), tries=tries)
+    location = located(inference, Net(), faults.interpreted(result, "aot"), tries=oracle if named else lambda _case: ())
     assert operator_of(location) == ("aten.tanh.default" if named else None)
 
 
@@ -202,8 +201,7 @@ def test_dynamic_sizes() -> None:
 
 
 def test_the_compiler_refuses_an_operator() -> None:
-    location = located(inference, Net(), faults.refuses("aten.gelu.default"))
-    assert operator_of(location) == "aten.gelu.default"
+    assert operator_of(located(inference, Net(), faults.refuses("aten.gelu.default"))) == "aten.gelu.default"
 
 
 @pytest.mark.process

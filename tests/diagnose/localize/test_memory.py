@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.localize.locate import probe_limit
@@ -21,7 +20,7 @@ OWN = STEPS * ROWS * 4
 """Bytes of the activations that such a forward graph keeps for its backward pass."""
 
 
-def forward(x: Tensor) -> tuple[Tensor, ...]:
+def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     kept = []
     for _ in range(STEPS):
         x = torch.sin(torch.cos(x) + 1)  # two of three values are not kept

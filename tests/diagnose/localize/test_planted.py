@@ -16,11 +16,10 @@ import torch
 from torch._inductor import config, decomposition, lowering
 from torch.utils import _pytree as pytree
 
-from checked_backend import collect
+from checked_backend import Report, collect
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.process.job import AnswerFolder, Job, JobResources, run
-from checked_backend.report import Report
 from tests.support import models
 from tests.support.planted import FAULTS, PLANTED, planted
 from tests.support.programs import PROGRAMS
@@ -67,8 +66,7 @@ def test_a_fault_is_taken_out_again(name: str) -> None:
         pytest.skip("torch 2.11 lowers this operator; what is planted is a decomposition")
 
     def state() -> tuple[dict[object, object], dict[object, object], object]:
-        flag = config.cpp.inject_relu_bug_TESTING_ONLY
-        return dict(lowering.lowerings), dict(decomposition.decompositions), flag
+        return dict(lowering.lowerings), dict(decomposition.decompositions), config.cpp.inject_relu_bug_TESTING_ONLY
 
     def fails() -> None:
         with planted(name):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tests.support import faults
 from tests.support.locate_tools import inference, located, training
@@ -24,12 +23,12 @@ class Net(nn.Module):
         self.piece = piece
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.gelu(self.first(x)) * 2
+        hidden = torch.nn.functional.gelu(self.first(x)) * 2
         hidden = self.norm(hidden) + torch.tanh(hidden)
         hidden = hidden + self.piece(hidden)
         hidden = torch.sigmoid(hidden) * hidden.cos()
         hidden = hidden - hidden.mean(1, keepdim=True)
-        return self.last(F.relu(hidden)).softmax(-1)
+        return self.last(torch.nn.functional.relu(hidden)).softmax(-1)
 
 
 def positions(x: Tensor) -> Tensor:
@@ -101,5 +100,4 @@ def test_a_reader_that_is_wrong_is_named_and_not_what_it_reads() -> None:
 
 @pytest.mark.process
 def test_an_operator_of_floats_that_only_its_readers_show_is_named() -> None:
-    location = located(inference, Net(booleans), faults.wrong_for_readers("aten.tanh.default"))
-    assert location.op == "aten.tanh.default"
+    assert located(inference, Net(booleans), faults.wrong_for_readers("aten.tanh.default")).op == "aten.tanh.default"

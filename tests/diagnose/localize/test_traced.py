@@ -12,9 +12,7 @@ from torch import Tensor
 import checked_backend as cb
 from checked_backend.diagnose.diagnosis import Diagnosis
 from checked_backend.diagnose.localize.traced import wrong_metadata
-from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
-from checked_backend.report import Report
 from tests.support import faults
 from tests.support.locate_tools import failed
 
@@ -32,7 +30,6 @@ def _rows(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("test_traced::widened", mutates_args=())
 def widened(x: Tensor) -> Tensor:
-    """Returns float64."""
     return x.double()
 
 
@@ -51,7 +48,7 @@ def wide(x: Tensor, *, right: bool) -> Tensor:
 
 def _failed(
     message: str, monkeypatch: pytest.MonkeyPatch, *, right: bool = False, function: Callable[..., Tensor] = function
-) -> tuple[Failure, Sequence[Finding]]:
+) -> tuple[Failure, Sequence[cb.Finding]]:
     @faults.runs
     def compiler(_forward: Callable[..., Any], *args: Any) -> Any:
         if message:
@@ -71,7 +68,7 @@ def test_the_operator_and_the_line_of_its_register_fake_are_named(monkeypatch: p
     assert "function: return (x * 2 if right else turned(x)).sin() + 1" in str(traced.source)
     [finding] = Diagnosis.of_traced(traced).added_to_all(findings)
     assert f"test_traced.py:{_rows.__code__.co_firstlineno})" in finding.at_fault
-    text = " ".join(str(Report((finding,), cb.Coverage())).split())
+    text = " ".join(str(cb.Report((finding,), cb.Coverage())).split())
     assert "at fault the register_fake of the custom operator test_traced.turned.default" in text
     assert "for a custom operator make its register_fake and its schema say what its kernel does" in text
     assert "torch.compiler.disable" not in text

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 from torch._dynamo.backends import registry
 
+from checked_backend import Finding, Kind, NoiseScale, measure
 from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro import Repro, write_repro
 from checked_backend.diagnose.repro.compile_code import PROCESS_SETTINGS, matters, process_lines, write_compile
 from checked_backend.diagnose.repro.repro import BUG_GONE, BUG_THERE, _tolerance, is_drowned, script_path
-from checked_backend.findings import Finding, Kind, NoiseScale
-from checked_backend.numerics.measure import measure
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.process_state import ProcessState
@@ -176,7 +175,7 @@ def test_a_script_runs_alone_and_shows_the_bug(wrong_backend: Callable[[str], An
     # with the bug repaired, the same file says so
     module = tmp_path / "somewhere" / "wrong_relu.py"
     module.write_text(module.read_text().replace("value + 1", "value"))
-    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True)
     assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
 
 
@@ -207,8 +206,7 @@ def test_a_backend_is_found_by_any_name_that_a_module_has_for_it(
         (module.some.method, "some.method"),
         (module.nameless, "nameless"),
     ):
-        options = CheckOptions(compiler=compiler)
-        code = write_compile(replace(program, case=replace(program.case, options=options)))
+        code = write_compile(replace(program, case=replace(program.case, options=CheckOptions(compiler=compiler))))
         assert code.arguments == f"backend={name}"
         assert code.lines[-1] == f"from wrong_relu import {name.partition('.')[0]}"
         assert not code.problem
@@ -289,7 +287,7 @@ def test_where_rounding_differs_as_much_as_the_bug_the_script_is_in_float64(
     assert "In float64: in lower precision rounding differs as much." in text
     module = tmp_path / "somewhere" / "wrong_sum.py"
     module.write_text(module.read_text().replace("value + 1", "value * (1 + 1e-14)"))  # as rounding may
-    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(repro.path)], capture_output=True, text=True)
     assert (done.returncode, BUG_GONE in done.stdout) == (0, True), done.stdout + done.stderr
 
 
@@ -404,9 +402,6 @@ def test_a_tolerance_is_between_rounding_and_the_bug() -> None:
         assert 0.04 < tolerance(noise, 1.0) < 1.0
 
 
-# settings of the process
-
-
 def test_a_process_as_torch_makes_it_needs_no_line() -> None:
     assert process_lines(ProcessState.capture()) == []
 
@@ -416,38 +411,29 @@ def test_torch_has_each_of_the_settings() -> None:
 
 
 def test_a_script_has_the_settings_that_may_change_results() -> None:
-    names = ("epilogue_fusion", "prologue_fusion", "cpp.inject_log1p_bug_TESTING_ONLY", "cpp.simdlen")
-    assert all(map(matters, names))
+    assert all(map(matters, ("epilogue_fusion", "prologue_fusion", "cpp.inject_log1p_bug_TESTING_ONLY", "cpp.simdlen")))
     others = ("fx_graph_cache", "force_disable_caches", "trace.enabled", "log_file_name", "compile_threads")
     assert not any(map(matters, others))
 
 
 @pytest.mark.parametrize(("name", "code"), [(name, code) for name, (_, code) in PROCESS_SETTINGS.items()])
 def test_a_line_sets_what_it_says(name: str, code: str) -> None:
-    before = ProcessState.capture()
-    value = before.values[name]
+    value = ProcessState.capture().values[name]
     others = {False: True, True: False, "highest": "high", "none": "ieee", "tf32": "ieee"}
     wanted = (True, True) if isinstance(value, tuple) else others[value]
-    try:
-        with torch.backends.__allow_nonbracketed_mutation():  # torch's own test module, if imported, forbids it
-            exec(code.format(wanted), {"torch": torch})
-        after = ProcessState.capture()
-        assert after.values[name] == wanted
-        assert process_lines(after) == [code.format(wanted)]  # and not what follows from it
-    finally:
-        before.restore()
+    with torch.backends.__allow_nonbracketed_mutation():  # torch's own test module, if imported, forbids it
+        exec(code.format(wanted), {"torch": torch})
+    after = ProcessState.capture()
+    assert after.values[name] == wanted
+    assert process_lines(after) == [code.format(wanted)]  # and not what follows from it
 
 
 @pytest.mark.process
 def test_a_script_computes_with_the_users_precision(tmp_path: Path) -> None:
-    before = ProcessState.capture()
-    try:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        case = case_of(lambda x: (torch.ops.aten.mm.default(x, x),), torch.ones(2, 2))
-        text = wrote(case, tmp_path, Kind.LOGIC).path.read_text()
-    finally:
-        before.restore()
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    case = case_of(lambda x: (torch.ops.aten.mm.default(x, x),), torch.ones(2, 2))
+    text = wrote(case, tmp_path, Kind.LOGIC).path.read_text()
     assert "torch.set_float32_matmul_precision('high')" in text
     assert "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False" in text
     assert text.index("set_float32_matmul_precision") < text.index("def program")

@@ -17,7 +17,6 @@ import checked_backend as cb
 from checked_backend.diagnose.workaround import search
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.diagnose.workaround.settings import EAGER, Setting, pass_settings
-from checked_backend.findings import Finding
 from checked_backend.graphs.source_line import source_line
 from checked_backend.process.worker import cannot_differentiate_in_worker, cannot_fork
 from checked_backend.regions.failure import Failure
@@ -35,16 +34,16 @@ def function(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[Finding]]:
+def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[cb.Finding]]:
     return locate_tools.failed(monkeypatch, function, WRONG, torch.randn(8))
 
 
-def search_in(failure: Failure, findings: Sequence[Finding], evidence: dict[str, str]) -> WorkaroundSearch:
+def search_in(failure: Failure, findings: Sequence[cb.Finding], evidence: dict[str, str]) -> WorkaroundSearch:
     return WorkaroundSearch(failure, findings, lambda *_: (), time.monotonic() + 60, lambda _: None, evidence)
 
 
 def searched(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
 ) -> tuple[Setting | None, dict[str, str]]:
     """Offer these compilers, as settings that help the small program."""
 
@@ -63,7 +62,7 @@ def searched(
 
 @pytest.mark.process
 def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is_tried(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, evidence = searched(failed, monkeypatch, first=WRONG, second=faults.clean())
     assert found.name == "second"
@@ -73,7 +72,7 @@ def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is
 
 @pytest.mark.process
 def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling())
     assert found is None
@@ -90,7 +89,7 @@ def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
 
 @pytest.mark.process
 def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
-    failed: tuple[Failure, Sequence[Finding]],
+    failed: tuple[Failure, Sequence[cb.Finding]],
 ) -> None:
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
@@ -126,7 +125,7 @@ def test_what_should_raise_is_left_to_eager_where_it_raises(tmp_path: Path) -> N
 
 @pytest.mark.process
 def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, findings = failed
     monkeypatch.setattr(search, "without_line", lambda *_: WRONG)
@@ -148,7 +147,7 @@ def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
 
 @pytest.mark.process
 def test_the_order_in_which_workarounds_are_tried(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
 
@@ -180,7 +179,7 @@ def test_the_order_in_which_workarounds_are_tried(
     ],
 )
 def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the_region(
-    failed: tuple[Failure, Sequence[Finding]],
+    failed: tuple[Failure, Sequence[cb.Finding]],
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
     small: bool,
@@ -203,7 +202,7 @@ def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the
 
 @pytest.mark.process
 def test_what_cannot_be_tried_is_not_announced(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "without_line", lambda *_: raising(RuntimeError("the line cannot be taken out")))
     failure, findings = failed
@@ -215,7 +214,7 @@ def test_what_cannot_be_tried_is_not_announced(
 
 @pytest.mark.process
 def test_what_is_wrong_must_be_right_and_what_only_has_another_layout_may_stay(
-    failed: tuple[Failure, Sequence[Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, findings = failed
     layout = replace(findings[0], kind=cb.Kind.STRUCTURE, detail="structure.stride")
@@ -284,11 +283,11 @@ SMALL = "the small program is right with options={"
     ],
 )
 def test_what_breaks_the_program_is_the_least_part_without_which_it_is_right(
-    failed: tuple[Failure, Sequence[Finding]], helpful: Setting | None, stage: str, right_with: str, said: str
+    failed: tuple[Failure, Sequence[cb.Finding]], helpful: Setting | None, stage: str, right_with: str, said: str
 ) -> None:
     failure, findings = failed
 
-    def oracle(case: GraphCase, _timeout: float) -> Sequence[Finding]:
+    def oracle(case: GraphCase, _timeout: float) -> Sequence[cb.Finding]:
         return () if right_with in case.options.compiler_options else findings
 
     looked = search_in(failure, findings, {})

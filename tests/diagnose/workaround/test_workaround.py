@@ -396,7 +396,7 @@ def test_every_setting_can_be_pasted_into_a_fresh_process(tmp_path: Path) -> Non
     )
     given = tmp_path / "codes.json"
     given.write_text(json.dumps(codes))
-    done = subprocess.run([sys.executable, script, given], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([sys.executable, script, given], capture_output=True, text=True, timeout=300)
     assert done.stdout == "pasted\n", done.stderr
     assert len(codes) > 15
 
@@ -406,8 +406,7 @@ def test_what_the_program_hands_to_inductor_stays() -> None:
 
     own = {"disabled_passes": "mine", "max_autotune": True, "post_grad_custom_pre_pass": own_pass}
     code = Setting("", {"disabled_passes": "wrong_pass"}).code_with(own)
-    stub = SimpleNamespace(compile=lambda model, options: options)
-    names: dict[str, Any] = {"torch": stub, "model": 1}
+    names: dict[str, Any] = {"torch": SimpleNamespace(compile=lambda model, options: options), "model": 1}
     exec(code.replace("import torch\n", ""), names)
     assert names["model"] == {"disabled_passes": "mine,wrong_pass", "max_autotune": True}
     assert "own = {}  # your own values of 'post_grad_custom_pre_pass' belong here" in code

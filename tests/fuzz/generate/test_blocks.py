@@ -27,8 +27,7 @@ def test_all_kinds_of_loops_and_branches_come() -> None:
         draft, made = _draft(seed)
 
         def extend(changing: bool, draft: Draft = draft, made: Ref = made) -> bool:
-            op = "Tensor.add_" if changing else "torch.mul"
-            return draft.add(Statement(op, (made, draft.scalar()))) is not None
+            return draft.add(Statement("Tensor.add_" if changing else "torch.mul", (made, draft.scalar()))) is not None
 
         if add_block(draft, extend):
             program = draft.finish([made])

@@ -121,8 +121,7 @@ def test_most_common_operators_are_between_others() -> None:
 def test_most_operators_whose_turn_it_is_come(programs: list[FuzzProgram]) -> None:
     met = [{plain(op) for op in program.ops} for program in programs]
     wanted = [{plain(rule.ops[0]) for forms in due(3, n) for rule in forms} for n in range(COUNT)]
-    came = sum(len(ops & asked) for ops, asked in zip(met, wanted, strict=True))
-    assert came > 0.8 * sum(map(len, wanted))
+    assert sum(len(ops & asked) for ops, asked in zip(met, wanted, strict=True)) > 0.8 * sum(map(len, wanted))
 
 
 def test_random_numbers_are_left_as_they_were() -> None:
@@ -141,5 +140,4 @@ def test_a_number_without_a_program_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_operation_of_every_rule_is_known() -> None:
-    unknown = {op for rule in RULES for op in rule.ops if not is_known(op)}
-    assert not unknown
+    assert not {op for rule in RULES for op in rule.ops if not is_known(op)}

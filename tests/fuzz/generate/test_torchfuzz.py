@@ -36,10 +36,7 @@ Make = Callable[..., TorchFuzz]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def made(*bodies: str, **choices: Any) -> TorchFuzz:
-        return TorchFuzz(write_checkout(tmp_path / "pytorch", *bodies), Choices(**choices))
-
-    yield made
+    yield lambda *bodies, **choices: TorchFuzz(write_checkout(tmp_path / "pytorch", *bodies), Choices(**choices))
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchfuzz"]:
         del sys.modules[name]
 

@@ -21,16 +21,10 @@ from tests.ledger.sources import (
 
 __all__ = ["all_cases"]
 
-_SOURCES = (planted, policies, dumps, calibrated, operators, miscompiles, models, ranks, localized, examples)
-
 
 def all_cases(folder: Path | None) -> Iterator[Case]:
-    """Every case.
-
-    Args:
-        folder: A folder of more cases; None for none.
-    """
-    for source in _SOURCES:
+    """Every case, and those of a folder of more."""
+    for source in (planted, policies, dumps, calibrated, operators, miscompiles, models, ranks, localized, examples):
         yield from source.cases()
     if folder is not None:
         yield from miscompiles.cases_of(folder)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.cli import main
@@ -37,12 +36,12 @@ def cases() -> Iterator[Case]:
     yield Case("dumps/replayed", _honest)
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     """A constant, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 2)
+        self.linear = torch.nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x).relu() + torch.tensor([1.0, 2.0])

@@ -54,7 +54,6 @@ for _ in range(3):
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
     for name, call in IN_PROCESS.items():
         yield Case(f"examples/{name}", partial(_returned, name, call), quick=name == "custom_operator.py")
     for name, words in STARTED.items():

@@ -18,13 +18,11 @@ from torch import nn
 import checked_backend as cb
 from tests.ledger.answer import Answers, Case, of_error, of_report
 from tests.support import faults
-from tests.support.faults import Compiler, How
 from tests.support.region_tools import checked
 
-_ROOT = Path(__file__).resolve().parents[3]
 _WEIGHT, _BIAS, _MEAN = "layers.4.weight", "layers.4.bias", "layers.1.running_mean"
 
-Make = Callable[[How], Compiler]
+Make = Callable[[faults.How], faults.Compiler]
 
 
 class Net(nn.Module):
@@ -75,7 +73,7 @@ _BOTH: Mapping[str, Make] = MappingProxyType(
 )
 """Faults that are planted in the region, and in the graphs that AOT autograd makes of it."""
 
-_ONE: Mapping[str, Callable[[], Compiler]] = MappingProxyType(
+_ONE: Mapping[str, Callable[[], faults.Compiler]] = MappingProxyType(
     {
         "alias lost": lambda: faults.lost_alias(1),
         "output missing": faults.missing_output,
@@ -107,7 +105,7 @@ _ONE: Mapping[str, Callable[[], Compiler]] = MappingProxyType(
 """Faults of one form."""
 
 
-def compilers() -> Iterator[tuple[str, Callable[[], Compiler]]]:
+def compilers() -> Iterator[tuple[str, Callable[[], faults.Compiler]]]:
     """Each fault's name, and what makes its compiler."""
     for name, make in _BOTH.items():
         yield from ((f"{name}/{how}", partial(make, how)) for how in ("python", "aot"))
@@ -122,16 +120,16 @@ def cases() -> Iterator[Case]:
     yield Case("selftest", _selftest, seconds=600)
 
 
-def _case(name: str, make: Callable[[], Compiler], dtype: torch.dtype) -> Case:
+def _case(name: str, make: Callable[[], faults.Compiler], dtype: torch.dtype) -> Case:
     short = str(dtype).partition(".")[2]
     return Case(f"faults/{name}/{short}", partial(_answers, make, dtype), quick=dtype is torch.float32)
 
 
-def _answers(make: Callable[[], Compiler], dtype: torch.dtype) -> Answers:
+def _answers(make: Callable[[], faults.Compiler], dtype: torch.dtype) -> Answers:
     return {"numcheck": trained(make(), dtype), "check": _checked(make(), dtype)}
 
 
-def trained(compiler: Compiler, dtype: torch.dtype = torch.float32) -> Any:
+def trained(compiler: faults.Compiler, dtype: torch.dtype = torch.float32) -> Any:
     """The answer of numcheck to three steps of training."""
     torch.manual_seed(0)
     compiled = checked(Net().to(dtype), compiler)
@@ -144,7 +142,7 @@ def trained(compiler: Compiler, dtype: torch.dtype = torch.float32) -> Any:
     return of_report(session.report)
 
 
-def _checked(compiler: Compiler, dtype: torch.dtype) -> Any:
+def _checked(compiler: faults.Compiler, dtype: torch.dtype) -> Any:
     torch._dynamo.reset()
     torch.manual_seed(0)
     return of_report(cb.check(Net().to(dtype), (torch.randn(6, 8, dtype=dtype),), compiler=compiler))
@@ -152,7 +150,7 @@ def _checked(compiler: Compiler, dtype: torch.dtype) -> Any:
 
 def _selftest() -> Answers:
     words = [sys.executable, "-m", "checked_backend", "selftest", "--json"]
-    ran = subprocess.run(words, cwd=_ROOT, capture_output=True, text=True)
+    ran = subprocess.run(words, cwd=Path(__file__).resolve().parents[3], capture_output=True, text=True)
     rows = {row["fault"]: "caught" if row["caught"] else "not caught" for row in json.loads(ran.stdout)["faults"]}
     verdicts = {"": f"exit {ran.returncode}", **rows}
     return {name: {"verdict": verdict, "findings": []} for name, verdict in verdicts.items()}

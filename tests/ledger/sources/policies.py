@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
@@ -20,22 +19,17 @@ from tests.support.lying_operators import define, library_of_lies
 from tests.support.region_tools import checked
 
 Options = Mapping[str, Any]
-Row = tuple[Callable[[], faults.Compiler], Options]
 
 
-class Net(nn.Module):
+class Net(torch.nn.Module):
     """Only the first output needs a gradient; the third has zeros of both signs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(6, 4)
+        self.linear = torch.nn.Linear(6, 4)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.linear(x).relu(), x.cos(), (x * 0.3).round()
-
-
-def _other_zeros(result: torch.Tensor) -> torch.Tensor:
-    return torch.where(result == 0, -result, result)
 
 
 _stride = partial(faults.wrong_stride, 0)
@@ -47,12 +41,12 @@ _LAYOUTS: Mapping[str, Callable[[], faults.Compiler]] = MappingProxyType(
         "stride": _stride,
         "requires_grad": partial(faults.spoiled_output, torch.Tensor.requires_grad_, 1),
         "lost gradient": partial(faults.spoiled_output, torch.Tensor.detach),
-        "sign of zero": partial(faults.spoiled_output, _other_zeros, 2),
+        "sign of zero": partial(faults.spoiled_output, lambda result: torch.where(result == 0, -result, result), 2),
     }
 )
 _RAISE: Options = {"on_divergence": "raise"}
 
-ROWS: Mapping[str, Row] = MappingProxyType(
+ROWS: Mapping[str, tuple[Callable[[], faults.Compiler], Options]] = MappingProxyType(
     {
         **{
             f"layout {policy}, {name}": (fault, {**_RAISE, "layout": policy})

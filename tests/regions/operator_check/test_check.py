@@ -34,8 +34,7 @@ def test_region_for_any_size_is_compiled_for_them_once(rows: Sequence[int]) -> N
         for count in rows:
             compiled(torch.randn(count, 16, dtype=torch.bfloat16)).sum().backward()
 
-    report = agreed(gathered(run))
-    assert not any("operators" in skip.subject for skip in report.coverage.skipped)
+    assert not any("operators" in skip.subject for skip in agreed(gathered(run)).coverage.skipped)
     assert len({size for size in sizes if sizes.count(size) == 1}) >= 1
 
 
@@ -70,8 +69,7 @@ def test_compiler_that_cannot_compile_the_probes_gradients_has_its_forward_opera
 
         return compile_
 
-    report = trained(compiler(wrong), torch.float16)
-    assert "torch._C._nn.gelu" in {finding.op for finding in report.findings}
+    assert "torch._C._nn.gelu" in {finding.op for finding in trained(compiler(wrong), torch.float16).findings}
     report = trained(compiler(faults.clean("aot")), torch.float16)
     assert report.verdict is cb.Verdict.PASS
     assert report.coverage.checked["operators"] > 10

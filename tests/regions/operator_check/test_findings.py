@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.regions.operator_check.findings import error_message
@@ -85,7 +84,7 @@ def test_linear_that_is_wrong_under_autocast_is_found() -> None:
     assert report.verdict is cb.Verdict.FAIL
 
 
-def accumulated(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def accumulated(gm: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     """A compiler whose sums of half precision are accumulated in half precision."""
 
     def summed(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor.graph import GraphLowering
 
@@ -258,17 +257,16 @@ def test_numbers_of_8_bits_hide_nothing_beside_them() -> None:
         return program(x, w), (x * 2).to(torch.float8_e4m3fn).to(torch.bfloat16)
 
     with planted(Fault("tanh", "pointwise", "lowering", in_half_precision)), without_compile_caches():
-        given = [one.detach() for one in inputs()]
-        report = cb.check(quantized, given, compiler="inductor", localize=False)
+        report = cb.check(quantized, [one.detach() for one in inputs()], compiler="inductor", localize=False)
     assert any(finding.op == "torch.tanh" and finding.detail in BY_ITSELF for finding in report.findings)
 
 
 def test_what_a_buffer_holds_is_known() -> None:
     found: list[GeneratedModule] = []
-    graphs: list[fx.GraphModule] = []
+    graphs: list[torch.fx.GraphModule] = []
 
-    def compile_(gm: fx.GraphModule, given: Any) -> Any:
-        graphs.append(fx.GraphModule(gm, gm.graph))
+    def compile_(gm: torch.fx.GraphModule, given: Any) -> Any:
+        graphs.append(torch.fx.GraphModule(gm, gm.graph))
         return torch._dynamo.lookup_backend("inductor")(gm, given)
 
     with generated_modules_noted(found), without_compile_caches():
@@ -277,8 +275,7 @@ def test_what_a_buffer_holds_is_known() -> None:
     for module in found:
         nodes = [node for held in module.held.values() for node in held if node is not None]
         assert len(nodes) >= 0.9 * len(module.held)
-        origins = {origin.name for node in nodes if (origin := origin_of(node, graphs[0])) is not None}
-        assert origins & {"y", "tanh"}
+        assert {origin.name for node in nodes if (origin := origin_of(node, graphs[0])) is not None} & {"y", "tanh"}
 
 
 def test_the_operator_is_found_with_nothing_compiled_to_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

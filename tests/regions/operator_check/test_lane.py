@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import fx
 
 from checked_backend.regions.operator_check.lane import Lane
 
@@ -16,10 +15,10 @@ def test_attention_is_given_what_its_kernel_can_read() -> None:
     result, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
     inputs = [arriving, query, key, value, result, logsumexp]
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    graph = fx.Graph()
+    graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"input_{place}") for place in range(len(inputs))]
     made = graph.call_function(backward, (*nodes, 0.0, False))
-    lane = Lane(fx.GraphModule({}, graph))
+    lane = Lane(torch.fx.GraphModule({}, graph))
     for node, one in zip(nodes, inputs, strict=True):
         lane.put(node, one.mT.contiguous().mT, gradient=False)
     torch.testing.assert_close(lane.run(made), backward(*inputs, 0.0, False))

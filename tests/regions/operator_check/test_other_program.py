@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 import checked_backend as cb
 from checked_backend.regions.operator_check import check as operator_check
@@ -18,7 +17,7 @@ from tests.support.region_tools import checked, gathered
 def test_a_fault_beside_one_of_the_probe_alone_is_found() -> None:
     """What the compiler gets wrong in the probe alone excuses nothing that does not come of it."""
 
-    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         [output] = gm.graph.find_nodes(op="output")
         probe = len(output.args[0]) > 2
 
@@ -44,7 +43,7 @@ def test_a_fault_beside_one_of_the_probe_alone_is_found() -> None:
 def test_an_error_of_the_probe_alone_is_none_of_the_program() -> None:
     """A compiler may fuse, and get wrong, a graph that hands out more: the user does not run that."""
 
-    def wrong_where_much_is_handed_out(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def wrong_where_much_is_handed_out(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         [output] = gm.graph.find_nodes(op="output")
         if len(output.args[0]) <= 2:
             return gm.forward

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import checked_backend as cb
 from tests.support import faults
@@ -49,7 +48,7 @@ CHECKED: dict[str, Callable[[Tensor], Tensor]] = {
     "method": lambda h: h.relu_(),
     "named": lambda h: F.relu(h, inplace=True),
     "by position": lambda h: F.leaky_relu(h, 0.1, True),
-    "dropout": nn.Dropout(0.1, inplace=True),
+    "dropout": torch.nn.Dropout(0.1, inplace=True),
     "twice": _added,
     "accumulated": _accumulated,
 }
@@ -60,14 +59,14 @@ TOLD: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Model(nn.Module):
+class Model(torch.nn.Module):
     """Two layers with a write in place between them."""
 
     def __init__(self, write: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(16, 32)
-        self.second = nn.Linear(32, 16)
+        self.first = torch.nn.Linear(16, 32)
+        self.second = torch.nn.Linear(32, 16)
         self.write = write
 
     def forward(self, x: Tensor) -> Tensor:

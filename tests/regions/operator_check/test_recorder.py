@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.regions.operator_check.recorder import is_unchanged, recorded
@@ -53,7 +52,7 @@ def module() -> tuple[GeneratedModule, Any]:
     function = vars(home["Runner"])["call"]
     assert isinstance(function, FunctionType)
     definition = ast.parse(TEXT).body[0].body[0]  # type: ignore[attr-defined]
-    graph = fx.GraphModule({}, fx.Graph())
+    graph = torch.fx.GraphModule({}, torch.fx.Graph())
     return GeneratedModule("forward", graph, {}, [(function, definition)], {"primals_1"}), home["Runner"]().call
 
 
@@ -129,7 +128,7 @@ def call(args):
     definition = ast.parse(text).body[0]
     assert isinstance(definition, ast.FunctionDef)
     generated = GeneratedModule(
-        "backward", fx.GraphModule({}, fx.Graph()), {}, [(home["call"], definition)], frozenset()
+        "backward", torch.fx.GraphModule({}, torch.fx.Graph()), {}, [(home["call"], definition)], frozenset()
     )
     given = [torch.full((3,), float(number)) for number in range(3)]
     with recorded([generated], 1e9) as [(_, recording)]:

@@ -280,10 +280,7 @@ def test_inputs_that_share_memory_in_another_way_are_left_out() -> None:
         rows.mul_(0.5)
         return other + 1
 
-    def repeated(rows: torch.Tensor) -> torch.Tensor:
-        return rows[:1].expand(3, -1)
-
-    for other in (lambda rows: rows.view(torch.int16), repeated, torch._neg_view):
+    for other in (lambda rows: rows.view(torch.int16), lambda rows: rows[:1].expand(3, -1), torch._neg_view):
         rows = torch.randn(4, 64, dtype=torch.bfloat16)
         torch._dynamo.reset()
         assert agreed(gathered(lambda rows=rows, other=other: checked(halved, "eager")(rows, other(rows))))
@@ -308,8 +305,7 @@ def test_gradients_of_inputs_that_share_memory_are_checked_where_another_one_is_
 
 def test_great_parts_of_a_gradient_that_cancel_may_take_a_small_one_with_them() -> None:
     def program(x: torch.Tensor, y: torch.Tensor, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        distance = F.pairwise_distance(x, x, keepdim=True).reshape(-1)
-        return y / distance, torch.acosh(x), half.exp()
+        return y / F.pairwise_distance(x, x, keepdim=True).reshape(-1), torch.acosh(x), half.exp()
 
     def run() -> None:
         x = torch.tensor([5.0, 6.0, 4.75], requires_grad=True)
@@ -334,8 +330,7 @@ def test_what_inputs_make_before_their_rounding_is_right_as_well(unrounded: floa
     eager = torch.rand(200, dtype=torch.bfloat16) + 1
     exact = eager.double()
     made = [eager, exact, *(exact * (1 + 1e-4 * step) for step in (-1, 1, 2)), exact * unrounded]
-    error = own_error(eager * 1.5, made, roundoff=2.0**-8, narrows=False, jumps=False, smooth=True)
-    assert error.wrong is wrong
+    assert own_error(eager * 1.5, made, roundoff=2.0**-8, narrows=False, jumps=False, smooth=True).wrong is wrong
 
 
 # a walk at a later call
@@ -345,7 +340,6 @@ ONES = torch.ones(4)
 
 
 def noted(checks: TensorChecks, found: torch.Tensor, eager: torch.Tensor = ONES, **where: Any) -> None:
-    """A walk through one node."""
     [node] = fx.symbolic_trace(lambda x: torch.sin(x)).graph.find_nodes(op="call_function", target=torch.sin)
     checks.settle(node, found, eager, **where)
 
@@ -416,8 +410,7 @@ def test_what_all_lanes_find_is_found_where_they_run_for_what_differs(
     def found() -> tuple[set[tuple[object, ...]], int]:
         torch._dynamo.reset()
         report = trained(faults.wrong_operator(operator, change, "aot"), torch.bfloat16)
-        told = {(one.subject, one.node) for one in report.findings}
-        return told, report.coverage.checked["operators"]
+        return {(one.subject, one.node) for one in report.findings}, report.coverage.checked["operators"]
 
     lazily = found()
     monkeypatch.setattr(check, "walk_again", all_lanes)

@@ -9,8 +9,7 @@ from tests.support.stub_config import Stub
 
 
 def shrunk(way: Shrinking | None = None, **values: Any) -> Any:
-    kind = type("Kind", (Stub,), {"values": values})
-    return tiny_config(kind, way or WAYS[0])
+    return tiny_config(type("Kind", (Stub,), {"values": values}), way or WAYS[0])
 
 
 def test_the_smallest_has_numbers_that_fit_together() -> None:
@@ -121,5 +120,4 @@ def test_parts_are_shrunk_and_keep_what_the_whole_gives_them() -> None:
 
 
 def test_the_last_way_is_the_model_as_it_is() -> None:
-    found = shrunk(WAYS[-1], hidden_size=768, num_hidden_layers=12, image_size=224, layer_types=["a"] * 12)
-    assert found.given == {}
+    assert shrunk(WAYS[-1], hidden_size=768, num_hidden_layers=12, image_size=224, layer_types=["a"] * 12).given == {}

@@ -33,8 +33,7 @@ def test_text_comes_with_a_mask_and_no_special_tokens() -> None:
 
 def test_the_main_input_alone_comes_first_and_then_all_that_the_model_takes() -> None:
     found = made(lambda input_ids=None, pixel_values=None: None, input_modalities=("image", "text"))
-    names = list(dict.fromkeys(tuple(inputs) for inputs in found))
-    assert names == [("input_ids",), ("input_ids", "pixel_values")]
+    assert list(dict.fromkeys(tuple(inputs) for inputs in found)) == [("input_ids",), ("input_ids", "pixel_values")]
 
 
 def test_sound_comes_with_either_axis_first() -> None:

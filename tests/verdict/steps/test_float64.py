@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import checked_backend as cb
-from checked_backend import Verdict
 from tests.support import faults
 from tests.support.region_tools import checked, gathered
 
@@ -58,7 +57,7 @@ def test_what_is_infinite_in_float64_confirms_no_candidate(name):
         pytest.skip("this processor's singular values of the matrix are no zeros")
     x.requires_grad_(name == "gradient")
     report = cb.check(PROGRAMS[name], (x,), compiler=times(3.0), gradients=False if name != "gradient" else "auto")
-    assert report.verdict is not Verdict.PASS, str(report)
+    assert report.verdict is not cb.Verdict.PASS, str(report)
     assert all(limit > 1e-6 for limit in report.coverage.detection_limit.values())
 
 
@@ -73,7 +72,7 @@ def test_singular_programs_that_are_compiled_rightly_are_not_reported(name, dtyp
 
     x = x.to(dtype).requires_grad_(name == "gradient")
     report = cb.check(program, (x,), compiler=faults.clean(), gradients=False if name != "gradient" else "auto")
-    assert report.verdict is Verdict.PASS, str(report)
+    assert report.verdict is cb.Verdict.PASS, str(report)
 
 
 @pytest.mark.parametrize("where", ["regular", "singular"])
@@ -88,9 +87,9 @@ def test_elements_that_float64_knows_are_compared_with_it_and_others_are_not(whe
 
     report = cb.check(lambda x: torch.where(residue(x) == 0, torch.inf, x), (x,), compiler=faults.spoiled_output(spoil))
     if where == "regular":
-        assert report.verdict is Verdict.FAIL
+        assert report.verdict is cb.Verdict.FAIL
         return
-    assert report.verdict is Verdict.INCONCLUSIVE
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
     reason = next(skip.reason for skip in report.coverage.skipped if skip.matters)
     assert "nothing tells who is wrong" in reason
     assert "32 of its elements" in reason
@@ -106,11 +105,11 @@ def test_gradients_that_float64_does_not_have_are_not_confirmed():
         def forward(self):
             return self.weight * 0.5 + self.weight / residue(self.x)
 
-    for compiler, verdict in ((faults.scaled_gradient("weight", 3.0), Verdict.INCONCLUSIVE), (faults.clean(), None)):
+    for compiler, verdict in ((faults.scaled_gradient("weight", 3.0), cb.Verdict.INCONCLUSIVE), (faults.clean(), None)):
         torch._dynamo.reset()
         compiled = checked(Log(), compiler)
         report = gathered(lambda compiled=compiled: compiled().sum().backward())
-        assert report.verdict is (verdict or Verdict.PASS), str(report)
+        assert report.verdict is (verdict or cb.Verdict.PASS), str(report)
 
 
 def test_a_number_where_eager_and_float64_have_none_is_found():
@@ -129,6 +128,5 @@ def test_the_sign_of_a_zero_that_decides_an_infinity_is_no_noise(program):
     loses_the_sign = faults.runs(
         lambda forward, *args: forward(*[arg + 0.0 if torch.is_tensor(arg) else arg for arg in args])
     )
-    report = cb.check(program, (x,), compiler=loses_the_sign)
-    assert {finding.detail for finding in report.findings} == {"nonfinite"}
-    assert cb.check(program, (x,), compiler=faults.clean()).verdict is Verdict.PASS
+    assert {finding.detail for finding in cb.check(program, (x,), compiler=loses_the_sign).findings} == {"nonfinite"}
+    assert cb.check(program, (x,), compiler=faults.clean()).verdict is cb.Verdict.PASS

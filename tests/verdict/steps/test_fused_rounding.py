@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import compile as candidate
@@ -24,7 +23,7 @@ def inductor_that_rounds_other(error: float) -> Callable[..., Any]:
     """
 
     def inductor(
-        gm: fx.GraphModule, _example_inputs: Sequence[Any], *, config_patches: dict[str, Any]
+        gm: torch.fx.GraphModule, _example_inputs: Sequence[Any], *, config_patches: dict[str, Any]
     ) -> Callable[..., Any]:
         rounds_as_eager = config_patches.get("emulate_precision_casts", False)
 
@@ -59,7 +58,7 @@ def test_compiler_without_fused_rounding_rounds_as_eager() -> None:
         return (x,)
 
     x = torch.randn(4096, dtype=torch.bfloat16)
-    graph = fx.symbolic_trace(chain)
+    graph = torch.fx.symbolic_trace(chain)
     options = parse_options(CheckOptions, "numcheck", {})
     plain, unfused = candidate.resolve_compiler(options), candidate.unfused_compiler(options)
     assert unfused is not None

@@ -15,15 +15,13 @@ from checked_backend.errors import DivergenceWarning
 from tests.support import faults
 from tests.support.region_tools import checked, found, gathered, meanwhile
 
-Spoil = Callable[[torch.Tensor], torch.Tensor]
-
 PROGRAMS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
     "dropout": lambda x: (F.dropout(x, 0.5).cumsum(0), torch.tanh(x)),
     "rand": lambda x: (x + torch.rand(8, 6), torch.tanh(x)),
     "bernoulli": lambda x: (torch.bernoulli(torch.sigmoid(x)) * x, torch.tanh(x)),
 }
 
-SPOILS: dict[str, Spoil] = {
+SPOILS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "scaled": lambda tensor: tensor * 1e6,
     "slightly": lambda tensor: tensor * 1.01,
     "NaN": faults.with_nan,
