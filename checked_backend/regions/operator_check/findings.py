@@ -25,6 +25,8 @@ FAR = 4.0
 BY_ITSELF = ("logic.this_dtype", "precision.operator")
 """Details of these findings."""
 
+_SO = ". The kernel is wrong in this dtype"
+
 _OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE)
 
 MOST = 3
@@ -55,7 +57,7 @@ def with_operators(
             return finding
         known = _finding(gm, [first], subjects)
         told = {name: getattr(known, name) for name in ("graph", "op", "source", "caller", "module")}
-        return replace(finding, message=f"{finding.message}; {known.message}", **told)
+        return replace(finding, message=f"{finding.message}; {known.message.removesuffix(_SO)}", **told)
 
     return [named(finding) for finding in findings]
 
@@ -93,7 +95,7 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail=BY_ITSELF[not far],
         subject=next(iter(_subjects(gm, first, subjects)), place),
-        message=f"{error_message(what, dtype, error, first.found.numel())}. The kernel is wrong in this dtype",
+        message=f"{error_message(what, dtype, error, first.found.numel())}{_SO}",
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
             rms=error.limit * _size(first.right),
@@ -187,7 +189,7 @@ def _subjects(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> list[str]
 
 def _met(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> Iterator[str]:
     """The inputs whose gradients a wrong value may spoil: something is computed from both."""
-    behind = {wrong.node, *reached(wrong.node)}
+    behind = {wrong.node, *reached(wrong.node)}.difference(gm.graph.find_nodes(op="output"))
     for place, source in enumerate(gm.graph.find_nodes(op="placeholder")):
         if not wrong.gradient and not behind.isdisjoint(reached(source)):
             yield subjects.gradient(place)
