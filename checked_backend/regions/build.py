@@ -242,7 +242,7 @@ def _operator_step(
         front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
         remembers=not source.thorough,
     )
-    return OperatorStep(check, None if local is None else local.call, searches=source.options.localize)
+    return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
 
 def _kernels(

@@ -18,12 +18,13 @@ from torch import fx
 
 from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
-from checked_backend.findings import Skip
+from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.findings import findings_of
 from checked_backend.regions.operator_check.front_record import FrontRecord
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
@@ -66,7 +67,8 @@ class OperatorDecisions:
     """The result of one operator check.
 
     Attributes:
-        wrong: What operators compute wrongly, and gradients that they pass on wrongly, at nodes of `graph`.
+        forward: Operators that compute something wrong.
+        backward: Gradients that operators pass on wrongly, at nodes of `graph`.
         skips: The parts that were not checked.
         checked: Number of tensors that were checked.
         limits: By subject, the smallest relative error of an operator that would have been found; empty if not all
@@ -74,7 +76,8 @@ class OperatorDecisions:
         reason: Why no operator, or no operator's gradient, was checked; "" if they were.
     """
 
-    wrong: list[Wrong] = field(default_factory=list)
+    forward: list[Finding] = field(default_factory=list)
+    backward: list[Wrong] = field(default_factory=list)
     graph: fx.GraphModule | None = None
     skips: list[Skip] = field(default_factory=list)
     checked: int = 0
@@ -129,11 +132,6 @@ class OperatorCheck:
         self._shown = False
         self._failed: str | None = None
 
-    @property
-    def sees_kernels(self) -> bool:
-        """Whether it checks the kernels that run, as far as is known."""
-        return self._kernels is not None
-
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
         """Check the operators of one call."""
         decisions = OperatorDecisions()
@@ -156,7 +154,7 @@ class OperatorCheck:
             except NotInPlaceError:
                 self._kernels = None
                 self._forget()
-        if decisions.wrong or (self._kernels is not None and self._fronts == FRONTS):
+        if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
         self._check_with_probe(inputs, rng, subjects, decisions)
         if self._kernels is None:
@@ -215,7 +213,8 @@ class OperatorCheck:
     ) -> None:
         wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
         decisions.checked += sum(map(len, checks.limits))
-        decisions.wrong += wrong
+        decisions.forward += findings_of(gm, [one for one in wrong if not one.gradient], subjects)
+        decisions.backward += [one for one in wrong if one.gradient]
         decisions.graph = gm
         limits: Mapping[str, float] = {}
         if checks.unchecked:

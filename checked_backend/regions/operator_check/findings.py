@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import fx
@@ -25,10 +24,6 @@ FAR = 4.0
 BY_ITSELF = ("logic.this_dtype", "precision.operator")
 """Details of these findings."""
 
-_SO = ". The kernel is wrong in this dtype"
-
-_OF_VALUES = (Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE)
-
 MOST = 3
 """The most findings: one wrong kernel is often called many times."""
 
@@ -39,27 +34,6 @@ def findings_of(gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects) 
     for one in wrong:
         seen.setdefault(_function(one), []).append(one)
     return [_finding(gm, group, subjects) for group in list(seen.values())[:MOST]]
-
-
-def with_operators(
-    findings: Sequence[Finding], gm: fx.GraphModule, wrong: Sequence[Wrong], subjects: Subjects
-) -> list[Finding]:
-    """Name the operators whose kernels are wrong by themselves in findings about wrong values that their errors reach.
-
-    The gradients that an operator passes on wrongly come first.
-    """
-    kernels = sorted((one for one in wrong if one.operator is not None), key=lambda one: not one.gradient)
-    reach = [{*_subjects(gm, one, subjects), *_met(gm, one, subjects)} for one in kernels]
-
-    def named(finding: Finding) -> Finding:
-        first = next((one for one, names in zip(kernels, reach, strict=True) if finding.subject in names), None)
-        if first is None or finding.op is not None or finding.kind not in _OF_VALUES:
-            return finding
-        known = _finding(gm, [first], subjects)
-        told = {name: getattr(known, name) for name in ("graph", "op", "source", "caller", "module")}
-        return replace(finding, message=f"{finding.message}; {known.message.removesuffix(_SO)}", **told)
-
-    return [named(finding) for finding in findings]
 
 
 def _function(wrong: Wrong) -> str:
@@ -73,7 +47,6 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     dtype = str(first.found.dtype).removeprefix("torch.")
     error = first.error
     name = operator_name(faulty) if faulty is not None else first.node.name
-    place = f"gradient of {first.node.name}" if first.gradient else f"node[{first.node.name}]"
     what = f"the gradient that {name} passes on" if first.gradient else f"what {name} computes"
     if first.output is not None:
         what = f"what is returned of {name}"
@@ -94,8 +67,8 @@ def _finding(gm: fx.GraphModule, group: Sequence[Wrong], subjects: Subjects) -> 
     return Finding(
         kind=Kind.LOGIC if far else Kind.PRECISION,
         detail=BY_ITSELF[not far],
-        subject=next(iter(_subjects(gm, first, subjects)), place),
-        message=f"{error_message(what, dtype, error, first.found.numel())}{_SO}",
+        subject=_subject(gm, first, subjects),
+        message=f"{error_message(what, dtype, error, first.found.numel())}. The kernel is wrong in this dtype",
         metrics=measure(reference=first.right, candidate=first.found),
         noise=NoiseScale(
             rms=error.limit * _size(first.right),
@@ -175,24 +148,20 @@ def _is_view(node: fx.Node) -> bool:
     return value is not other and value._is_view() and value.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def _subjects(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> list[str]:
-    """The results that the error reaches; for a gradient, the inputs whose gradients it reaches."""
+def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
+    """The result that the error reaches; for a gradient, the input whose gradient it reaches."""
     if wrong.output is not None:
-        return [subjects.output(wrong.output)]
+        return subjects.output(wrong.output)
     if wrong.gradient:
-        return [subjects.gradient(place) for place in inputs_behind(gm, wrong.node)]
+        places = inputs_behind(gm, wrong.node)
+        return subjects.gradient(places[0]) if places else f"gradient of {wrong.node.name}"
     [output] = gm.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
-    behind = {wrong.node, *reached(wrong.node)}
-    return [subjects.output(place) for place, node in enumerate(returned) if node in behind]
-
-
-def _met(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> Iterator[str]:
-    """The inputs whose gradients a wrong value may spoil: something is computed from both."""
-    behind = {wrong.node, *reached(wrong.node)}.difference(gm.graph.find_nodes(op="output"))
-    for place, source in enumerate(gm.graph.find_nodes(op="placeholder")):
-        if not wrong.gradient and not behind.isdisjoint(reached(source)):
-            yield subjects.gradient(place)
+    behind = set(reached(wrong.node))
+    for place, node in enumerate(returned):
+        if node is wrong.node or node in behind:
+            return subjects.output(place)
+    return f"node[{wrong.node.name}]"
 
 
 def inputs_behind(gm: fx.GraphModule, node: fx.Node) -> list[int]:

@@ -6,14 +6,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import fx
-
 from checked_backend.errors import CheckedBackendError
-from checked_backend.findings import Skip
+from checked_backend.findings import Finding, Skip
 from checked_backend.regions.execution import Subjects
 from checked_backend.regions.inputs import Inputs
 from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
-from checked_backend.regions.operator_check.findings import findings_of, inputs_behind, with_operators
+from checked_backend.regions.operator_check.findings import findings_of, inputs_behind
 from checked_backend.regions.operator_check.tensor_checks import Wrong
 from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
@@ -42,14 +40,12 @@ class OperatorStep:
     """Adds what the operator check finds to the decisions of a region's calls.
 
     Args:
-        local: Makes a call as the check gets it: without exchanges with other ranks; None if it has none.
-        searches: Whether a search for the operator follows where results are wrong, and need not wait for this check.
+        local: A call as the check gets it: without exchanges with other ranks.
     """
 
-    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] | None, *, searches: bool) -> None:
+    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] = lambda call: call) -> None:
         self._check = check
         self._local = local
-        self._searches = searches
         self._lock = threading.Lock()
         self._limits: Mapping[str, float] = {}
         self._last: tuple[OperatorDecisions, Subjects] | None = None
@@ -61,10 +57,9 @@ class OperatorStep:
         return not self._reason
 
     def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
-        """Check the operators of a call that is rechecked.
+        """Check the operators of a call that is rechecked, unless an error has been found in it already.
 
-        If the results are wrong, kernels are seen and no search follows, the findings about results name the operators.
-        What is wrong with gradients of operators is kept until the region's backward pass is compared.
+        Findings about their gradients are kept until the region's backward pass is compared.
 
         Args:
             decisions: The decisions on its results; findings and skips are added.
@@ -74,14 +69,11 @@ class OperatorStep:
             The number of tensors inside of the region that were checked.
         """
         checked = 0
-        fails = _fails(decisions)
-        if decisions.recheck and not (fails and (self._searches or not self._check.sees_kernels)):
+        if decisions.recheck and not _fails(decisions):
             found = self._checked(call)
-            if fails:  # wrong results spoil gradients that operators pass on rightly
-                found.wrong = [wrong for wrong in found.wrong if not wrong.gradient]
             with self._lock:
                 self._limits, self._last, self._reason = found.limits or {}, (found, call.subjects), found.reason
-            self._add(decisions, found, [wrong for wrong in found.wrong if not wrong.gradient], call.subjects)
+            decisions.findings += found.forward
             decisions.skips += found.skips
             checked = found.checked
         self._limit(decisions)
@@ -90,16 +82,16 @@ class OperatorStep:
 
     def _checked(self, call: _Call) -> OperatorDecisions:
         try:
-            given = call if self._local is None else self._local(call)
+            given = self._local(call)
         except CheckedBackendError as error:
             return OperatorDecisions(skips=[Skip(SUBJECT, f"not checked: {error}")], reason=str(error))
         return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
 
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
-        """Add what was found wrong with operators' gradients.
+        """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.
 
-        No finding is made of what only reaches gradients of inputs that are zero but for rounding. Roundings that go
-        the same way, and that the compiled program leaves out, may be all that there is of them.
+        What only reaches gradients of inputs that are zero but for rounding is left out. Roundings that go the same
+        way, and that the compiled program leaves out, may be all that there is of them.
 
         Args:
             decisions: The decisions on the region's gradients.
@@ -108,21 +100,11 @@ class OperatorStep:
         known = {**scales, **decisions.scales}
         with self._lock:
             last, self._last = self._last, None
-        if last is not None:
+        if last is not None and not _fails(decisions):
             found, subjects = last
-            wrong = [one for one in found.wrong if one.gradient and _matters(one, found.graph, subjects, known)]
-            self._add(decisions, found, wrong, subjects)
+            decisions.findings += _gradient_findings(found, subjects, known)
         self._limit(decisions)
         self._tell(decisions, known)
-
-    def _add(self, decisions: Decisions, found: OperatorDecisions, wrong: Sequence[Wrong], subjects: Subjects) -> None:
-        """Add what operators do wrong: as findings, or where results are wrong to the findings about these."""
-        if found.graph is None:
-            return
-        if not _fails(decisions):
-            decisions.findings += findings_of(found.graph, wrong, subjects)
-        elif not self._searches:
-            decisions.findings = with_operators(decisions.findings, found.graph, found.wrong, subjects)
 
     def _tell(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Skip tensors whose noise hides any error in this precision, if operators were not checked either.
@@ -146,11 +128,18 @@ class OperatorStep:
         }
 
 
-def _matters(
-    wrong: Wrong, graph: fx.GraphModule | None, subjects: Subjects, scales: Mapping[str, NoiseBaseline]
-) -> bool:
-    places = [] if graph is None else inputs_behind(graph, wrong.node)
-    return not places or not all(_is_rounding(scales.get(subjects.gradient(place))) for place in places)
+def _gradient_findings(
+    found: OperatorDecisions, subjects: Subjects, scales: Mapping[str, NoiseBaseline]
+) -> Sequence[Finding]:
+    if found.graph is None:
+        return ()
+
+    def matters(wrong: Wrong) -> bool:
+        places = inputs_behind(graph, wrong.node)
+        return not places or not all(_is_rounding(scales.get(subjects.gradient(place))) for place in places)
+
+    graph = found.graph
+    return findings_of(graph, [wrong for wrong in found.backward if matters(wrong)], subjects)
 
 
 def _is_rounding(scale: NoiseBaseline | None) -> bool:
