@@ -25,8 +25,6 @@ from rich.table import Table
 import checked_backend as cb
 
 RECHECKED = 16
-
-
 RECHECKS = (2, 4, 8, RECHECKED)
 
 
