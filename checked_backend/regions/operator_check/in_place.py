@@ -164,7 +164,7 @@ def written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.
     """The nodes whose values are known. A buffer that holds a value of no node is checked with what reads it."""
     for name, nodes in module.held.items():
         versions = recording.values.get(name, ())
-        if versions and {*nodes} <= {None, nodes[-1]}:  # one kernel may fill it and add to it
+        if 0 < len(versions) <= len(nodes) and {*nodes} <= {None, nodes[-1]}:  # one kernel may fill it and add to it
             nodes, versions = nodes[-1:], versions[-1:]
         if len(versions) == len(nodes):
             for node, value in zip(nodes, versions, strict=True):

@@ -21,6 +21,7 @@ from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.findings import BY_ITSELF
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from tests.support.locate_tools import located
+from tests.support.lying_operators import define, library_of_lies
 from tests.support.planted import Fault, in_half_precision, planted, tail_in_half_precision
 from tests.support.raising import raising
 from tests.support.region_tools import agreed, checked, gathered
@@ -308,3 +309,15 @@ def test_a_buffer_holds_what_its_last_write_leaves() -> None:
     for program, tensors in ((filled_and_scattered, scattered), (scaled_signal, (x, y, scale))):
         report = cb.check(program, tensors, compiler="inductor", localize=False)
         assert report.verdict is cb.Verdict.PASS, report.to_text()
+
+
+def test_what_an_operator_writes_without_saying_so_is_not_taken_for_what_another_computes() -> None:
+    with library_of_lies() as library:
+        shifted = define(library, "shifted(Tensor x) -> Tensor", lambda x: x.add_(1).clone(), torch.empty_like)
+
+        def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.tanh(x @ w)
+            return y, shifted(y) * 2
+
+        report = cb.check(program, [one.detach() for one in inputs()], compiler="inductor", localize=False)
+    assert report.verdict is cb.Verdict.PASS, report.to_text()
