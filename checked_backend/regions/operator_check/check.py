@@ -19,7 +19,7 @@ from torch import fx
 from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
-from checked_backend.graphs.nodes import outputs_of
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
@@ -30,6 +30,7 @@ from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPl
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
 from checked_backend.regions.operator_check.out_of_place import out_of_place
 from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, expose, run_region
+from checked_backend.regions.operator_check.repeats import values_of, without_repeats
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Walk, walk_again
 from checked_backend.regions.torch_state import RngState, TorchState
@@ -85,6 +86,25 @@ class OperatorDecisions:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A compiled probe.
+
+    Attributes:
+        graph: The graph that it was made of.
+        examples: The values that tracing recorded for the inputs of that.
+        whole: The region's graph, if `graph` is without what that repeats.
+        read: The nodes that were left out and are read: their values are inputs, too.
+    """
+
+    graph: fx.GraphModule
+    examples: Sequence[Any]
+    exposed: Exposed
+    compiled: Callable[..., Any]
+    whole: fx.GraphModule | None = None
+    read: Sequence[fx.Node] = ()
+
+
 class ProbeError(CheckedBackendError):
     """Raised if the probe of a region cannot be made, or does not run."""
 
@@ -124,12 +144,13 @@ class OperatorCheck:
         self._front = front
         self._remembers = remembers
         self._lock = threading.Lock()
-        self._compiled: tuple[fx.GraphModule, Exposed, Callable[..., Any]] | None = None
+        self._compiled: _Probe | None = None
         self._earlier: TensorChecks | None = None
         self._fronts = 0
         self._front_record: FrontRecord | None = None
         self._doubts = False
         self._shown = False
+        self._each = False  # whether the probe has the operators that the region repeats, too
         self._failed: str | None = None
 
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
@@ -182,9 +203,11 @@ class OperatorCheck:
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
             checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
+        short = (name for one in checked if one.is_short for name in one.checks.unchecked.items())
+        decisions.reason = next((f"{name}: {why}" for name, why in short), "")
         gm = eager_graph(self._graph) if any(one.checks.wrong for one in checked) else self._graph
         self._conclude(gm, of_region(gm, checked), subjects, decisions)
-        return [one.module for one in checked]
+        return [*{id(one.module): one.module for one in checked}.values()]
 
     def _check_with_probe(
         self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
@@ -210,7 +233,15 @@ class OperatorCheck:
         subjects: Subjects,
         decisions: OperatorDecisions,
         doubtful: Sequence[Wrong] = (),
+        *,
+        of_each: bool = False,
     ) -> None:
+        """Note what was found.
+
+        Args:
+            doubtful: Errors that do not count.
+            of_each: Whether the graph is without what the region repeats.
+        """
         wrong = [one for one in checks.wrong if not any(one is other for other in doubtful)]
         decisions.checked += sum(map(len, checks.limits))
         decisions.forward += findings_of(gm, [one for one in wrong if not one.gradient], subjects)
@@ -220,6 +251,8 @@ class OperatorCheck:
         if checks.unchecked:
             why = f"not checked: {_names(checks.unchecked)} ({next(iter(checks.unchecked.values()))})"
             decisions.skips.append(Skip(SUBJECT, why))
+        elif of_each:
+            limits = dict.fromkeys(decisions.limits or (), _greatest(*checks.limits))
         elif not doubtful:
             limits = _limits(gm, subjects, *checks.limits)
         known = decisions.limits
@@ -236,20 +269,24 @@ class OperatorCheck:
             The errors that may be the probe's alone. If there are any, there are no findings.
         """
         with self._lock:
-            graph, exposed, compiled = self._probe(inputs)
-        probed = self._run(exposed, compiled, inputs, rng)
+            probe = self._probe(inputs, rng)
+        whole_inputs, inputs = inputs, _with_values(probe, inputs, rng)
+        probed = self._run(probe, inputs, rng)
         self._shown = probed.shows_values()
-        outputs = probed.results[: exposed.outputs]
-        gm = eager_graph(graph)
+        outputs = probed.results[: probe.exposed.outputs]
+        gm = eager_graph(probe.graph)
         given, _ = inputs.fresh()
         probed.inputs = [bare(value) for value in given]
 
         def walk(checks: TensorChecks) -> None:
             rng.restore()
             kept = replace(probed, results=[*probed.results]) if checks.quick else probed  # a walk forgets them
-            Walk(gm, exposed, kept, checks=checks).run()
+            Walk(gm, probe.exposed, kept, checks=checks).run()
 
         checks = self._earlier = walk_again(walk, self._earlier)
+        if checks.wrong and probe.whole is not None:
+            self._each, self._compiled, self._earlier = True, None, None
+            return self._check_probe(whole_inputs, rng, subjects, decisions)
         doubtful: Sequence[Wrong] = ()
         if checks.wrong:
             probed.results = outputs  # the walk has forgotten the others
@@ -257,7 +294,7 @@ class OperatorCheck:
             doubtful = errors_of_probe(gm, checks.wrong, places)
             if len(doubtful) == len(checks.wrong):
                 return doubtful
-        self._conclude(gm, checks, subjects, decisions, doubtful)
+        self._conclude(gm, checks, subjects, decisions, doubtful, of_each=probe.whole is not None)
         return ()
 
     def _taps(self, inputs: Inputs) -> bool:
@@ -268,35 +305,44 @@ class OperatorCheck:
         with self._lock:
             self._compiled = self._failed = self._earlier = None
 
-    def _probe(self, inputs: Inputs) -> tuple[fx.GraphModule, Exposed, Callable[..., Any]]:
+    def _probe(self, inputs: Inputs, rng: RngState) -> _Probe:
         if self._failed is not None:
             raise ProbeError(self._failed)
         if self._compiled is None:
             try:
-                graph = out_of_place(self._graph)
-                exposed = expose(graph, gradients=self._taps(inputs))
-                given, _ = inputs.fresh()
-                room = min(LARGEST, SHARE * _memory(given))
-                if exposed.size > room:
-                    raise ProbeError(
-                        f"the tensors inside of the region take {exposed.size / 2**30:.2g} GiB; with the memory there "
-                        f"is, at most {room / 2**30:.2g} GiB are returned"
-                    )
-                taps = exposed.make_taps(self._example_inputs, given)
-                examples = [*self._example_inputs, *exposed.taps.values()]
-                compiler = self._compiler if self._kernels is None else self._front or self._compiler
-                compiled = compile_again(compiler, exposed.graph, examples, [*given, *taps.values()])
+                self._compiled = self._new_probe(inputs, rng)
             except Exception as error:
                 self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise
-            self._compiled = graph, exposed, compiled
         return self._compiled
 
-    def _run(self, exposed: Exposed, compiled: Callable[..., Any], inputs: Inputs, rng: RngState) -> Probed:
+    def _new_probe(self, inputs: Inputs, rng: RngState) -> _Probe:
+        graph, whole, read = out_of_place(self._graph), None, list[fx.Node]()
+        if self._kernels is not None and not self._each:  # the kernels are checked, each of them
+            whole = graph
+            graph, read = without_repeats(graph)
+        exposed = expose(graph, gradients=self._taps(inputs))
+        given, _ = inputs.fresh()
+        room = min(LARGEST, SHARE * _memory(given))
+        if exposed.size > room:
+            raise ProbeError(
+                f"the tensors inside of the region take {exposed.size / 2**30:.2g} GiB; with the memory there "
+                f"is, at most {room / 2**30:.2g} GiB are returned"
+            )
+        examples = [*self._example_inputs, *map(recorded_value, read)]
+        probe = _Probe(graph, examples, exposed, self._candidate, whole, read)
+        given, _ = _with_values(probe, inputs, rng).fresh()
+        taps = exposed.make_taps(examples, given)
+        compiler = self._compiler if self._kernels is None else self._front or self._compiler
+        arguments = [*examples, *exposed.taps.values()], [*given, *taps.values()]
+        return replace(probe, compiled=compile_again(compiler, exposed.graph, *arguments))
+
+    def _run(self, probe: _Probe, inputs: Inputs, rng: RngState) -> Probed:
+        exposed = probe.exposed
         expected = exposed.outputs + len(exposed.values) + sum(map(len, exposed.versions.values()))
 
         def run(*args: Any) -> Sequence[Any]:
-            returned = compiled(*args)
+            returned = probe.compiled(*args)
             if not isinstance(returned, (tuple, list)) or len(returned) != expected:
                 raise ProbeError(f"compiled to hand out {expected} tensors, the region returns something else")
             return returned
@@ -304,7 +350,21 @@ class OperatorCheck:
         def sent(results: Sequence[Any]) -> Mapping[int, torch.Tensor]:
             return _cotangents(results[: exposed.outputs]) if self._gradients else {}
 
-        return run_region(run, inputs, rng, sent, lambda given: exposed.make_taps(self._example_inputs, given))
+        return run_region(run, inputs, rng, sent, lambda given: exposed.make_taps(probe.examples, given))
+
+
+def _with_values(probe: _Probe, inputs: Inputs, rng: RngState) -> Inputs:
+    """The inputs of a probe: behind the region's own, the values of what was left out."""
+    if probe.whole is None or not probe.read:
+        return inputs
+    given, _ = inputs.fresh()
+    rng.restore()
+    with torch.no_grad():
+        values = values_of(eager_graph(probe.whole), probe.read, given)
+    places = range(len(inputs.args), len(inputs.args) + len(values))
+    wanted = {place for place, node in zip(places, probe.read, strict=True) if recorded_value(node).requires_grad}
+    wanted = wanted if inputs.requires_grad else set()
+    return replace(inputs, args=(*inputs.args, *values), requires_grad=inputs.requires_grad | wanted)
 
 
 def _limits(
@@ -315,14 +375,18 @@ def _limits(
     A tensor that is zero but for rounding (a limit of 1 and more) cannot be told from noise. It only reaches results
     that are zero but for rounding themselves.
     """
-    common = max((limit for limit in forward.values() if limit < 1), default=0.0)
+    common = _greatest(forward)
     limits = {subjects.output(place): common for place in range(len(outputs_of(gm.graph)))} if forward else {}
     if backward:
-        common = max([common, *(limit for limit in backward.values() if limit < 1)])
+        common = _greatest(forward, backward)
         for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
             if node.name in backward:
                 limits[subjects.gradient(place)] = max(common, backward[node.name])
     return limits
+
+
+def _greatest(*limits: Mapping[str, float]) -> float:
+    return max((limit for one in limits for limit in one.values() if limit < 1), default=0.0)
 
 
 def _memory(values: Sequence[Any]) -> float:

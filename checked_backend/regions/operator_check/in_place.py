@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend._torch.settings import without_autocast
 from checked_backend.errors import CheckedBackendError
-from checked_backend.graphs.nodes import origin_of, recorded_value
+from checked_backend.graphs.nodes import origin_of, outputs_of, recorded_value
 from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.operator_check.parts import Parts
 from checked_backend.regions.operator_check.probe import Exposed, Probed, run_region
-from checked_backend.regions.operator_check.recorder import Recording, recorded
+from checked_backend.regions.operator_check.recorder import Key, Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.units import Units
 from checked_backend.regions.operator_check.walk import Walk, walk_again
@@ -31,6 +32,7 @@ class CheckedModule:
         inputs: What the module was called with.
         values: What its kernels wrote, by the names of the nodes.
         lines: The lines of the module's text that wrote to a buffer, by its name.
+        is_short: Whether there was no room for the rest of it, which is not checked.
     """
 
     module: GeneratedModule
@@ -39,6 +41,7 @@ class CheckedModule:
     inputs: Sequence[Any]
     values: Mapping[str, torch.Tensor]
     lines: Mapping[str, Sequence[int]]
+    is_short: bool = False
 
 
 MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
@@ -71,7 +74,7 @@ class KernelCheck:
         self._digest = digest
         self.modules = list(modules)
         self._lower: Callable[[Sequence[Any]], Callable[..., Any]] | None = lower
-        self._earlier: dict[int, tuple[Units, TensorChecks]] = {}  # by the identity of a module, which is kept
+        self._earlier: dict[tuple[int, Set[str]], tuple[Units, TensorChecks]] = {}  # by the identity of a module
 
     def run(
         self,
@@ -104,26 +107,37 @@ class KernelCheck:
                 called = self._recorded(inputs, rng, cotangents, room)
         if not called:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
-        if not all(recording.is_complete for _, recording in called):
-            raise NotInPlaceError(f"the tensors inside of the region take more than {room / 2**30:.2g} GiB")
-        checked: list[CheckedModule] = []
-        for module, recording in called:
-            earlier = self._earlier.get(id(module)) if enough is None else None
-            checked.append(_checked(module, recording, rng, earlier, enough or (lambda _wrong: False)))
-            if enough is None:
-                self._earlier[id(module)] = checked[-1].units, checked[-1].checks
-            elif any(map(enough, checked[-1].checks.wrong)):
+        parts = {id(module): Parts(module, one, room) for module, one in called if not one.is_complete}
+        checked = self._checked(called, parts, rng, enough)
+        while not (enough and any(enough(wrong) for one in checked for wrong in one.checks.wrong)):
+            keys = {number: part.next_part() for number, part in parts.items()}
+            if not any(keys.values()):
                 break
+            checked = [replace(one, inputs=(), values={}) for one in checked]
+            del called  # there is no room for it and for the next one
+            called = self._recorded(inputs, rng, cotangents, room, keys)
+            if not called:
+                raise NotInPlaceError("another thread runs the region at the same time")
+            checked += self._checked(called, parts, rng, enough)
+        for part in parts.values():
+            if part.unchecked:
+                rest = TensorChecks(unchecked=part.unchecked)
+                checked.append(CheckedModule(part.module, part.units, rest, (), {}, {}, is_short=True))
         return checked
 
     def _recorded(
-        self, inputs: Inputs, rng: RngState, cotangents: MakeCotangents, room: float
+        self,
+        inputs: Inputs,
+        rng: RngState,
+        cotangents: MakeCotangents,
+        room: float,
+        keys: Mapping[int, Set[Key]] | None = None,
     ) -> Sequence[tuple[GeneratedModule, Recording]]:
         """What was recorded of each module; nothing if that is not the whole region."""
         known = -1
         while known < len(self.modules):  # a backward pass may be compiled when it is first run
             known = len(self.modules)
-            with generated_modules_noted(self.modules, self._digest), recorded(self.modules, room) as recordings:
+            with generated_modules_noted(self.modules, self._digest), recorded(self.modules, room, keys) as recordings:
                 sent = run_region(self._region, inputs, rng, cotangents).cotangents
         called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
         kinds = {module.kind for module, _ in called}
@@ -131,33 +145,76 @@ class KernelCheck:
         complete = kinds and not mixed and (not sent or kinds == {"forward", "backward"})
         return called if complete else ()
 
+    def _checked(
+        self,
+        called: Sequence[tuple[GeneratedModule, Recording]],
+        parts: Mapping[int, Parts],
+        rng: RngState,
+        enough: Callable[[Wrong], bool] | None,
+    ) -> list[CheckedModule]:
+        """What one run showed of each module, up to an error that is enough."""
+        checked: list[CheckedModule] = []
+        for module, recording in called:
+            one = self._check_module(module, recording, parts.get(id(module)), rng, enough)
+            if one is not None:
+                checked.append(one)
+                if enough is not None and any(map(enough, one.checks.wrong)):
+                    break
+        return checked
 
-def _checked(
-    module: GeneratedModule,
-    recording: Recording,
-    rng: RngState,
-    earlier: tuple[Units, TensorChecks] | None,
-    enough: Callable[[Wrong], bool],
-) -> CheckedModule:
-    """Walk through a module's graph on the tensors that its kernels wrote."""
-    arguments = recording.arguments or ()
-    if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
-        raise NotInPlaceError("the compiled region is called with other inputs than its graph has")
-    values = {node.name: value for node, value in written(module, recording)}
-    count = len(recording.results)
-    places = {name: count + place for place, name in enumerate(values)}
-    exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
-    units, known = earlier or (None, None)
-    if units is None or units.exposed != places.keys():
-        units = Units(module.graph, places.keys(), returned=count > 0)
+    def _check_module(
+        self,
+        module: GeneratedModule,
+        recording: Recording,
+        part: Parts | None,
+        rng: RngState,
+        enough: Callable[[Wrong], bool] | None,
+    ) -> CheckedModule | None:
+        """Walk through a module's graph on the tensors that its kernels wrote, or through the part that is known.
 
-    def walk(checks: TensorChecks) -> None:
-        probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
-        rng.restore()
-        with without_autocast():
-            Walk(module.graph, exposed, probed, units=units, checks=checks, enough=enough).run()
+        Returns:
+            What it showed; None if nothing can be checked.
+        """
+        arguments = recording.arguments or ()
+        if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
+            raise NotInPlaceError("the compiled region is called with other inputs than its graph has")
+        values = {node.name: value for node, value in written(module, recording)}
+        count = len(recording.results)
+        places = {name: count + place for place, name in enumerate(values)}
+        exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
+        ready = [] if part is None else part.take(recording, values)
+        if part is not None and not ready:
+            return None
+        names = frozenset(node.name for node in ready)
+        units, known = self._earlier.get((id(module), names), (None, None)) if enough is None else (None, None)
+        if part is not None:
+            units = part.units
+        elif units is None or units.exposed != places.keys():
+            units = Units(module.graph, places.keys(), returned=count > 0)
 
-    return CheckedModule(module, units, walk_again(walk, known), arguments, values, recording.lines)
+        def walk(checks: TensorChecks) -> None:
+            probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
+            without = () if part is None else part.ends
+            rng.restore()
+            with without_autocast():
+                Walk(
+                    module.graph,
+                    exposed,
+                    probed,
+                    units=units,
+                    checks=checks,
+                    without=without,
+                    enough=enough or (lambda _wrong: False),
+                ).run()
+
+        if part is None:
+            checks = walk_again(walk, known)
+        else:
+            only = {(name, False, None) for name in names}
+            checks = walk_again(walk, known, only, part.drawing_before(ready)).of_nodes(names)
+        if enough is None:
+            self._earlier[id(module), names] = units, checks
+        return CheckedModule(module, units, checks, arguments, values, recording.lines)
 
 
 def written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.Node, torch.Tensor]]:
@@ -170,6 +227,9 @@ def written(module: GeneratedModule, recording: Recording) -> Iterator[tuple[fx.
             for node, value in zip(nodes, versions, strict=True):
                 if node is not None and _is_alike(recorded_value(node), value):
                     yield node, value
+    if recording.returned:
+        outputs = outputs_of(module.graph.graph)
+        yield from ((outputs[place], value) for place, value in recording.returned.items())
 
 
 def _is_alike(traced: Any, value: torch.Tensor) -> bool:

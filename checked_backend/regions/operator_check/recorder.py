@@ -21,28 +21,41 @@ _CODE = f"{_NAME}_code"
 _NO_ROOM = -1.0
 
 
+Key = str | int
+"""A tensor of a module's function: the name of a buffer, the place of an argument, or -1 less the place of a result."""
+
+
 class Recording:
     """What one call of a module's function read and wrote.
 
     Args:
         room: The most bytes that are kept.
+        keys: What to keep of buffers, results, and arguments whose memory is written to; None for all.
 
     Attributes:
-        arguments: The tensors and sizes that the module was called with; None if it was not called.
+        arguments: The tensors and sizes that the module was called with, None for each that is not kept; None if it was
+            not called.
         values: By the name of a buffer: what it held, after each write.
         lines: By the name of a buffer: the lines of the module's text that wrote to it.
-        results: The results of the call.
+        results: The results of the call; none if not all is kept.
+        returned: By place: those that are kept then.
         kept: The bytes that are kept.
+        sizes: The bytes of each tensor that would be kept.
+        left_out: Those for which there was no room.
     """
 
-    def __init__(self, room: float) -> None:
+    def __init__(self, room: float, keys: Collection[Key] | None = None) -> None:
         self._calls = 0
         self.arguments: Sequence[Any] | None = None
         self.values: dict[str, list[torch.Tensor]] = {}
         self.lines: dict[str, list[int]] = {}
         self.results: Sequence[Any] = ()
+        self.returned: dict[int, torch.Tensor] = {}
         self.kept = 0
+        self.sizes: dict[Key, int] = {}
+        self.left_out: set[Key] = set()
         self._room = room
+        self._keys = keys
         self._depth = 0
         self._latest: dict[int, torch.Tensor] = {}  # what was kept of a buffer last, by where its memory begins
 
@@ -53,8 +66,8 @@ class Recording:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there was room for everything."""
-        return self.kept <= self._room
+        """Whether everything was kept."""
+        return self._keys is None and not self.left_out
 
     def begin(self, arguments: Sequence[Any], written: Collection[int]) -> None:
         """A function of the module is called: the first is the module's own, others are parts of it.
@@ -65,25 +78,38 @@ class Recording:
         """
         if self._depth == 0:
             self._calls += 1
-            self.arguments = [self._kept(value) if place in written else value for place, value in enumerate(arguments)]
+            self.arguments = [
+                value if place not in written else self._kept(value) if self._has_room(place, value) else None
+                for place, value in enumerate(arguments)
+            ]
         self._depth += 1
 
     def wrote(self, line: int, buffers: Mapping[str, Any]) -> None:
         """A line called a kernel with these buffers: keep those that it wrote to."""
         for name, value in buffers.items():
-            if not isinstance(value, torch.Tensor) or not self.is_complete:
+            if not isinstance(value, torch.Tensor):
                 continue
-            versions = self.values.setdefault(name, [])
+            versions = self.values.get(name, [])
             if not versions or not is_unchanged(versions[-1], value):
-                versions.append(self._kept(value))
+                if not self._has_room(name, value):
+                    self.kept -= sum(map(_bytes, self.values.pop(name, ())))
+                    continue
+                self.values[name] = versions = [*versions, self._kept(value)]
                 self.lines.setdefault(name, []).append(line)
-            self._latest[value.data_ptr()] = versions[-1]
+            if self.is_complete:
+                self._latest[value.data_ptr()] = versions[-1]
 
     def end(self, results: Any) -> Any:
         """A function of the module returns."""
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and self.is_complete:
             self.results = [self._kept_before(value) for value in results]  # a backward pass may use their memory
+        elif self._depth == 0:
+            self.returned = {
+                place: self._kept(value)
+                for place, value in enumerate(results)
+                if isinstance(value, torch.Tensor) and self._has_room(~place, value)
+            }
         return results
 
     def _kept_before(self, value: Any) -> Any:
@@ -92,20 +118,45 @@ class Recording:
         same = known is not None and known.stride() == value.stride() and is_unchanged(known, value)
         return known if same else self._kept(value)
 
+    def _has_room(self, key: Key, value: Any) -> bool:
+        """Whether a tensor is kept. From the first on for which there is no room, none is."""
+        if not isinstance(value, torch.Tensor):
+            return True
+        if self._keys is not None and key not in self._keys:
+            return False
+        if self.left_out or self.kept + _bytes(value) > self._room:
+            if key not in self.left_out:
+                self.sizes[key] = self.sizes.get(key, 0) + _bytes(value)
+            self.left_out.add(key)
+            self._latest.clear()
+            return False
+        self.sizes[key] = self.sizes.get(key, 0) + _bytes(value)
+        return True
+
     def _kept(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not self.is_complete:
+        if not isinstance(value, torch.Tensor):
             return value
-        self.kept += value.numel() * value.element_size()
+        self.kept += _bytes(value)
         return clone_preserve_strides(value.detach())
 
 
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
 @contextmanager
-def recorded(modules: Iterable[GeneratedModule], room: float) -> Iterator[list[tuple[GeneratedModule, Recording]]]:
+def recorded(
+    modules: Iterable[GeneratedModule], room: float, keys: Mapping[int, Collection[Key]] | None = None
+) -> Iterator[list[tuple[GeneratedModule, Recording]]]:
     """Record one call of each module in this block. The code that calls kernels is exchanged, no kernel is.
 
     Another thread that calls a module waits for none of this, but only one thread at a time may record it.
+
+    Args:
+        room: The most bytes that are kept of each module.
+        keys: What is kept, by the identity of a module; None for everything.
     """
-    recordings = [(module, Recording(room)) for module in modules]
+    recordings = [(module, Recording(room, None if keys is None else keys.get(id(module), ()))) for module in modules]
     functions = [(function, *rest) for (module, *rest) in recordings for function, _ in module.functions]
     with ExitStack() as stack:
         for function, *_ in sorted(functions, key=lambda entry: id(entry[0])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,16 @@ class TensorChecks:
     drew: set[str] = field(default_factory=set)
     written: bool = False
     only: Set[TensorKey] | None = None
+
+    def of_nodes(self, names: Set[str]) -> TensorChecks:
+        """What is known of some nodes."""
+        forward, backward = ({name: one[name] for name in one.keys() & names} for one in self.limits)
+        return replace(
+            self,
+            wrong=[one for one in self.wrong if one.node.name in names],
+            limits=(forward, backward),
+            unchecked={name: self.unchecked[name] for name in self.unchecked.keys() & names},
+        )
 
     def settle(
         self,

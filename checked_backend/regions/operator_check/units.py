@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +89,19 @@ class Unit:
     steady_gradient: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """The part of a graph that a walk runs.
+
+    Attributes:
+        sources: Tensors that are handed out, and inputs, that others are computed from.
+        calls: The calls that run.
+    """
+
+    sources: set[fx.Node]
+    calls: set[fx.Node]
+
+
 class Units:
     """The units of a graph.
 
@@ -130,6 +143,23 @@ class Units:
         if node not in self._units:
             self._units[node] = self._found(node)
         return self._units[node]
+
+    def needed(self, values: Set[str], gradients: Set[str] = frozenset()) -> Needed:
+        """What has to run so that some nodes' values and gradients are checked as in a walk that checks all."""
+        needed = Needed({node for node in self.order if node.name in gradients}, set())
+        pending = [
+            node
+            for node in self.order
+            if (node.op in CALLS and gradients and not needed.sources.isdisjoint(self.of(node).sources))
+            or node.name in values
+        ]
+        while pending:
+            unit = self.of(pending.pop())
+            needed.calls.update(unit.nodes)
+            # what reads a tensor may have computed it anew
+            pending += [one for one in unit.sources if one not in needed.calls and self.carries(one)]
+            needed.sources.update(unit.sources)
+        return needed
 
     def is_blank(self, node: fx.Node) -> bool:
         """Whether a call makes a tensor of which no element has a value yet."""

@@ -9,9 +9,8 @@ that were never rounded, while the value that is handed out was.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ from checked_backend.regions.operator_check.tensor_checks import (
     own_error,
     roundoff_of,
 )
-from checked_backend.regions.operator_check.units import Unit, Units
+from checked_backend.regions.operator_check.units import Needed, Unit, Units
 from checked_backend.verdict.elements import widened
 
 SAMPLES = 3
@@ -58,19 +57,6 @@ SAME_DRAWS = 0.99
 """Results of a random operator that come from the same random numbers have at least this cosine."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Needed:
-    """The part of a graph that a walk runs.
-
-    Attributes:
-        sources: Tensors that are handed out, and inputs, that others are computed from.
-        calls: The calls that run.
-    """
-
-    sources: set[fx.Node]
-    calls: set[fx.Node]
-
-
 class Walk:
     """One walk through a region's graph.
 
@@ -80,6 +66,7 @@ class Walk:
         units: The graph's units for these, if they are known.
         checks: Receives the results. In a quick walk there is no lane but eager's.
         strict: Whether all dtypes are checked, float32 by its own roundings, and no random operator.
+        without: Calls that do not run.
         before: Called before each node with eager's values. It may fill in results of the probe.
         enough: Called with each error that is found: whether the walk ends there.
 
@@ -96,10 +83,12 @@ class Walk:
         units: Units | None = None,
         checks: TensorChecks | None = None,
         strict: bool = False,
+        without: Collection[fx.Node] = (),
         before: Callable[[fx.Node, Mapping[fx.Node, Any]], None] = lambda _node, _values: None,
         enough: Callable[[Wrong], bool] = lambda _wrong: False,
     ) -> None:
         self._strict = strict
+        self._without = without
         self._before = before
         self._enough = enough
         self.checks = TensorChecks() if checks is None else checks
@@ -118,11 +107,16 @@ class Walk:
             moved = [Lane(gm, self._float64(1 + seed), wide=True, moved=one) for seed, one in enumerate(self._moved)]
             unrounded = Lane(gm, self._float64(), wide=True)  # it goes on with what was not rounded yet
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
-        self._writes = any(map(writes, gm.graph.nodes))
+        self._writes = any(writes(node) for node in gm.graph.nodes if node not in without)
         self._may_write = self.checks.quick and may_write_undeclared(gm)
         self._together = self._sharing_memory() if self._writes else {}
         self._uncopied: dict[fx.Node, torch.Tensor] = {}
-        self._needed = None if self.checks.only is None or self._writes else self._found_needed(self.checks.only)
+        self._needed: Needed | None = None
+        if self.checks.only is not None and not self._writes:
+            values = {name for name, gradient, _ in self.checks.only if not gradient}
+            gradients = {name for name, gradient, _ in self.checks.only if gradient}
+            # what draws later gets other numbers without it
+            self._needed = self._units.needed(values | self.checks.drew, gradients)
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
     def _sharing_memory(self) -> dict[fx.Node, dict[fx.Node, torch.Tensor]]:
@@ -161,26 +155,6 @@ class Walk:
                 yield
 
         return entered
-
-    def _found_needed(self, only: Set[TensorKey]) -> _Needed:
-        """What has to run so that these tensors are checked as in a walk that checks all."""
-        gradients = {name for name, gradient, _ in only if gradient}
-        values = {name for name, gradient, _ in only if not gradient}
-        needed = _Needed({node for node in self._units.order if node.name in gradients}, set())
-        pending = [
-            node
-            for node in self._units.order
-            if (node.op in CALLS and gradients and not needed.sources.isdisjoint(self._units.of(node).sources))
-            or node.name in values
-            or node.name in self.checks.drew  # what draws later gets other numbers without it
-        ]
-        while pending:
-            unit = self._units.of(pending.pop())
-            needed.calls.update(unit.nodes)
-            # what reads a tensor may have computed it anew
-            pending += [one for one in unit.sources if one not in needed.calls and self._units.carries(one)]
-            needed.sources.update(unit.sources)
-        return needed
 
     def _is_checked(self, node: fx.Node) -> bool:
         """Whether the gradient of a node's value is checked."""
@@ -239,6 +213,8 @@ class Walk:
         return clone_preserve_strides(value)
 
     def _call(self, node: fx.Node) -> None:
+        if node in self._without:
+            return
         if sets_mode(node):
             made = self._eager.run(node)
             for lane in self._lanes[1:]:
@@ -472,7 +448,12 @@ class Walk:
         return self._probed.gradients.get(self._inputs.index(node))
 
 
-def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | None) -> TensorChecks:
+def walk_again(
+    walk: Callable[[TensorChecks], object],
+    earlier: TensorChecks | None,
+    part: Set[TensorKey] | None = None,
+    drew: Collection[str] = (),
+) -> TensorChecks:
     """Walk through a graph in eager alone, and in all lanes to what is further from eager than in earlier walks.
 
     A tensor that is eager's, bit for bit, is right, and no lane has to run for it.
@@ -480,18 +461,20 @@ def walk_again(walk: Callable[[TensorChecks], object], earlier: TensorChecks | N
     Args:
         walk: Walks, and notes the results in the checks that it is given.
         earlier: The results of earlier walks; None if there was none.
+        part: The tensors to check; None for all.
+        drew: Names of nodes that draw random numbers, if they are known.
 
     Returns:
         The results, those of earlier walks where nothing changed.
     """
     distances = {} if earlier is None else earlier.distances
     unchecked = {} if earlier is None else earlier.unchecked
-    quick = TensorChecks(distances=distances, earlier=unchecked, quick=True)
+    quick = TensorChecks(distances=distances, earlier=unchecked, quick=True, only=part, drew={*drew})
     walk(quick)
     if earlier is not None and not earlier.wrong and not quick.changed and quick.unchecked.keys() <= unchecked.keys():
         return earlier
     # a running mean is written to by no operator that says so
-    only = None if quick.written else frozenset(quick.different)
+    only = part if quick.written else frozenset(quick.different if part is None else quick.different & part)
     checks = TensorChecks(
         limits=quick.limits, unchecked=quick.unchecked, distances=distances, drew=quick.drew, only=only
     )
