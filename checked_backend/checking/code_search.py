@@ -140,7 +140,11 @@ class CodeSearch:
         elif isinstance(value, _CONTAINERS):
             if type(value) in _CHANGEABLE:
                 self.holders.append((value, name))
-            self._add(name, tuple(value.values() if isinstance(value, dict) else value), depth + 1)
+            kind: Any = next(
+                kind for kind in _CONTAINERS if isinstance(value, kind)
+            )  # its class may import what it gives
+            values = dict.values(value) if isinstance(value, dict) else kind.__iter__(value)
+            self._add(name, [*values], depth + 1)
         elif isinstance(value, SimpleNamespace) or not is_library(type(value).__module__):
             self._add("", (type(value),))
             attributes = getattr(value, "__dict__", None)

@@ -125,7 +125,7 @@ class Copier:
     def _owner(self, value: Any) -> Any:
         """Copy the object of a method, which may count its calls, whatever it holds."""
         if has_attributes(value) and not isinstance(value, type) and not _is_state(value, set()):
-            with contextlib.suppress(TypeError):  # of a class that makes its objects by itself
+            with contextlib.suppress(CheckedBackendError):  # of a class that makes its objects by itself
                 return self._object(value)
         return self._held(value, "self")
 
@@ -138,13 +138,12 @@ class Copier:
             CheckedBackendError: One of them cannot be copied; the message names it.
         """
         named = argument_leaves(function, args, kwargs)
-        self._tensors([leaf for _, leaf in named if isinstance(leaf, torch.Tensor)])
         try:
+            self._tensors([leaf for _, leaf in named if isinstance(leaf, torch.Tensor)])
             copied_args, copied_kwargs = self._deep((list(args), dict(kwargs)))
         except Exception:
             for name, leaf in named:
-                if not isinstance(leaf, torch.Tensor):
-                    Copier().value(leaf, f"argument {name!r}")
+                Copier().value(leaf, f"argument {name!r}")
             raise
         return copied_args, copied_kwargs
 
@@ -165,8 +164,8 @@ class Copier:
 
     def value(self, value: Any, what: str) -> Any:
         """Copy anything; ``what`` names it in the `CheckedBackendError` if it cannot be copied."""
-        self._tensors([leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.Tensor)])
         try:
+            self._tensors([leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.Tensor)])
             return self._deep(value)
         except Exception as error:
             raise CheckedBackendError(
@@ -317,7 +316,8 @@ class Copier:
                     duplicate = _Handover.apply(leaf, duplicate)  # type: ignore[no-untyped-call]
                 self.leaves[id(duplicate)] = leaf
             else:
-                duplicate = duplicate.requires_grad_(tensor.requires_grad)
+                with DisableTorchFunctionSubclass():  # which may read attributes
+                    duplicate = duplicate.requires_grad_(tensor.requires_grad)
             if type(tensor) is torch.Tensor:
                 vars(duplicate).update(vars(tensor))  # what torch._dynamo.mark_dynamic wrote on it
             elif not is_wrapper_type(type(tensor)):
@@ -434,7 +434,10 @@ class Copier:
         """A copy of an object that shares with it what is no state: a test case also holds its runner's streams."""
         if id(value) in self._memo:
             return self._memo[id(value)]
-        copied = object.__new__(type(value))
+        try:
+            copied = object.__new__(type(value))
+        except TypeError:  # a container that has attributes, too
+            return self.value(value, "an object of the program")
         self._remember(value, copied)
         for name, inner in vars(value).items():
             vars(copied)[name] = self._held(inner, name, quiet=True)

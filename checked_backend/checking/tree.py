@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
@@ -78,7 +78,9 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, _ATOMS + _FUNCTIONS):
         return None
     if isinstance(value, Mapping):
-        return [(f"[{_named(key, place)}]", inner) for place, (key, inner) in enumerate(value.items())]
+        # what a class of its own gives may have to be imported first
+        kind: Any = next((kind for kind in (OrderedDict, dict) if isinstance(value, kind)), type(value))
+        return [(f"[{_named(key, place)}]", inner) for place, (key, inner) in enumerate(kind.items(value))]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (tuple, list, deque)):

@@ -186,7 +186,7 @@ def qualified_names(tensors: Sequence[object]) -> Mapping[int, str]:
     while frame is not None:
         owner = self_of(frame)
         owner = getattr(owner, "_orig_mod", owner) if isinstance(owner, torch.nn.Module) else None
-        if owner is not None and id(owner) not in seen:
+        if owner is not None and id(owner) not in seen and "_modules" in vars(owner):  # not before it is initialized
             seen.add(id(owner))
             for name, tensor in (*owner.named_parameters(), *owner.named_buffers()):
                 position = wanted.get(id(tensor))

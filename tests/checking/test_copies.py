@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import dataclasses
 import functools
@@ -319,3 +320,85 @@ def test_a_gradient_that_is_compared_nowhere_is_told() -> None:
 def test_a_leaf_that_the_program_makes_itself_is_its_own() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     agreed(cb.check(lambda x: x * torch.ones(3, requires_grad=True), (x,), compiler="eager"))
+
+
+class FrozenConfig(collections.OrderedDict[str, Any]):
+    """Keeps its values as attributes, too."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        vars(self).update(values)
+
+
+class LazyNames(collections.OrderedDict[str, Any]):
+    def values(self) -> Any:
+        raise ValueError("what it names cannot be imported")
+
+    items = values
+
+
+class Irreducible(tuple[str, ...]):
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Boxes(torch.Tensor):
+    format = ""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **(kwargs or {}))
+        if func != torch.Tensor.requires_grad_:
+            return made
+        vars(made)["format"] = vars(args[0])["format"]
+        return made
+
+
+names = LazyNames()
+
+
+class Library(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.irreps = Irreducible(("1x0e",))
+
+    def known(self) -> bool:
+        return self.irreps[0] in names
+
+    def forward(self, x: torch.Tensor, *, checked: bool = False) -> torch.Tensor:
+        return x if checked and self.known() else x * 2
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.config = FrozenConfig(steps=4)
+        self.sigmas = torch.rand(3)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return x / self.config["steps"] + self.sigmas
+
+
+class Limits(torch.nn.Module):
+    """Reads a value, so that Dynamo compiles a part of ``__init__``, before this is a module."""
+
+    def __init__(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        if torch.any(low * 1.0 >= high):
+            raise ValueError
+        super().__init__()
+        self.low = low
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.low
+
+
+def test_objects_of_libraries_that_are_like_no_others_are_copied() -> None:
+    schedule, x = Schedule(), torch.rand(3)
+    boxes = x.as_subclass(Boxes)  # type: ignore[arg-type]
+    boxes.format = "XYXY"
+    programs = (Library(), lambda x: schedule.step(x), lambda x: Limits(x[0] * 0, x[0] * 0 + 1)(x), lambda x: x * 2)
+    for program, given in zip(programs, (x, x, x, boxes), strict=True):
+        torch._dynamo.reset()
+        agreed(cb.check(program, (given,), compiler="eager"))
