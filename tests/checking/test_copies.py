@@ -351,8 +351,9 @@ class Boxes(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             made = func(*args, **(kwargs or {}))
-        if func != torch.Tensor.requires_grad_:
+        if func not in (torch.Tensor.detach, torch.Tensor.requires_grad_):
             return made
+        made = made.as_subclass(cls)
         vars(made)["format"] = vars(args[0])["format"]
         return made
 
@@ -396,7 +397,7 @@ class Limits(torch.nn.Module):
 
 def test_objects_of_libraries_that_are_like_no_others_are_copied() -> None:
     schedule, x = Schedule(), torch.rand(3)
-    boxes = x.as_subclass(Boxes)  # type: ignore[arg-type]
+    boxes = torch.rand(3).as_subclass(Boxes)  # type: ignore[arg-type]
     boxes.format = "XYXY"
     programs = (Library(), lambda x: schedule.step(x), lambda x: Limits(x[0] * 0, x[0] * 0 + 1)(x), lambda x: x * 2)
     for program, given in zip(programs, (x, x, x, boxes), strict=True):
