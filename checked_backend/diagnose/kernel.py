@@ -136,6 +136,8 @@ def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) ->
             case.graph.graph.placeholder(one)
     case.graph.recompile()
     values = (*case.inputs, *more.values())
+    if any(value is None for value in values):
+        return None  # there was no room to keep it
     if sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) > MOST_BYTES:
         return None
     names = {known[one]: one for one in read}
