@@ -318,9 +318,9 @@ class OperatorCheck:
 
     def _new_probe(self, inputs: Inputs, rng: RngState) -> _Probe:
         graph, whole, read = out_of_place(self._graph), None, list[fx.Node]()
-        if self._kernels is not None and not self._each:  # the kernels are checked, each of them
-            whole = graph
-            graph, read = without_repeats(graph)
+        left = None if self._kernels is None or self._each else without_repeats(graph)
+        if left is not None:  # each kernel is checked
+            whole, (graph, read) = graph, left
         exposed = expose(graph, gradients=self._taps(inputs))
         given, _ = inputs.fresh()
         room = min(LARGEST, SHARE * _memory(given))

@@ -14,16 +14,18 @@ from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.probe import CALLS
 
 
-def without_repeats(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[fx.Node]]:
+def without_repeats(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[fx.Node]] | None:
     """Copy a region's graph without calls that repeat an earlier one: the same function, of tensors that are alike.
 
     What comes before code generation is the same for all of them, because it takes no values.
 
     Returns:
         The graph. It returns all tensors that nothing in it reads. The calls that are left out, but read: their values
-        are further inputs, behind the region's own.
+        are further inputs, behind the region's own. None if nothing is repeated.
     """
     repeated = _repeated(gm.graph.nodes)
+    if not repeated:
+        return None
     pending = [
         node
         for node in gm.graph.nodes
