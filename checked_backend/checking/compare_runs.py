@@ -166,6 +166,10 @@ def compare_structure(
     """
     with_gradients = reference.backward_error is None and candidate.backward_error is None
     same = _unchanged_values(reference.subjects, candidate.subjects)
+    for name in candidate.subjects.keys() - same:
+        if name.endswith("[capturable]]"):  # OptimizerVariable._set_capturable in torch/_dynamo/variables/optimizer.py
+            ledger.note(f"{name}: Dynamo sets it in the groups of an optimizer that it traces")
+            same.add(name)
     mine, theirs = (
         {
             name: value

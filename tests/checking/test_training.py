@@ -287,3 +287,23 @@ def test_optimizers_that_cannot_be_used() -> None:
         cb.check(model, (x,), compiler="eager", optimizer=torch.optim.SGD, gradients=False)
     with pytest.raises(cb.OptionError, match="iterations got 0"):
         cb.check(model, (x,), compiler="eager", iterations=0)
+
+
+class Counting(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+def test_what_dynamo_sets_in_an_optimizer_that_it_traces_is_told() -> None:
+    module = torch.nn.Linear(3, 2)
+    module(torch.randn(2, 3)).sum().backward()
+    report = agreed(cb.check(Counting(module.parameters()).step, (), compiler="eager"))
+    assert any("[capturable]]: Dynamo sets it" in note for note in report.coverage.notes)
+    assert report.coverage.checked["mutated inputs"] == 2
