@@ -54,7 +54,7 @@ def without_repeats(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[fx.Node]] 
 def _repeated(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     written = {storage_key(value) for value in map(_written, nodes) if isinstance(value, torch.Tensor)}
     modes: dict[Any, str] = {}
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     repeated: set[fx.Node] = set()
     for node in nodes:
         if name := mode_name(node):
@@ -63,7 +63,7 @@ def _repeated(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         value = recorded_value(node)
         if node.op not in ("call_function", "call_method") or has_effects(node) or not isinstance(value, torch.Tensor):
             continue
-        key = (node.op, node.target, _described(node), *modes.values())
+        key = (_described(node), *modes.values())
         if key not in seen:
             seen.add(key)
         elif value.layout is torch.strided and storage_key(value) not in written:
@@ -77,18 +77,17 @@ def _written(node: fx.Node) -> Any:
 
 
 def _described(node: fx.Node) -> str:
-    """What is known of a call's arguments when it is traced."""
+    """What is known of a call when it is traced."""
     places = {source: place for place, source in enumerate(node.all_input_nodes)}
-    values = fx.map_arg((node.args, node.kwargs), lambda source: (places[source], _kind(recorded_value(source))))
-    return repr(values)
+    values = fx.map_arg((node.args, node.kwargs), lambda source: (places[source], _kind(source)))
+    return f"{node.op} {node.target!r} {values!r}"
 
 
-def _kind(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_kind, value))
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return value
-    return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
+def _kind(node: fx.Node) -> Any:
+    value = recorded_value(node)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
+    return _described(node) if node.op in CALLS else node.name  # several results, a size; a body
 
 
 class _Values(fx.Interpreter):

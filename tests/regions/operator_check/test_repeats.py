@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from checked_backend.regions.operator_check.repeats import values_of, without_repeats
 from tests.support.region_tools import dynamo_graph
@@ -39,6 +40,11 @@ def halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.cat([one, two]) @ w
 
 
+def in_bodies(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = checkpoint(lambda x, w: torch.relu(x @ w), x @ w, w, use_reentrant=False)
+    return checkpoint(lambda x, w: torch.tanh(x @ w), x, w, use_reentrant=False)
+
+
 def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     y, z = x @ w, x @ w
     z.add_(1)
@@ -67,8 +73,8 @@ def test_the_first_of_calls_that_are_alike_is_left(program: Callable[..., torch.
         assert torch.equal(value, known[name])
 
 
-@pytest.mark.parametrize("program", [wider, squared, under_autocast, written])
+@pytest.mark.parametrize("program", [wider, squared, under_autocast, in_bodies, written])
 def test_calls_that_are_not_alike_are_left(program: Callable[..., torch.Tensor]) -> None:
-    """Of other dtypes, with a tensor twice, under autocast, or written to later."""
+    """Of other dtypes, with a tensor twice, under autocast, taken of other bodies, or written to later."""
     x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
     assert without_repeats(dynamo_graph(program, x, w)) is None
