@@ -44,6 +44,9 @@ class CheckedModule:
     is_short: bool = False
 
 
+SMALL = 1 << 26
+"""Bytes of tensors that are kept of a module at first. It takes one run, and hardly any memory beside a model's."""
+
 MakeCotangents = Callable[[Sequence[Any]], Mapping[int, torch.Tensor]]
 """Makes the gradients that are sent in, by place among the results."""
 
@@ -98,16 +101,17 @@ class KernelCheck:
         Raises:
             NotInPlaceError: No kernel was seen, or there is no room.
         """
-        called = self._recorded(inputs, rng, cotangents, room)
+        first = room if enough is not None else min(room, SMALL)  # who searches is done sooner
+        called = self._recorded(inputs, rng, cotangents, first)
         if not called and self._lower is not None:  # it comes from a cache, where nothing is kept of its modules
             lower, self._lower = self._lower, None
             given, _ = inputs.fresh()
             with without_compile_caches(), generated_modules_noted(self.modules, self._digest):
                 self._region = lower(given)
-                called = self._recorded(inputs, rng, cotangents, room)
+                called = self._recorded(inputs, rng, cotangents, first)
         if not called:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
-        parts = {id(module): Parts(module, one, room) for module, one in called if not one.is_complete}
+        parts = {id(module): Parts(module, one, first, room) for module, one in called if not one.is_complete}
         checked = self._checked(called, parts, rng, enough)
         while not (enough and any(enough(wrong) for one in checked for wrong in one.checks.wrong)):
             keys = {number: part.next_part() for number, part in parts.items()}
@@ -115,7 +119,7 @@ class KernelCheck:
                 break
             checked = [replace(one, inputs=(), values={}) for one in checked]
             del called  # there is no room for it and for the next one
-            called = self._recorded(inputs, rng, cotangents, room, keys)
+            called = self._recorded(inputs, rng, cotangents, max(part.room for part in parts.values()), keys)
             if not called:
                 raise NotInPlaceError("another thread runs the region at the same time")
             checked += self._checked(called, parts, rng, enough)

@@ -20,6 +20,9 @@ from checked_backend.regions.operator_check.units import Needed, Units
 MOST_RUNS = 32
 """The most runs of a region to check its kernels."""
 
+FEW_RUNS = 4
+"""About so many runs are worth the memory that they save."""
+
 
 class Parts:
     """The tensors of a module that are not checked yet.
@@ -28,18 +31,19 @@ class Parts:
 
     Args:
         recording: The first run.
+        kept: The bytes that the first run may have kept.
         room: The most bytes to keep in a run.
 
     Attributes:
         module: The module.
+        room: The most bytes that are kept in a run.
         units: The units of the module's graph, as far as it is known which tensors can be seen.
         ends: The calls at the end of its graph that write to inputs. They are compared with the region as a whole.
         unchecked: Nodes that cannot be checked, with the reason.
     """
 
-    def __init__(self, module: GeneratedModule, recording: Recording, room: float) -> None:
+    def __init__(self, module: GeneratedModule, recording: Recording, kept: float, room: float) -> None:
         self.module = module
-        self._room = room
         self._sizes = dict(recording.sizes)
         self._graph = module.graph
         nodes = list(module.graph.graph.nodes)
@@ -55,6 +59,7 @@ class Parts:
             is_known = not isinstance(node, fx.Node) or node.op not in CALLS or node in self._buffers or _is_view(node)
             if not is_known and isinstance(recorded_value(node), torch.Tensor):
                 self._buffers[node] = ~place
+        self.room = min(room, max(kept, sum(self._sizes.values()) / FEW_RUNS))
         self._places: dict[fx.Node, Key] = {
             node: place for place, node in enumerate(module.graph.graph.find_nodes(op="placeholder"))
         }
@@ -101,7 +106,7 @@ class Parts:
                 continue
             more = {self._buffers.get(one, self._places.get(one, "")) for one in (node, *self._kept_for(node))}
             size = sum(self._sizes.get(key, 0) for key in keys | more)
-            if size <= self._room:
+            if size <= self.room:
                 keys |= more
             elif keys:
                 break
@@ -112,7 +117,7 @@ class Parts:
 
     def _give_up(self, node: fx.Node) -> None:
         self._pending.remove(node)
-        self.unchecked[node.name] = f"the tensors inside of the region take more than {self._room / 2**30:.2g} GiB"
+        self.unchecked[node.name] = f"the tensors inside of the region take more than {self.room / 2**30:.2g} GiB"
 
     def _new_units(self) -> Units:
         self._known_needs: dict[fx.Node, set[fx.Node]] = {}
