@@ -79,7 +79,7 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
         return None
     if isinstance(value, Mapping):
         # what a class of its own gives may have to be imported first
-        kind: Any = next((kind for kind in (OrderedDict, dict) if isinstance(value, kind)), type(value))
+        kind: Any = next((one for one in (OrderedDict, dict) if isinstance(value, one)), type(value))
         return [(f"[{_named(key, place)}]", inner) for place, (key, inner) in enumerate(kind.items(value))]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]

@@ -203,8 +203,8 @@ class OperatorCheck:
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
             checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
-        short = (name for one in checked if one.is_short for name in one.checks.unchecked.items())
-        decisions.reason = next((f"{name}: {why}" for name, why in short), "")
+        left_out = (item for one in checked if one.is_short for item in one.checks.unchecked.items())
+        decisions.reason = next((f"{name}: {why}" for name, why in left_out), "")
         gm = eager_graph(self._graph) if any(one.checks.wrong for one in checked) else self._graph
         self._conclude(gm, of_region(gm, checked), subjects, decisions)
         return [*{id(one.module): one.module for one in checked}.values()]
@@ -270,7 +270,7 @@ class OperatorCheck:
         """
         with self._lock:
             probe = self._probe(inputs, rng)
-        whole_inputs, inputs = inputs, _with_values(probe, inputs, rng)
+        whole_inputs, inputs = inputs, _with_values(probe.whole, probe.read, inputs, rng)
         probed = self._run(probe, inputs, rng)
         self._shown = probed.shows_values()
         outputs = probed.results[: probe.exposed.outputs]
@@ -312,7 +312,8 @@ class OperatorCheck:
             try:
                 self._compiled = self._new_probe(inputs, rng)
             except Exception as error:
-                self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
+                own = isinstance(error, ProbeError)
+                self._failed = str(error) if own else f"{type(error).__name__}: {error}".splitlines()[0]
                 raise
         return self._compiled
 
@@ -330,12 +331,11 @@ class OperatorCheck:
                 f"is, at most {room / 2**30:.2g} GiB are returned"
             )
         examples = [*self._example_inputs, *map(recorded_value, read)]
-        probe = _Probe(graph, examples, exposed, self._candidate, whole, read)
-        given, _ = _with_values(probe, inputs, rng).fresh()
+        given, _ = _with_values(whole, read, inputs, rng).fresh()
         taps = exposed.make_taps(examples, given)
         compiler = self._compiler if self._kernels is None else self._front or self._compiler
         arguments = [*examples, *exposed.taps.values()], [*given, *taps.values()]
-        return replace(probe, compiled=compile_again(compiler, exposed.graph, *arguments))
+        return _Probe(graph, examples, exposed, compile_again(compiler, exposed.graph, *arguments), whole, read)
 
     def _run(self, probe: _Probe, inputs: Inputs, rng: RngState) -> Probed:
         exposed = probe.exposed
@@ -353,16 +353,16 @@ class OperatorCheck:
         return run_region(run, inputs, rng, sent, lambda given: exposed.make_taps(probe.examples, given))
 
 
-def _with_values(probe: _Probe, inputs: Inputs, rng: RngState) -> Inputs:
+def _with_values(whole: fx.GraphModule | None, read: Sequence[fx.Node], inputs: Inputs, rng: RngState) -> Inputs:
     """The inputs of a probe: behind the region's own, the values of what was left out."""
-    if probe.whole is None or not probe.read:
+    if whole is None or not read:
         return inputs
     given, _ = inputs.fresh()
     rng.restore()
     with torch.no_grad():
-        values = values_of(eager_graph(probe.whole), probe.read, given)
+        values = values_of(eager_graph(whole), read, given)
     places = range(len(inputs.args), len(inputs.args) + len(values))
-    wanted = {place for place, node in zip(places, probe.read, strict=True) if recorded_value(node).requires_grad}
+    wanted = {place for place, node in zip(places, read, strict=True) if recorded_value(node).requires_grad}
     wanted = wanted if inputs.requires_grad else set()
     return replace(inputs, args=(*inputs.args, *values), requires_grad=inputs.requires_grad | wanted)
 

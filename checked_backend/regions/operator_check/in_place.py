@@ -183,18 +183,19 @@ class KernelCheck:
         if len(arguments) != len(module.graph.graph.find_nodes(op="placeholder")):
             raise NotInPlaceError("the compiled region is called with other inputs than its graph has")
         values = {node.name: value for node, value in written(module, recording)}
-        count = len(recording.results)
-        places = {name: count + place for place, name in enumerate(values)}
-        exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
         ready = [] if part is None else part.take(recording, values)
-        if part is not None and not ready:
-            return None
         names = frozenset(node.name for node in ready)
         units, known = self._earlier.get((id(module), names), (None, None)) if enough is None else (None, None)
         if part is not None:
+            if not ready:
+                return None
             units = part.units
-        elif units is None or units.exposed != places.keys():
+            values = {name: value for name, value in values.items() if name in units.exposed}
+        count = len(recording.results)
+        places = {name: count + place for place, name in enumerate(values)}
+        if units is None or (part is None and units.exposed != places.keys()):
             units = Units(module.graph, places.keys(), returned=count > 0)
+        exposed = Exposed(module.graph, count, places, {}, {}, recording.kept)
 
         def walk(checks: TensorChecks) -> None:
             probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})

@@ -55,10 +55,7 @@ class Parts:
                 self._buffers |= {node: name for node in held if node is not None and node not in self.ends}
             if name in recording.left_out:
                 self._sizes[name] *= len(held)
-        for place, node in enumerate(outputs_of(module.graph.graph)):
-            is_known = not isinstance(node, fx.Node) or node.op not in CALLS or node in self._buffers or _is_view(node)
-            if not is_known and isinstance(recorded_value(node), torch.Tensor):
-                self._buffers[node] = ~place
+        self._add_results()
         self.room = min(room, max(kept, sum(self._sizes.values()) / FEW_RUNS))
         self._places: dict[fx.Node, Key] = {
             node: place for place, node in enumerate(module.graph.graph.find_nodes(op="placeholder"))
@@ -81,6 +78,7 @@ class Parts:
             for node in hidden:
                 del self._buffers[node]
             self._pending = [node for node in self._pending if node in self._buffers]
+            self._pending += self._add_results()
             self.units = self._new_units()
         arguments = recording.arguments or ()
         known = {node for node in self._buffers if node.name in values}
@@ -90,6 +88,16 @@ class Parts:
             self._give_up(self._pending[0])
         self._pending = [node for node in self._pending if node not in ready]
         return ready
+
+    def _add_results(self) -> list[fx.Node]:
+        """Let the results that no buffer has be checked, too, but those that are views."""
+        added = []
+        for place, node in enumerate(outputs_of(self._graph.graph)):
+            is_known = not isinstance(node, fx.Node) or node.op not in CALLS or node in self._buffers or _is_view(node)
+            if not is_known and isinstance(recorded_value(node), torch.Tensor):
+                self._buffers[node] = ~place
+                added.append(node)
+        return added
 
     def drawing_before(self, nodes: Sequence[fx.Node]) -> set[str]:
         """Names of the nodes that draw random numbers up to the last of some nodes."""
@@ -133,7 +141,8 @@ class Parts:
 
 def _is_view(node: fx.Node) -> bool:
     target = node.args[0].target if is_getitem(node) and isinstance(node.args[0], fx.Node) else node.target
-    return isinstance(target, OpOverload) and any(one.alias_info is not None for one in target._schema.returns)
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _draws(node: fx.Node) -> bool:

@@ -102,21 +102,20 @@ class Recording:
     def end(self, results: Any) -> Any:
         """A function of the module returns."""
         self._depth -= 1
-        if self._depth == 0 and self.is_complete:
-            self.results = [self._kept_before(value) for value in results]  # a backward pass may use their memory
-        elif self._depth == 0:
-            self.returned = {
-                place: self._kept(value)
-                for place, value in enumerate(results)
-                if isinstance(value, torch.Tensor) and self._has_room(~place, value)
-            }
+        if self._depth == 0:
+            kept = [self._kept_before(place, value) for place, value in enumerate(results)]
+            if self.is_complete:
+                self.results = kept
+            else:
+                self.returned = {place: one for place, one in enumerate(kept) if isinstance(one, torch.Tensor)}
         return results
 
-    def _kept_before(self, value: Any) -> Any:
-        """What was kept of a result when it was written; a copy of what nothing wrote like that."""
+    def _kept_before(self, place: int, value: Any) -> Any:
+        """What was kept of a result when it was written, or a copy: a backward pass may use its memory."""
         known = self._latest.get(value.data_ptr()) if isinstance(value, torch.Tensor) else None
-        same = known is not None and known.stride() == value.stride() and is_unchanged(known, value)
-        return known if same else self._kept(value)
+        if known is not None and known.stride() == value.stride() and is_unchanged(known, value):
+            return known
+        return self._kept(value) if self._has_room(~place, value) else None
 
     def _has_room(self, key: Key, value: Any) -> bool:
         """Whether a tensor is kept. From the first on for which there is no room, none is."""

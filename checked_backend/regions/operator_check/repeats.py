@@ -17,7 +17,7 @@ from checked_backend.regions.operator_check.probe import CALLS
 def without_repeats(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[fx.Node]] | None:
     """Copy a region's graph without calls that repeat an earlier one: the same function, of tensors that are alike.
 
-    What comes before code generation is the same for all of them, because it takes no values.
+    Decompositions take no values, so that they are the same for all of them.
 
     Returns:
         The graph. It returns all tensors that nothing in it reads. The calls that are left out, but read: their values
