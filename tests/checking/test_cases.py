@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -45,15 +46,14 @@ SAMPLE = ("acosh_overflows", "erf_of_tiny", "expm1_of_tiny", "expm1_of_tiny_bf16
 """Bugs of Inductor's code generation."""
 
 
-def expect(case: Case, report: cb.Report) -> None:
-    """A bug fails, noise passes, what eager does not repeat does not fail."""
-    verdict = report.verdict
-    right = {
-        "bug": verdict is cb.Verdict.FAIL,
-        "noise": verdict is cb.Verdict.PASS,
-        "nondeterministic": verdict is not cb.Verdict.FAIL,
-    }[case.category]
-    if not right:
+RIGHT = {"bug": {cb.Verdict.FAIL}, "noise": {cb.Verdict.PASS}, "nondeterministic": {*cb.Verdict} - {cb.Verdict.FAIL}}
+
+
+def expect(case: Case, **how: Any) -> None:
+    """Check it: a bug fails, noise passes, what eager does not repeat does not fail."""
+    function, args, kwargs = case.program()
+    report = cb.check(function, args, kwargs, gradients=case.train, **how)
+    if report.verdict not in RIGHT[case.category]:
         raise AssertionError(f"{case.name} is {case.category}: {case.note}\n{report}")
 
 
@@ -81,16 +81,7 @@ def test_bugs_above_code_generation_fail(name: str) -> None:
     if name in FIXED and tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15):
         pytest.skip("torch 2.15 compiles it rightly")
     case, compiler = BY_NAME[name], ABOVE_INDUCTOR[name]
-    function, args, kwargs = case.program()
-    report = cb.check(
-        function,
-        args,
-        kwargs,
-        compiler="aot_eager" if compiler == "aot_eager" else candidate(compiler),
-        dynamic=case.dynamic,
-        gradients=case.train,
-    )
-    expect(case, report)
+    expect(case, compiler=compiler if compiler == "aot_eager" else candidate(compiler), dynamic=case.dynamic)
 
 
 @pytest.mark.sampled(6)
@@ -98,18 +89,13 @@ def test_bugs_above_code_generation_fail(name: str) -> None:
     "case", [case for case in ALL if case.category == "nondeterministic"], ids=lambda case: case.name
 )
 def test_what_eager_does_not_repeat_does_not_fail(case: Case) -> None:
-    function, args, kwargs = case.program()
-    expect(case, cb.check(function, args, kwargs, compiler="aot_eager", gradients=case.train))
+    expect(case, compiler="aot_eager")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in ALL if case.category != "bug"], ids=lambda case: case.name)
 def test_clean_programs_pass_with_other_roundings(case: Case) -> None:
-    function, args, kwargs = case.program()
-    report = cb.check(
-        function, args, kwargs, compiler=candidate("everything"), dynamic=case.dynamic, gradients=case.train
-    )
-    expect(case, report)
+    expect(case, compiler=candidate("everything"), dynamic=case.dynamic)
 
 
 @pytest.mark.slow
@@ -118,6 +104,4 @@ def test_clean_programs_pass_with_other_roundings(case: Case) -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_bugs_of_code_generation_fail(name: str) -> None:
     """In a process of its own, which a miscompile may kill."""
-    case = BY_NAME[name]
-    function, args, kwargs = case.program()
-    expect(case, cb.check(function, args, kwargs, dynamic=case.dynamic, gradients=case.train, isolate=True))
+    expect(BY_NAME[name], dynamic=BY_NAME[name].dynamic, isolate=True)

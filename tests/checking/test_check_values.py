@@ -17,11 +17,9 @@ from torch import nn
 import checked_backend as cb
 from checked_backend.checking.backward import Objective, run_backward
 from checked_backend.checking.copies import Copier
-from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.tree import MOST_YIELDED, settled
-from checked_backend.regions.torch_state import RngState
 from tests.support import faults
-from tests.support.check_tools import agreed, batch, found, only, rounding_otherwise, wrong_sine
+from tests.support.check_tools import agreed, batch, found, only, program_of, rounding_otherwise, wrong_sine
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Lazy modules", "ignore:The PyTorch API of nested tensors", "ignore:torch.ao", "ignore:.*is deprecated"
@@ -147,7 +145,7 @@ def test_hooks_of_parameters_and_arguments_run_in_the_copies_and_leave_the_users
     model.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad))
     x = batch(2, 3, grad=True)
     x.register_hook(lambda gradient: gradient / 2)
-    outcome = Program(model, [ProgramCall((x,), {})], RngState.capture(()), gradients=True).run()
+    outcome = program_of(model, x).run()
     model(x).backward(_random_gradient_of(model(x)))
     for name, tensor in (("weight", model.weight), ("bias", model.bias), ("input", x)):
         assert torch.equal(outcome.gradients[f"grad[{name}]"], tensor.grad), name

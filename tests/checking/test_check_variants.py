@@ -11,11 +11,9 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.checking.variants import fresh_data, other_layouts
-from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
-from tests.support.check_tools import agreed, batch, only, skips, wrong_where
+from tests.support.check_tools import agreed, batch, only, program_of, skips, wrong_where
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +75,7 @@ def test_data_that_break_a_precondition_are_skipped() -> None:
 def test_fresh_data_keeps_metadata_and_the_arguments() -> None:
     x = batch(3, 4, grad=True).t()
     before, given = x.clone(), (x, {"index": torch.arange(4)}, torch.tensor(True), "name")
-    program = Program(lambda *_: None, [ProgramCall(given, {})], RngState.capture(), gradients=False)
-    calls = list(fresh_data(program, Ledger()))
+    calls = list(fresh_data(program_of(lambda *_: None, *given, gradients=False), Ledger()))
     assert len(calls) == 3
     assert calls[0].label == "on fresh data (1)"
     assert calls[2].label.startswith("on other values of ")
@@ -171,8 +168,7 @@ def test_layouts_that_eager_refuses_are_skipped() -> None:
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_layouts_of_an_image(requires_grad: bool) -> None:
     image = batch(2, 3, 4, 5, grad=requires_grad)
-    program = Program(torch.relu, [ProgramCall((image,), {})], RngState.capture(), gradients=True)
-    calls: dict[str, ProgramCall] = {call.label: call for call in other_layouts(program, Ledger())}
+    calls = {call.label: call for call in other_layouts(program_of(torch.relu, image), Ledger())}
     assert len(calls) == 5
     for label, call in calls.items():
         tensor = call.args[0]

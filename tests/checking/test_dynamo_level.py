@@ -165,19 +165,16 @@ def test_what_a_script_cannot_make_is_said(tmp_path: Path) -> None:
         write_source_repro(function, args, kwargs, tmp_path, name="x", title="wrong", source=None)
 
     net = nn.Linear(2, 2)
+
+    def calls_it(x: Tensor) -> Any:
+        return net(x)
+
     with pytest.raises(Untranslatable, match="Linear, and no plain function"):
         script(net, torch.ones(2))
     with pytest.raises(Untranslatable, match="refers to net, a Linear"):
-        script(lambda_free(net), torch.ones(2))
+        script(calls_it, torch.ones(2))
     with pytest.raises(Untranslatable, match="keyword arguments"):
         script(grown, x=torch.ones(2))
     with pytest.raises(Untranslatable, match="input x0 is a"):
         script(grown, object())
     assert not list(tmp_path.iterdir())
-
-
-def lambda_free(net: nn.Module) -> Callable[[Tensor], Any]:
-    def function(x: Tensor) -> Any:
-        return net(x)
-
-    return function

@@ -13,7 +13,7 @@ from torch import nn
 import checked_backend as cb
 from checked_backend.checking import program_run
 from tests.support import faults
-from tests.support.check_tools import Net, agreed, batch, found, rounding_otherwise, skips
+from tests.support.check_tools import Net, agreed, batch, differentiated, found, rounding_otherwise, skips
 
 
 def mlp() -> nn.Module:
@@ -38,10 +38,8 @@ def test_a_backward_pass_that_is_wrong_for_what_a_loss_sends_alone_is_found() ->
 def test_a_bias_gradient_that_is_accumulated_in_half_precision_is_found() -> None:
     def summed_in_half(results: list[Any], args: Sequence[Any]) -> Any:
         (tangent,) = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.shape == (16, 4)]
-        return tuple(
-            tangent.bfloat16().sum(0).float() if isinstance(value, torch.Tensor) and value.shape == (4,) else value
-            for value in results
-        )
+        summed = tangent.bfloat16().sum(0).float()
+        return tuple(summed if getattr(value, "shape", None) == (4,) else value for value in results)
 
     compiler = faults.compiled_by_aot(backward=lambda _gm: summed_in_half)
     report = cb.check(nn.Linear(8, 4), (batch(16, 8),), compiler=compiler)
@@ -59,7 +57,6 @@ def test_every_one_of_many_scalar_outputs_has_a_gradient() -> None:
 @pytest.mark.more
 def test_every_step_has_a_gradient() -> None:
     passes, step = iter(range(1000)), 26
-
     wrong = faults.spoiled_tangents(lambda gradient: gradient * 3 if next(passes) == step else gradient)
     (finding,) = cb.check(lambda x: x.sum(), (batch(3, grad=True),), compiler=wrong, iterations=28).findings
     assert finding.evidence["step"] == f"{step + 1} of 28"
@@ -194,16 +191,8 @@ def turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y * 2
 
 
-class Flat(torch.autograd.Function):
-    """Takes no gradient whose memory has gaps."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return gradient.view(-1).mul(2).view(gradient.shape)
+without_gaps = differentiated(lambda x: x * 2, lambda gradient: gradient.view(-1).mul(2).view(gradient.shape))
+"""Takes no gradient whose memory has gaps."""
 
 
 class Running(nn.Module):
@@ -212,7 +201,7 @@ class Running(nn.Module):
         self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Flat.apply(self.norm(x) + self.norm.running_mean)
+        return without_gaps(self.norm(x) + self.norm.running_mean)
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])

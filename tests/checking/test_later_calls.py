@@ -31,10 +31,6 @@ def _floats(value: float) -> torch.Tensor:
     return torch.full((3,), value)
 
 
-def _integers(value: float) -> torch.Tensor:
-    return torch.full((3,), int(value))
-
-
 @pytest.mark.parametrize("function", [_program, _write])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_right_compiler_passes(function: Callable[..., Any], compiler: str) -> None:
@@ -49,7 +45,7 @@ def test_a_write_to_what_an_earlier_call_was_given_is_found() -> None:
     assert "a later call of the compiled program writes to this argument of call 2" in report.findings[0].message
 
 
-@pytest.mark.parametrize("make", [_floats, _integers])
+@pytest.mark.parametrize("make", [_floats, lambda value: torch.full((3,), int(value))], ids=["_floats", "_integers"])
 def test_a_result_that_is_remembered_by_the_address_of_its_input_is_found(make: Callable[[float], Any]) -> None:
     report = _called_again(_program, faults.remembers_by_address, make)
     assert report.verdict is Verdict.FAIL

@@ -53,9 +53,8 @@ def test_limits_of_results_in_another_order_are_not_mixed_up() -> None:
 
 def test_runs_of_one_program_are_one_coverage() -> None:
     skip = Skip("gradients", "nothing was differentiated")
-    first = Coverage(
-        (RegionInfo("f [0/0]"),), {"outputs": 1}, (skip,), notes=("a",), detection_limit={"output[0]": 1e-6}
-    )
+    region, limits = RegionInfo("f [0/0]"), {"output[0]": 1e-6}
+    first = Coverage((region,), {"outputs": 1}, (skip,), notes=("a",), detection_limit=limits)
     second = Coverage((RegionInfo("f [0/1]"),), {"outputs": 2, "gradients": 1}, (skip,), notes=("a", "b"))
     both = joined([first, second, Coverage(detection_limit={"output[0]": 1e-4})])
     assert [region.name for region in both.regions] == ["f [0/0]", "f [0/1]"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,6 @@ from tests.op_db.results import read
 
 SECONDS = 40
 OF_THE_LIST = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the list is of torch 2.13")
-
-
-def entry(name: str) -> Any:
-    return next(info for info in operators() if name_of(info) == name)
 
 
 def test_a_sample_has_no_internal_error_and_no_fail_that_is_not_known(tmp_path: Path) -> None:
@@ -62,7 +57,7 @@ def test_each_known_fail_has_a_reason_and_is_found_again() -> None:
         if fail["dtype"] != "float32":  # the same ones
             assert (fail["name"], "float32", fail["detail"]) in listed
             continue
-        info = entry(fail["name"])
+        info = next(info for info in operators() if name_of(info) == fail["name"])
         torch.manual_seed(0)
         samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=True))
         report = check_sample(info, samples[fail["sample"]], gradients=True)

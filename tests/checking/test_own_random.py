@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,15 @@ from torch import nn
 import checked_backend as cb
 from checked_backend.checking import own_random as module
 from checked_backend.checking.own_random import compare_own_random
-from checked_backend.checking.program import Program, ProgramCall
-from checked_backend.regions.torch_state import RngState
 from checked_backend.report.ledger import Ledger
-from tests.support.check_tools import agreed, batch, found, skips
+from tests.support.check_tools import agreed, batch, differentiated, found, program_of, skips
 from tests.support.raising import raising
 
 
-def compared(function: Callable[..., Any], args: Sequence[Any], compiled: Callable[..., Any]) -> list[cb.Finding]:
+def compared(function: Callable[..., Any], x: torch.Tensor, compiled: Callable[..., Any]) -> list[cb.Finding]:
     """What is found where a program is compiled to another one."""
     torch.manual_seed(0)
-    program = Program(function, [ProgramCall(args, {})], RngState.capture(), gradients=True)
-    return compare_own_random(program, lambda _: compiled, Ledger())
+    return compare_own_random(program_of(function, x), lambda _: compiled, Ledger())
 
 
 def dropped(share: float, x: torch.Tensor) -> torch.Tensor:
@@ -35,32 +32,21 @@ X = torch.ones(40, 60)
 
 
 def test_dropout_of_another_probability_is_found() -> None:
-    (finding,) = compared(partial(dropped, 0.2), (X,), partial(dropped, 0.18))
+    (finding,) = compared(partial(dropped, 0.2), X, partial(dropped, 0.18))
     assert (finding.kind, finding.detail, finding.subject) == (cb.Kind.RNG, "rng.distribution", "output[0]")
     assert "fallback_random=False" in finding.message
 
 
 def test_numbers_that_no_seed_changes_are_found() -> None:
     fixed = torch.randn(40, 60, generator=torch.Generator().manual_seed(5))
-    (finding,) = compared(torch.randn_like, (X,), lambda x: fixed.clone())
+    (finding,) = compared(torch.randn_like, X, lambda x: fixed.clone())
     assert finding.detail == "rng.seed"
 
 
-class ForgetfulDropout(torch.autograd.Function):
-    """Its backward pass draws a mask of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(x, 0.2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(gradient, 0.2)
-
-
 def test_a_backward_pass_that_drops_other_elements_is_found() -> None:
-    x = batch(6, 8, grad=True)
-    (finding,) = compared(partial(dropped, 0.2), (x,), ForgetfulDropout.apply)
+    # the backward pass draws a mask of its own
+    forgetful = differentiated(partial(dropped, 0.2), partial(dropped, 0.2))
+    (finding,) = compared(partial(dropped, 0.2), batch(6, 8, grad=True), forgetful)
     assert (finding.detail, finding.subject) == ("rng.mask", "grad[x]")
 
 
@@ -76,40 +62,38 @@ CLEAN: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_the_same_distribution_is_not_reported(name: str) -> None:
-    assert not compared(CLEAN[name], (X,), CLEAN[name])
+    assert not compared(CLEAN[name], X, CLEAN[name])
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_right_network_is_not_reported(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    program = Program(model, [ProgramCall((batch(5, 6),), {})], RngState.capture(), gradients=True)
+    program = program_of(model, batch(5, 6))
     assert not compare_own_random(program, partial(torch.compile, backend="aot_eager"), Ledger())
 
 
 def test_a_wrong_dtype_is_a_finding_of_structure() -> None:
-    (finding,) = compared(torch.randn_like, (X,), lambda x: torch.randn_like(x).double())
+    (finding,) = compared(torch.randn_like, X, lambda x: torch.randn_like(x).double())
     assert (finding.kind, finding.detail) == (cb.Kind.STRUCTURE, "structure.dtype")
     assert "as without a check" in finding.message
 
 
 def test_what_raises_only_there_is_a_crash() -> None:
-    (finding,) = compared(torch.randn_like, (X,), raising(RuntimeError("no generator")))
+    (finding,) = compared(torch.randn_like, X, raising(RuntimeError("no generator")))
     assert finding.kind is cb.Kind.CRASH
 
 
 def test_too_few_runs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     ledger = Ledger()
-    program = Program(torch.randn_like, [ProgramCall((X,), {})], RngState.capture(), gradients=True)
-    assert not compare_own_random(program, lambda function: function, ledger)
+    assert not compare_own_random(program_of(torch.randn_like, X), lambda function: function, ledger)
     assert "20 runs would take too long" in ledger.coverage().skipped[0].reason
 
 
 def test_the_random_state_and_the_users_seed_stay() -> None:
     before = torch.get_rng_state()
-    program = Program(torch.randn_like, [ProgramCall((X,), {})], RngState.capture(), gradients=True)
-    compare_own_random(program, lambda function: function, Ledger())
+    compare_own_random(program_of(torch.randn_like, X), lambda function: function, Ledger())
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -75,10 +75,8 @@ def test_a_check_of_less_effort_makes_few_calls_of_other_sizes_for_each_program_
     monkeypatch.setattr(module, "TILE_SIZES", (255, 65, 31, 129))
     tried = set()
     for rows in (5, 6, 9):
-        x = batch(rows, 4)
-        report = agreed(
-            cb.check(lambda x: x * 2, (x,), compiler="eager", dynamic=True, effort=Effort(sizes=3, tiles=2))
-        )
+        given, effort = (batch(rows, 4),), Effort(sizes=3, tiles=2)
+        report = agreed(cb.check(lambda x: x * 2, given, compiler="eager", dynamic=True, effort=effort))
         assert report.coverage.checked["program runs"] == 1 + 3 + 2
         assert "only 3 of" in skips(report)
         assert "powers of two: only 2 of" in skips(report)

@@ -27,15 +27,9 @@ JUNK: list[Any] = [
     *(None, True, 0, -1, 2**31, 2**63, -(2**70), 1.5, 1e308, "", "x", "../../x", "a\nb", "\x1b[2J", "\ud800", "self"),
     *("__class__", "import", "torch", "op:aten.add.Tensor", "function:operator:add", "method:view", "call_module"),
     *([], [1], [[]], {}, {"a": 1}, {"tuple": 5}, {"dict": 5}, {"dict": [[1]]}, {"node": []}, {"node": "x"}),
-    *(
-        {"slice": [1]},
-        {"complex": ["x", 1]},
-        {"float": "nan"},
-        {"dtype": "load"},
-        {"dtype": "float32"},
-        {"size": ["a"]},
-    ),
-    *({"device": "nowhere"}, {"device": 5}, {"target": "op:aten.add.Tensor"}, {"target": 5}, {"layout": "strided"}),
+    *({"slice": [1]}, {"complex": ["x", 1]}, {"float": "nan"}, {"dtype": "load"}, {"dtype": "float32"}),
+    *({"size": ["a"]}, {"device": "nowhere"}, {"device": 5}, {"target": "op:aten.add.Tensor"}, {"target": 5}),
+    {"layout": "strided"},
     *({"tensor": 5}, {"tensor": {"symbolic": {"shape": 5}}}, {"symbol": []}, {"items": 5}, {"items": [{"items": [1]}]}),
 ]
 

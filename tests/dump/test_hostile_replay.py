@@ -31,8 +31,12 @@ def far(name: str, *shape: int) -> dict[str, Any]:
     return call(name, "function:torch:full", list(shape), 10**9, dtype=INT)
 
 
-POOL = [far("i", 1, 1, 1), call("p", "function:torch:ones", [1, 4, 4]), call("g", "function:torch:ones", [1, 1, 1])]
-SHORT = call("m", "function:torch:ones", [1])
+def ones(name: str, *shape: int) -> dict[str, Any]:
+    return call(name, "function:torch:ones", list(shape))
+
+
+POOL = [far("i", 1, 1, 1), ones("p", 1, 4, 4), ones("g", 1, 1, 1)]
+SHORT = ones("m", 1)
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "storage": ([call("s", "method:untyped_storage", X), call("r", "method:type", node("s"), "this.c")], "node s: "),
     "type": ([call("r", "method:type", X, "this.c")], "node r: eager refuses it: ValueError: invalid type"),
@@ -46,10 +50,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "offset": ([call("r", "method:as_strided", X, [2], [1], 2**62)], "node r: .*overflow"),
     "negative strides": ([call("r", "method:as_strided", X, [2], [-1], 3)], "node r: .*Negative strides"),
     "scattered strides": (
-        [
-            call("y", "function:torch:ones", [100]),
-            call("r", "op:aten.as_strided_scatter.default", X, node("y"), [100], [1]),
-        ],
+        [ones("y", 100), call("r", "op:aten.as_strided_scatter.default", X, node("y"), [100], [1])],
         "node r: .*out of bounds",
     ),
     "places of maxima": (
@@ -89,7 +90,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "steps": (
         [
             SHORT,
-            call("y", "function:torch:ones", [10**6]),
+            ones("y", 10**6),
             call("s", "function:torch:tensor", 1.0),
             call(
                 "r",
@@ -101,7 +102,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         ],
         "node r: it would leave its memory: .*grads is of shape",
     ),
-    "memory": ([call("r", "function:torch:ones", [10**12])], "node r: eager refuses it: .*memory"),
+    "memory": ([ones("r", 10**12)], "node r: eager refuses it: .*memory"),
     "memory by repeating": ([call("r", "method:repeat", X, 10**6, 10**6)], "node r: eager refuses it: .*memory"),
     "memory in Python": (
         [call("q", "function:builtins:range", 10**12), call("r", "function:builtins:list", node("q"))],
@@ -152,18 +153,18 @@ def test_what_does_not_end_is_ended(run: Run, original: Path, tmp_path: Path) ->
 @pytest.mark.process
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere a division by zero kills nobody")
 def test_a_kernel_that_kills_its_process_is_told_in_a_sentence(original: Path, tmp_path: Path) -> None:
-    empty, saved = call("e", "function:torch:ones", [0, 3]), call("s", "function:torch:ones", [3])
+    empty, saved = ones("e", 0, 3), ones("s", 3)
     given = (node("e"), node("e"), None, None, None, node("s"), node("s"), True, 1e-5, [True, False, False])
-    dump = forged(
-        original, tmp_path / "dump", [empty, saved, call("r", "op:aten.native_batch_norm_backward.default", *given)]
-    )
+    calls = [empty, saved, call("r", "op:aten.native_batch_norm_backward.default", *given)]
+    dump = forged(original, tmp_path / "dump", calls)
     code, out, err = replayed(dump, "--compiler", "eager")
     assert (code, out) == (3, "")
     assert err == f"checked-backend: {dump}: the process was killed by SIGFPE while running the graph in eager\n"
 
 
-FAR = call("i", "function:torch:full", [3], 10**9, dtype=INT)
-LEAVING = body(["a"], [FAR, call("r", "op:aten._unsafe_index.Tensor", node("a"), [node("i")])], {"tuple": [node("r")]})
+LEAVING = body(
+    ["a"], [far("i", 3), call("r", "op:aten._unsafe_index.Tensor", node("a"), [node("i")])], {"tuple": [node("r")]}
+)
 TRUE = call("p", "function:torch:ones", [], dtype={"dtype": "bool"})
 
 
@@ -225,9 +226,8 @@ def test_a_mode_that_a_graph_does_not_leave_is_none_of_what_comes_after(
 
 
 def test_autocast_that_a_graph_leaves_on_is_switched_off(original: Path, tmp_path: Path) -> None:
-    tried(
-        forged(original, tmp_path / "dump", [call("a", "function:torch:set_autocast_enabled", "cpu", True)], ["l_x_"])
-    )
+    switched_on = call("a", "function:torch:set_autocast_enabled", "cpu", True)
+    tried(forged(original, tmp_path / "dump", [switched_on], ["l_x_"]))
     assert not torch.is_autocast_enabled("cpu")
 
 

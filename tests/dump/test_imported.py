@@ -115,20 +115,16 @@ def test_its_own_functions_and_operators(trusted: Trusted) -> None:
     "path",
     [
         *("os.system", "builtins.eval", "importlib.import_module", "Holder.shell", "Holder.method", "Holder", "system"),
-        *(
-            "opened",
-            "evaluate",
-            "partial",
-            "callable_instance",
-            "made",
-            "short",
-            "renamed",
-            "theirs",
-            "load",
-            "claimed",
-        ),
+        *("opened", "evaluate", "partial", "callable_instance", "made", "short", "renamed", "theirs", "load"),
         *("own.system", "own.__globals__", "own.__call__", "__getattr__", "getcwd", "outer.inner", "missing"),
-        *("torch.load", "subprocess.run", "callable_instance.method", "dump_lends_other.theirs", "__builtins__"),
+        *(
+            "claimed",
+            "torch.load",
+            "subprocess.run",
+            "callable_instance.method",
+            "dump_lends_other.theirs",
+            "__builtins__",
+        ),
     ],
 )
 def test_nothing_else_of_it(trusted: Trusted, path: str) -> None:

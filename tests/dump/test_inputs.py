@@ -13,23 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from torch import fx, nn
 
 import checked_backend as cb
-from checked_backend.dump import RegionDump
-from tests.support.dump_tools import as_bytes, dumping, dumps, same_leaf
+from tests.support.dump_tools import as_bytes, dumping, dumps, observed, same_leaf
 
 DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int16,
-    torch.uint8,
-    torch.bool,
-    torch.float8_e5m2,
-    torch.float8_e4m3fn,
-    torch.uint16,
+    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn),
+    *(torch.complex64, torch.complex128, torch.int64, torch.int16, torch.uint16, torch.uint8, torch.bool),
 ]
 
 
@@ -41,11 +29,7 @@ def dump_inputs(args: list[Any], folder: Path, *, values: bool) -> cb.Dump:
         node.meta["val"] = arg
         nodes.append(node)
     graph.output(tuple(nodes))
-    dump = RegionDump.claim(folder, "net", values=values)
-    dump.write("inference", fx.GraphModule(nn.Module(), graph))
-    dump.observe("inference", args)
-    (path,) = dumps(folder).values()
-    return cb.load_dump(path)
+    return observed("inference", fx.GraphModule(nn.Module(), graph), args, folder, values=values)
 
 
 @st.composite
@@ -128,7 +112,6 @@ def test_seeds_give_other_values_and_the_same_again(tmp_path: Path) -> None:
 
 def test_an_index_stays_in_bounds(tmp_path: Path) -> None:
     table, index = torch.randn(5, 3), torch.tensor([4, 0, 2])
-
     dumping(lambda table, index: nn.functional.embedding(index, table), tmp_path, values=False)(table, index)
     for path in dumps(tmp_path).values():
         dump = cb.load_dump(path)

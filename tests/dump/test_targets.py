@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import json
 import os
 import re
 from pathlib import Path
@@ -28,7 +27,7 @@ from checked_backend.dump.targets import (
     refusal_by_name,
     resolve_target,
 )
-from tests.support.dump_tools import python
+from tests.support.dump_tools import told_by
 
 FUNCTIONS: list[Any] = [
     *(torch.rand_like, torch.randn_like, torch.randint_like, torch.zeros_like, torch.dropout, torch.arange),
@@ -142,19 +141,10 @@ def test_common_operators_may_be_called_under_every_name_in_every_torch(name: st
     assert resolve_target(f"function:torch:{name}") is getattr(torch, name)
 
 
-PROGRAM = Path(__file__).parents[1] / "support" / "reach_program.py"
-
-
-def tried(part: int, parts: int, folder: Path) -> dict[str, Any]:
-    done = python(PROGRAM, part, parts, folder=folder, module_path=Path(__file__).parents[2])
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 24))])
 def test_nothing_that_a_dump_may_call_reaches_the_system(part: int, tmp_path: Path) -> None:
-    told = tried(part, 24, tmp_path)
+    told = told_by("reach_program.py", part, 24, folder=tmp_path)
     assert told["reached"] == {}
     assert told["called"] > 100
     assert told["worked"] > 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,13 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from torch.testing._internal.two_tensor import TwoTensor
 
 import checked_backend as cb
-from checked_backend.dump import RegionDump, render_dump
-from tests.support.dump_tools import dumps, python
-
-
-class Opaque(nn.Module):
-    """Fx leaves torch's own modules as calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 4, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.lstm(x)[0]
-
-
-def dumped(gm: fx.GraphModule, args: list[Any], folder: Path) -> cb.Dump:
-    dump = RegionDump.claim(folder, "net", values=True)
-    dump.write("dynamo", gm)
-    dump.observe("dynamo", args)
-    (path,) = dumps(folder).values()
-    return cb.load_dump(path)
+from checked_backend.dump import render_dump
+from tests.support.dump_tools import observed, python
 
 
 def test_a_module_that_a_graph_calls_is_said(tmp_path: Path) -> None:
-    dump = dumped(fx.symbolic_trace(Opaque()), [torch.randn(2, 3, 4)], tmp_path)
+    called = fx.symbolic_trace(nn.Sequential(OrderedDict(lstm=nn.LSTM(4, 4))))  # fx leaves torch's own modules as calls
+    dump = observed("dynamo", called, [torch.randn(2, 3, 4)], tmp_path)
     assert dump.metadata["unsupported"] == ["node lstm calls the module lstm"]
     assert "cannot be run from the dump: node lstm calls the module lstm" in render_dump(dump)
     assert "node lstm calls the module lstm" in (dump.path / "module.py").read_text()
@@ -47,7 +30,7 @@ def test_a_module_that_a_graph_calls_is_said(tmp_path: Path) -> None:
 def test_an_attribute_that_a_dump_cannot_name_is_said(tmp_path: Path) -> None:
     graph, values = fx.Graph(), {"0": torch.ones(3), "sparse": torch.eye(3).to_sparse()}
     graph.output(tuple(graph.get_attr(name) for name in values))
-    dump = dumped(fx.GraphModule(values, graph), [], tmp_path)
+    dump = observed("dynamo", fx.GraphModule(values, graph), [], tmp_path)
     assert dump.metadata["unsupported"] == [
         "attribute 0 has a name that is no identifier",
         "attribute sparse is a tensor of layout torch.sparse_coo",
@@ -63,7 +46,7 @@ def test_inputs_that_a_dump_cannot_hold_are_said(tmp_path: Path) -> None:
     graph.output(tuple(nodes))
     two = TwoTensor(torch.ones(2), torch.ones(2))
     args = [torch.ones(2), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), two]
-    dump = dumped(fx.GraphModule(nn.Module(), graph), args, tmp_path)
+    dump = observed("dynamo", fx.GraphModule(nn.Module(), graph), args, tmp_path)
     text = render_dump(dump)
     for said in (
         "input sparse is a tensor of layout torch.sparse_coo",
@@ -91,7 +74,7 @@ def test_a_triton_kernel_is_shown_and_refused(tmp_path: Path) -> None:
     kwargs = {"kernel_idx": place, **rest, "kwargs": {"x": x, "out": out}}
     graph.call_function(triton_kernel_wrapper_mutation, (), kwargs)
     graph.output((graph.call_function(torch.ops.aten.sin.default, (out,)),))
-    dump = dumped(fx.GraphModule(nn.Module(), graph), [torch.ones(2), torch.ones(2)], tmp_path)
+    dump = observed("dynamo", fx.GraphModule(nn.Module(), graph), [torch.ones(2), torch.ones(2)], tmp_path)
     why = f"runs the Triton kernel {__name__}:add_kernel"
     assert dump.metadata["requires"] == [__name__]
     text = render_dump(dump)

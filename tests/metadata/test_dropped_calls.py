@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import checked_backend as cb
 from tests.support.lying_operators import NAME, define, record, run_alone
+from tests.support.region_tools import agreed
 
 X = torch.randn(3, 4)
 
@@ -95,8 +96,7 @@ def test_dropped_calls_that_are_right_are_noted_and_pass(library: Any) -> None:
         pure(x)
         return pure(x * 2)
 
-    report = record(program, (X,), (X,))
-    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
+    report = agreed(record(program, (X,), (X,)))
     assert len(seen) == 1  # it was made once, at the first call
     assert torch.equal(seen[0], X.sin())
     logged, made = notes(report)
@@ -123,7 +123,7 @@ def test_what_was_written_before_and_modes_are_as_in_the_program(library: Any) -
         return x * 2
 
     x, w = torch.ones(3, 4), torch.ones(4, 4)
-    assert record(program, (x, w)).verdict is cb.Verdict.PASS
+    agreed(record(program, (x, w)))
     assert torch.equal(seen[0][:, 0], torch.tensor([3.0, 6, 6]))
     assert torch.equal(seen[1], torch.full((3, 4), 2.0))
     assert seen[2].dtype is torch.bfloat16
@@ -174,14 +174,12 @@ def test_operators_that_are_kept_or_rightly_taken_apart_are_not_reported(library
     for free in (False, True):
         for name, program in programs.items():
             report = record(program, (X.clone().requires_grad_(free),))
-            assert report.findings == (), (name, str(report))
-            assert report.verdict is cb.Verdict.PASS, (name, str(report))
+            assert (report.findings, report.verdict) == ((), cb.Verdict.PASS), (name, str(report))
 
 
 def test_an_ignored_operator_is_ignored_here_too(library: Any) -> None:
     operator = writes(library)
-    report = record(lambda x: (operator(x), x + 1)[1], (X,), ignore_ops=(f"{NAME}::write",))
-    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
+    report = agreed(record(lambda x: (operator(x), x + 1)[1], (X,), ignore_ops=(f"{NAME}::write",)))
     assert not [note for note in report.coverage.notes if "entry" in note]
 
 

@@ -9,14 +9,14 @@ import torch
 from torch._higher_order_ops.while_loop import while_loop
 
 import checked_backend as cb
-from tests.support.lying_operators import NAME, define, record
+from tests.support.lying_operators import NAME, QUIET, define, local, record, transposed
+from tests.support.region_tools import agreed
 
-# torch sees some of these lies itself, and only warns
-pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
+pytestmark = QUIET
 
 
-def transposed(library: Any, name: str = "lie") -> Any:
-    return define(library, f"{name}(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+def liar(library: Any) -> Any:
+    return define(library, "lie(Tensor x) -> Tensor", transposed, torch.empty_like)
 
 
 IGNORED: list[dict[str, Any]] = [{"ignore_ops": (f"{NAME}::lie",)}, {"ignore": ("node[lie]",)}]
@@ -24,9 +24,8 @@ IGNORED: list[dict[str, Any]] = [{"ignore_ops": (f"{NAME}::lie",)}, {"ignore": (
 
 @pytest.mark.parametrize("options", IGNORED, ids=lambda options: next(iter(options)))
 def test_what_follows_from_an_ignored_node_is_not_reported(library: Any, options: dict[str, Any]) -> None:
-    operator = transposed(library)
-    report = record(lambda x: operator(x).sin().cos()[1:] * 2, (torch.randn(3, 4),), **options)
-    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
+    operator = liar(library)
+    report = agreed(record(lambda x: operator(x).sin().cos()[1:] * 2, (torch.randn(3, 4),), **options))
     told = [(f.node, f.evidence["inherited"], f.evidence["ignored"]) for f in report.coverage.ignored]
     follows = "it follows from a node that is ignored"
     assert told[0] == ("lie", False, *options.get("ignore_ops", ("node[lie]",)))
@@ -39,14 +38,14 @@ def test_what_follows_from_an_ignored_node_is_not_reported(library: Any, options
 def test_an_ignored_node_of_the_forward_excuses_what_the_backward_gets_from_it(
     library: Any, options: dict[str, Any]
 ) -> None:
-    operator = transposed(library)
-    report = record(lambda x: (operator(x.detach()) * x).sin(), (torch.randn(3, 4, requires_grad=True),), **options)
-    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
+    operator = liar(library)
+    x = torch.randn(3, 4, requires_grad=True)
+    report = agreed(record(lambda x: (operator(x.detach()) * x).sin(), (x,), **options))
     assert {f.graph for f in report.coverage.ignored} == {"forward", "backward"}
 
 
 def test_raise_is_not_stopped_by_what_is_ignored(library: Any) -> None:
-    operator, x = transposed(library), torch.randn(3, 4)
+    operator, x = liar(library), torch.randn(3, 4)
     compiled = torch.compile(lambda x: operator(x).sin(), backend=cb.debug_interpreter, options=IGNORED[0])
     assert torch.equal(compiled(x), x.sin())
 
@@ -55,24 +54,23 @@ def test_raise_is_not_stopped_by_what_is_ignored(library: Any) -> None:
 def test_an_operator_that_lies_of_itself_behind_an_ignored_one_is_reported(library: Any, lie: str) -> None:
     kernels = {"dtype": lambda x: x.double(), "mutation": lambda x: x.add_(1).clone(), "alias": lambda x: x}
     details = {"dtype": "structure.dtype", "mutation": "mutation", "alias": "alias"}
-    first = transposed(library)
+    first = liar(library)
     second = define(library, "second(Tensor x) -> Tensor", kernels[lie], torch.empty_like)
     report = record(lambda x: second(first(x * 2)), (torch.randn(3, 4),), ignore_ops=(f"{NAME}.lie",))
-    local = [(f.node, f.detail) for f in report.findings if not f.evidence["inherited"]]
-    assert local[0] == ("second", details[lie])
+    first_of_all = local(report)[0]
+    assert (first_of_all.node, first_of_all.detail) == ("second", details[lie])
     assert report.verdict is cb.Verdict.FAIL
 
 
 def test_an_ignored_operator_inside_of_a_branch_excuses_the_branch(library: Any) -> None:
-    operator = transposed(library)
+    operator = liar(library)
 
     def program(x: torch.Tensor) -> Any:
         return torch.cond(x.sum() > -100, lambda x: operator(x).sin(), lambda x: x.cos(), (x,)) * 2
 
     x = torch.ones(3, 4)
     assert record(program, (x,)).verdict is cb.Verdict.FAIL
-    report = record(program, (x,), ignore_ops=(f"{NAME}.lie",))
-    assert (report.findings, report.verdict) == ((), cb.Verdict.PASS)
+    report = agreed(record(program, (x,), ignore_ops=(f"{NAME}.lie",)))
     hidden = [f.subject for f in report.coverage.ignored]
     assert "node[true_graph_0 of cond: lie]" in hidden
     assert record(program, (x,), ignore=(hidden[0],)).findings == ()
@@ -92,10 +90,10 @@ INSIDE: dict[str, Any] = {
 @pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_graph_inside_is_not_reported_for_what_it_is_given(library: Any, name: str, ignored: bool) -> None:
-    operator = transposed(library)
+    operator = liar(library)
     options = {"ignore_ops": (f"{NAME}.lie",)} if ignored else {}
     report = record(lambda x: INSIDE[name](operator(x)), (torch.ones(3, 4),), **options)
-    assert [f.node for f in report.findings if not f.evidence["inherited"]] == ([] if ignored else ["lie"])
+    assert [f.node for f in local(report)] == ([] if ignored else ["lie"])
     assert report.verdict is (cb.Verdict.PASS if ignored else cb.Verdict.FAIL)
     findings = report.coverage.ignored if ignored else report.findings
     assert any("sin" in str(f.node) and "of " in f.subject for f in findings)

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import checked_backend as cb
 from checked_backend.metadata.findings import metadata_error
 from checked_backend.metadata.interpreter import MetadataInterpreter
+from tests.support.lying_operators import NAME, define, transposed
 
 
 def collected(gm: fx.GraphModule, *args: Any) -> list[cb.Finding]:
@@ -33,13 +34,9 @@ def tampered(name: str, **change: Any) -> fx.GraphModule:
 
 
 @pytest.fixture
-def liar() -> Any:
+def liar(library: Any) -> Any:
     """A custom operator whose fake implementation claims a contiguous result; the real one is transposed."""
-    with torch.library._scoped_library("checked_backend_metadata_test", "FRAGMENT") as library:
-        library.define("liar(Tensor x) -> Tensor")
-        library.impl("liar", lambda x: x.t().contiguous().t(), "CPU")
-        library.impl("liar", lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), "Meta")
-        yield torch.ops.checked_backend_metadata_test.liar
+    return define(library, "liar(Tensor x) -> Tensor", transposed, torch.empty_like)
 
 
 def test_right_metadata_gives_no_finding() -> None:
@@ -115,7 +112,7 @@ def test_the_users_line_is_named(liar: Callable[..., Any], dynamic: bool) -> Non
     with pytest.raises(cb.MetadataError) as caught:
         compiled(torch.randn(3, 4))
     finding = caught.value.finding
-    assert (finding.op, finding.detail) == ("checked_backend_metadata_test.liar.default", "structure.stride")
+    assert (finding.op, finding.detail) == (f"{NAME}.liar.default", "structure.stride")
     assert finding.graph == "inference"
     assert "test_interpreter.py:" in finding.source
     assert finding.source.endswith("in model: return liar(x * 2).sin()")

@@ -15,22 +15,13 @@ import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
 from checked_backend.findings import Finding, Severity, Verdict
 from checked_backend.metadata.interpreter import MetadataInterpreter
-from tests.support.lying_operators import NAME, define, record
+from tests.support.lying_operators import NAME, QUIET, define, record, shifted, transposed
 from tests.support.region_tools import warned
 
-# torch sees some of these lies itself, and only warns
-pytestmark = pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning")
+pytestmark = QUIET
 Program = Callable[..., Any]
 
 HERE = "tests/metadata/test_layout.py:"
-
-
-def transposed(x: torch.Tensor) -> torch.Tensor:
-    return x.t().contiguous().t()
-
-
-def shifted(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.numel() + 3).as_strided(x.shape, x.stride(), 3).copy_(x)
 
 
 KERNELS = {"structure.stride": transposed, "structure.offset": shifted}
@@ -234,14 +225,12 @@ def test_shifting_tokens_trains_on() -> None:
         moved[..., 0] = 1
         return (moved * weight).sum()
 
-    weight = x().requires_grad_()
+    weight, given = x().requires_grad_(), x()
     compiled = interpreted(program)
-    given = x()
     texts = warned(lambda: [compiled(given, weight).backward() for _ in range(2)])
     assert all("aten.copy.default" in text for text in texts)
     assert len(texts) <= 1  # a torch without the mistake says nothing
-    moved = torch.cat([torch.ones(3, 1), given[:, :-1]], 1)
-    torch.testing.assert_close(weight.grad, 2 * moved)
+    torch.testing.assert_close(weight.grad, 2 * torch.cat([torch.ones(3, 1), given[:, :-1]], 1))
 
 
 def test_a_write_depends_on_the_layout() -> None:

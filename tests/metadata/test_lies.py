@@ -13,19 +13,21 @@ from torch.testing._internal.two_tensor import TwoTensor
 import checked_backend as cb
 from checked_backend import Finding, Kind, Verdict, debug_interpreter
 from checked_backend.findings.paths import shown_path
-from tests.support.lying_operators import NAME, define, differentiated_by, run_alone, with_effect
+from tests.support.lying_operators import (
+    NAME,
+    QUIET,
+    define,
+    differentiated_by,
+    local,
+    record,
+    run_alone,
+    shifted,
+    transposed,
+    with_effect,
+)
 from tests.support.region_tools import as_the_engine
 
-pytestmark = [
-    # torch sees some of these lies itself, and only warns
-    pytest.mark.filterwarnings("ignore:.*The output of this custom operator:UserWarning"),
-    # Dynamo makes an autograd.Function object of its own
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
-
-
-def shifted(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.numel() + 3).as_strided(x.shape, x.stride(), 3).copy_(x)
+pytestmark = QUIET
 
 
 def written_behind(x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +48,7 @@ LIES: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], str]] = {
     "dtype": (ONE, lambda x: x.double(), torch.empty_like, "structure.dtype"),
     "shape": (ONE, lambda x: x[:-1].clone(), torch.empty_like, "structure.shape"),
     "rank": (ONE, lambda x: x[0].clone(), torch.empty_like, "structure.shape"),
-    "stride": (ONE, lambda x: x.t().contiguous().t(), torch.empty_like, "structure.stride"),
+    "stride": (ONE, transposed, torch.empty_like, "structure.stride"),
     "offset": (ONE, shifted, torch.empty_like, "structure.offset"),
     "layout": (ONE, lambda x: x.to_sparse(), torch.empty_like, "structure.layout"),
     "bits": (ONE, lambda x: torch._neg_view(x.clone()), torch.empty_like, "structure.bits"),
@@ -76,12 +78,11 @@ def found(operator: Any, *, dynamic: bool, **options: Any) -> tuple[list[Finding
         last = values[-1] if isinstance(values, (list, tuple)) else values
         return (first, last) if first is not last else first
 
-    compiled = torch.compile(
-        model, backend=debug_interpreter, dynamic=dynamic, options={"on_divergence": "record", **options}
-    )
+    options = {"on_divergence": "record", **options}
+    compiled = torch.compile(model, backend=debug_interpreter, dynamic=dynamic, options=options)
     with cb.collect() as session, torch.no_grad(), suppress(IndexError):  # the graph takes an output that is not there
         compiled(torch.randn(4, 5))
-    return [f for f in session.report.findings if not f.evidence["inherited"]], session.report.verdict
+    return local(session.report), session.report.verdict
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -146,11 +147,9 @@ def test_a_declared_write_is_no_finding_and_an_undeclared_one_beside_it_is(libra
 
 def test_all_mismatches_are_told_in_order_and_what_follows_is_marked(library: Any) -> None:
     operator = define(library, f"lie{ONE}", lambda x: x.double().clone(), torch.empty_like)
-    options: dict[str, Any] = {"on_divergence": "record"}
-    compiled = torch.compile(lambda x: operator(operator(x).sin().float()), backend=debug_interpreter, options=options)
-    with cb.collect() as session, torch.no_grad():
-        compiled(torch.randn(3))
-    told = [(f.node, f.evidence["inherited"]) for f in session.report.findings]
+    with torch.no_grad():
+        report = record(lambda x: operator(operator(x).sin().float()), (torch.randn(3),))
+    told = [(f.node, f.evidence["inherited"]) for f in report.findings]
     # .float() was traced away: by its trace the value is float32 already
     assert told == [("lie", False), ("sin", True), ("lie_1", True)]
 
@@ -178,7 +177,7 @@ def test_raise_tells_all_that_is_wrong_with_the_first(library: Any, returned: bo
 
 
 def test_the_backward_graph_names_the_users_line_and_module(library: Any) -> None:
-    operator = define(library, "grad(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+    operator = define(library, "grad(Tensor x) -> Tensor", transposed, torch.empty_like)
     doubled = differentiated_by(operator)
 
     class Inner(torch.nn.Module):
@@ -196,7 +195,7 @@ def test_the_backward_graph_names_the_users_line_and_module(library: Any) -> Non
 
 
 def test_symbolic_and_concrete_expectation(library: Any) -> None:
-    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+    operator = define(library, "lie(Tensor x) -> Tensor", transposed, torch.empty_like)
     compiled = torch.compile(lambda x: operator(x), backend=debug_interpreter, dynamic=True)
     with pytest.raises(cb.MetadataError, match=r"stride \((s\d+), 1\) is \(8, 1\) with \1=8, ran with \(1, 3\)"):
         compiled(torch.randn(3, 8))
@@ -235,7 +234,7 @@ def test_the_users_own_fake_kernel_is_named(library: Any) -> None:
     def fake(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x)
 
-    defined = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), fake)
+    defined = define(library, "lie(Tensor x) -> Tensor", transposed, fake)
     for operator, function in ((own, own_fake), (defined, fake)):
         torch._dynamo.reset()
         ((finding, *_), _) = found(operator, dynamic=False)
@@ -244,17 +243,11 @@ def test_the_users_own_fake_kernel_is_named(library: Any) -> None:
 
 def told(program: Callable[..., Any], *args: Any) -> list[tuple[str, str, str | None]]:
     """Graph, detail and operator of what is wrong of itself, after a step of training where there is one."""
-    torch._dynamo.reset()
-    compiled = torch.compile(program, backend=debug_interpreter, options={"on_divergence": "record"})
-    with cb.collect() as session:
-        out = compiled(*args)
-        if out.requires_grad:
-            out.sum().backward()
-    return [(f.graph or "", f.detail, f.op) for f in session.report.findings if not f.evidence["inherited"]]
+    return [(f.graph or "", f.detail, f.op) for f in local(record(program, args))]
 
 
 def test_a_lie_about_the_tensors_inside_of_a_subclass_is_found(library: Any) -> None:
-    operator = define(library, "lie(Tensor x) -> Tensor", lambda x: x.t().contiguous().t(), torch.empty_like)
+    operator = define(library, "lie(Tensor x) -> Tensor", transposed, torch.empty_like)
     pair = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
     lie = ("inference", "structure.stride", f"{NAME}.lie.default")
     with torch.no_grad():

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import checked_backend as cb
-from tests.support.models import of_transformers
+from tests.support.lying_operators import local
+from tests.support.models import of_transformers, padding
 from tests.support.more_models import HUGGING_FACE, WRITTEN_HERE
 
 Inputs = dict[str, torch.Tensor]
@@ -21,9 +22,7 @@ WORDS = 64
 
 def text(batch: int, length: int) -> Inputs:
     """Words, with padding in the last row."""
-    mask = torch.ones(batch, length, dtype=torch.long)
-    mask[-1, length // 2 :] = 0
-    return {"input_ids": torch.randint(3, WORDS, (batch, length)), "attention_mask": mask}
+    return {"input_ids": torch.randint(3, WORDS, (batch, length)), "attention_mask": padding(batch, length)}
 
 
 def pairs(batch: int, length: int) -> Inputs:
@@ -39,10 +38,6 @@ def pixels(batch: int, _length: int) -> Inputs:
 def pictures(batch: int, length: int, *, layout: torch.memory_format = torch.contiguous_format) -> Inputs:
     """Pictures whose size varies."""
     return {"x": torch.randn(batch, 3, 4 * length, 4 * length).to(memory_format=layout)}
-
-
-def sound(batch: int, length: int) -> Inputs:
-    return {"input_values": torch.randn(batch, 100 * length)}
 
 
 COMMON = {
@@ -246,8 +241,7 @@ def train(name: str, *, dynamic: bool) -> tuple[list[cb.Finding], cb.Report]:
         model.eval()
         with torch.no_grad():
             compiled(**inputs(4, 12) if dynamic else inputs(2, 8))
-    report = session.report
-    return [f for f in report.findings if (f.op or "", f.detail) not in KNOWN and not f.evidence["inherited"]], report
+    return [f for f in local(session.report) if (f.op or "", f.detail) not in KNOWN], session.report
 
 
 @pytest.mark.more
@@ -272,5 +266,4 @@ def test_a_clean_model_has_no_mismatch_in_a_step_with_its_loss(name: str) -> Non
     compiled = torch.compile(case.model.train(), backend=cb.debug_interpreter, options={"on_divergence": "record"})
     with cb.collect() as session:
         case.loss(compiled(**case.inputs)).backward()
-    found = [finding for finding in session.report.findings if not finding.evidence["inherited"]]
-    assert [finding.message for finding in found if (finding.op or "", finding.detail) not in KNOWN] == []
+    assert [f.message for f in local(session.report) if (f.op or "", f.detail) not in KNOWN] == []

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import Any
 
 import pytest
 import torch
 
-import checked_backend as cb
-from tests.support.region_tools import gathered
+from tests.support.lying_operators import record, run_alone
 
 
 def made(program: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> list[tuple[str | None, str]]:
     """Operator and message of each finding of a run, forward and backward."""
-    torch._dynamo.reset()
-    options = {"nonfinite": True, "on_divergence": "record"}
-    compiled = torch.compile(program, backend=cb.debug_interpreter, dynamic=dynamic, options=options)
-    with cb.collect() as session:
-        out = compiled(*args)
-        if out.requires_grad:
-            out.sum().backward()
-    return [(finding.op, finding.message) for finding in session.report.findings]
+    report = record(program, args, dynamic=dynamic, nonfinite=True)
+    return [(finding.op, finding.message) for finding in report.findings]
 
 
 def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -86,12 +77,9 @@ def test_what_was_given_or_written_is_not_made() -> None:
 
 @pytest.mark.parametrize("size", [3, 100])
 def test_the_script_shows_the_operator_alone(size: int) -> None:
-    options = {"nonfinite": True, "on_divergence": "record"}
-    compiled = torch.compile(lambda x: (x + 1).log(), backend=cb.debug_interpreter, options=options)
-    (finding,) = gathered(lambda: compiled(torch.linspace(-1, 1, size))).findings
-    printed = StringIO()
-    with redirect_stdout(printed), pytest.raises(SystemExit, match="NOT FINITE"):
-        exec(compile(finding.evidence["script"], "script.py", "exec"), {})
-    given, returned = printed.getvalue().split("it returns:")
+    (finding,) = record(lambda x: (x + 1).log(), (torch.linspace(-1, 1, size),), nonfinite=True).findings
+    ended, printed = run_alone(finding)
+    assert "NOT FINITE" in ended
+    given, returned = printed.split("it returns:")
     assert "finite=True" in given
     assert "finite=False" in returned

@@ -51,11 +51,7 @@ def test_a_known_bug_is_found_again() -> None:
     info = next(info for info in operators() if name_of(info) == "nn.functional.channel_shuffle")
     bug = next(bug for bug in known()["bugs"] if bug["op"] == "aten.channel_shuffle.default")
     sample = next(s for s in info.sample_inputs("cpu", torch.float32) if s.input.ndim == 4 and s.input.shape[1] > 1)
-    outcome, findings = run_sample(info, sample.transform(lambda t: _last(t)))
+    pictures = sample.transform(lambda t: t.to(memory_format=torch.channels_last) if getattr(t, "ndim", 0) == 4 else t)
+    outcome, findings = run_sample(info, pictures)
     assert outcome == "ran"
     assert bug["detail"] in [finding.detail for finding in findings if not isinstance(finding, str)]
-
-
-def _last(value: Any) -> Any:
-    is_picture = isinstance(value, torch.Tensor) and value.ndim == 4
-    return value.to(memory_format=torch.channels_last) if is_picture else value

@@ -10,7 +10,7 @@ import torch
 
 import checked_backend as cb
 from checked_backend.metadata.findings import operator_script
-from tests.support.lying_operators import NAME, define, record, run_alone
+from tests.support.lying_operators import NAME, define, local, record, run_alone
 from tests.support.warm_process import WarmPython
 
 DEFINITION = """
@@ -86,9 +86,9 @@ def written(operator: Any, version: int) -> cb.Finding | None:
 
     with torch._inductor.config.patch(enable_auto_functionalized_v2=version == 2):
         report = record(program, (torch.randn(3, 4),))
-    local = [f for f in report.findings if not f.evidence["inherited"]]
-    assert all(f.node == ("auto_functionalized_v2" if version == 2 else "auto_functionalized") for f in local)
-    return local[0] if local else None
+    found = local(report)
+    assert all(f.node == ("auto_functionalized_v2" if version == 2 else "auto_functionalized") for f in found)
+    return found[0] if found else None
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -47,8 +47,7 @@ def test_what_rounding_flips_is_held(name):
     expected = program()
     tape, result = recorded(program)
     assert torch.equal(result, expected)
-    free = []
-    flips = 0
+    free, flips = [], 0
     for seed in range(8):
         with MonteCarloMode(seed, 4.0):
             free.append(program())

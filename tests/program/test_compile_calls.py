@@ -27,14 +27,6 @@ def watch() -> Iterator[Watch]:
         yield made
 
 
-def optimized() -> torch.Tensor:
-    return torch._dynamo.optimize(wrong)(f)(torch.ones(3))
-
-
-def optimized_whole() -> torch.Tensor:
-    return torch._dynamo.optimize(wrong, nopython=True)(f)(torch.ones(3))
-
-
 def forced() -> torch.Tensor:
     compiled = torch.compile(f, backend="eager")
     with torch.compiler.set_stance("default", force_backend=wrong):
@@ -70,7 +62,12 @@ def in_a_module() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "way", [optimized, optimized_whole, forced, by_default, by_default_as_a_decorator, in_a_module]
+    "way",
+    [
+        lambda: torch._dynamo.optimize(wrong)(f)(torch.ones(3)),
+        lambda: torch._dynamo.optimize(wrong, nopython=True)(f)(torch.ones(3)),
+        *(forced, by_default, by_default_as_a_decorator, in_a_module),
+    ],
 )
 def test_every_way_to_name_a_backend_is_checked(way: Callable[[], torch.Tensor], watch: Watch) -> None:
     if way in (by_default, by_default_as_a_decorator) and not hasattr(torch.compiler, "set_default_backend"):

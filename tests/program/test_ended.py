@@ -36,9 +36,8 @@ def between(latent_is_used: bool, backend: str = "aot_eager") -> object:
         latent = first(x).tanh()
         return latent, second(latent if latent_is_used else first(x))
 
-    latent, out = (checked(both, backend) if backend != "unchecked" else torch.compile(both, backend="aot_eager"))(
-        torch.randn(5, 4)
-    )
+    compiled = checked(both, backend) if backend != "unchecked" else torch.compile(both, backend="aot_eager")
+    latent, out = compiled(torch.randn(5, 4))
     return torch.autograd.grad(out.sum() + 1, latent)
 
 

@@ -232,9 +232,8 @@ def test_a_record_holds_values_in_their_order_whatever_the_layout_in_memory(tmp_
     first = leave(tmp_path / "a", [[described(square)]] * 3)
     assert compare_recordings(first, leave(tmp_path / "b", [[described(square.T)]])).verdict is Verdict.FAIL
     turned = leave(tmp_path / "c", [[described(square.T)]] * 3)
-    assert (
-        compare_recordings(turned, leave(tmp_path / "d", [[described(square.T.contiguous())]])).verdict is Verdict.PASS
-    )
+    alike = leave(tmp_path / "d", [[described(square.T.contiguous())]])
+    assert compare_recordings(turned, alike).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.bool, torch.complex64])

@@ -47,6 +47,11 @@ class Shadowed:
         return self.session.report
 
 
+@pytest.fixture
+def program(tmp_path: Path) -> Shadowed:
+    return Shadowed(tmp_path)
+
+
 def _graph(gm: Any, _inputs: Any) -> Any:
     return gm.forward
 
@@ -79,8 +84,7 @@ def dropped(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.dropout(x, 0.5) + 1
 
 
-def test_what_dynamo_translates_wrongly_is_found_and_named(tmp_path: Path) -> None:
-    program = Shadowed(tmp_path)
+def test_what_dynamo_translates_wrongly_is_found_and_named(program: Shadowed) -> None:
     program.compile(lambda x: tripled(x) + 1)(torch.ones(3))
     (finding,) = [one for one in program.report.findings if one.fails]
     assert (finding.kind, finding.subject, finding.stage) == (Kind.LOGIC, "output[0]", "eager")
@@ -88,10 +92,10 @@ def test_what_dynamo_translates_wrongly_is_found_and_named(tmp_path: Path) -> No
     assert program.told[0][1] == 1
 
 
-def test_an_optimizer_that_only_rounds_otherwise_is_no_wrong_logic(tmp_path: Path) -> None:
+def test_an_optimizer_that_only_rounds_otherwise_is_no_wrong_logic(program: Shadowed) -> None:
     weight = nn.Parameter(torch.linspace(-1, 1, 12))
     weight.grad = torch.linspace(1, 2, 12)
-    program, optimizer = Shadowed(tmp_path), torch.optim.Adam([weight], lr=0.5)
+    optimizer = torch.optim.Adam([weight], lr=0.5)
     program.compile(lambda: optimizer.step())()
     assert {(one.kind, one.detail) for one in program.report.findings} == {(Kind.PRECISION, "precision.traced")}
 
@@ -112,9 +116,7 @@ def test_a_missing_guard_is_found_in_the_call_in_which_it_matters(tmp_path: Path
     assert program.told == [("Scaled as a whole", 2)]
 
 
-def test_gradients_are_compared(tmp_path: Path) -> None:
-    program = Shadowed(tmp_path)
-
+def test_gradients_are_compared(program: Shadowed) -> None:
     def square(x: torch.Tensor) -> torch.Tensor:
         return x * x
 
@@ -167,16 +169,11 @@ def calling(model: nn.Module) -> Callable[[torch.Tensor], Any]:
     return lambda x: model(x)
 
 
-def exchange_factor(_model: Switched) -> None:
-    global factor
-    factor = 3.0
-
-
 CHANGES: dict[str, Callable[[Switched], Any]] = {
     "a hook": lambda model: model.inner.register_forward_hook(lambda _module, _args, out: out.square()),
     "a hook on gradients": lambda model: model.inner.register_full_backward_pre_hook(lambda _, out: (2 * out[0],)),
     "an attribute": lambda model: setattr(model, "doubled", True),
-    "a global": exchange_factor,
+    "a global": lambda _model: globals().update(factor=3.0),
     "a method": lambda model: setattr(model, "last", lambda x: x.sin()),
     "eval": lambda model: model.eval(),
 }
@@ -201,9 +198,8 @@ def test_the_programs_own_call_is_compared(change: str, own: str, tmp_path: Path
         assert (False in {one.about.is_gradient for one in failing}) == (changes and change != "a hook on gradients")
 
 
-def test_a_hook_that_dynamo_does_not_guard(tmp_path: Path) -> None:
+def test_a_hook_that_dynamo_does_not_guard(program: Shadowed) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    program = Shadowed(tmp_path)
     fast = program.compile(lambda x: net(x).sum(-1))
     fast(torch.randn(3, 4))
     net[1].register_forward_hook(lambda _module, _args, out: out + 7)
@@ -217,7 +213,7 @@ def test_a_hook_that_dynamo_does_not_guard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7])
-def test_it_compiles_what_the_program_compiles(tmp_path: Path, noise: float) -> None:
+def test_it_compiles_what_the_program_compiles(program: Shadowed, noise: float) -> None:
     def rounding(gm: Any, _inputs: Any) -> Any:
         return lambda *args: [one * (1 + noise) for one in gm.forward(*args)]
 
@@ -233,7 +229,6 @@ def test_it_compiles_what_the_program_compiles(tmp_path: Path, noise: float) -> 
         counters = torch._dynamo.utils.counters
         return {**counters["frames"], **counters["stats"], "recompiled": len(counters["recompiles"])}
 
-    program = Shadowed(tmp_path)
     for _ in range(2):  # the first in a process may compile more
         plain = run(lambda model: torch.compile(model, backend=rounding))
 
@@ -374,33 +369,31 @@ class Slot:
     tensor: torch.Tensor
 
 
-def test_gradients_that_enter_where_nobody_looks_are_told(tmp_path: Path) -> None:
+def test_gradients_that_enter_where_nobody_looks_are_told(program: Shadowed) -> None:
     slot, linear = Slot(), nn.Linear(4, 4)
 
     def step(x: torch.Tensor) -> torch.Tensor:
         slot.tensor = linear(x)
         return slot.tensor.sin()
 
-    program = Shadowed(tmp_path)
     (program.compile(step)(torch.randn(3, 4)).sum() + slot.tensor.square().sum()).backward()
     report = program.report
     assert not report.findings, str(report)
     assert report.verdict is Verdict.INCONCLUSIVE
 
 
-def test_what_already_a_first_call_shows_is_no_stale_code(tmp_path: Path) -> None:
+def test_what_already_a_first_call_shows_is_no_stale_code(program: Shadowed) -> None:
     """The program asks for the identity of a tensor that no copy follows."""
     x, slot = torch.ones(3), Slot()
     slot.tensor = x
 
-    program = Shadowed(tmp_path)
     assert program.compile(lambda x: x * (2 if slot.tensor is x else 1))(x).tolist() == [2.0] * 3
     report = program.report
     assert (report.findings, report.verdict) == ((), Verdict.INCONCLUSIVE), str(report)
     assert "not the whole program" in str(report)
 
 
-def test_what_a_copy_writes_to_the_programs_own_tensors_is_taken_back(tmp_path: Path) -> None:
+def test_what_a_copy_writes_to_the_programs_own_tensors_is_taken_back(program: Shadowed) -> None:
     memory, slot = torch.zeros(3), Slot()
     slot.tensor = memory  # which no copy follows
 
@@ -408,7 +401,6 @@ def test_what_a_copy_writes_to_the_programs_own_tensors_is_taken_back(tmp_path: 
         slot.tensor.add_(x)
         return memory * 1
 
-    program = Shadowed(tmp_path)
     compiled = program.compile(adds)
     assert [compiled(torch.ones(3)).tolist() for _ in range(3)] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
     report = program.report
@@ -416,8 +408,7 @@ def test_what_a_copy_writes_to_the_programs_own_tensors_is_taken_back(tmp_path: 
     assert "writes to the program's own tensors" in str(report)
 
 
-def test_only_the_outermost_call_is_compared(tmp_path: Path) -> None:
-    program = Shadowed(tmp_path)
+def test_only_the_outermost_call_is_compared(program: Shadowed) -> None:
     inner = program.compile(lambda x: x.sin())
     outer = program.compile(lambda x: inner(x) + 1)
     for _ in range(4):
@@ -427,9 +418,7 @@ def test_only_the_outermost_call_is_compared(tmp_path: Path) -> None:
     assert program.report.coverage.checked[WHOLE_CALLS] == 4
 
 
-def test_what_it_prints_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = Shadowed(tmp_path)
-
+def test_what_it_prints_is_printed_once(program: Shadowed, capsys: pytest.CaptureFixture[str]) -> None:
     def talks(x: torch.Tensor) -> torch.Tensor:
         print("here")
         return x.cos()
@@ -439,8 +428,7 @@ def test_what_it_prints_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "here\n"
 
 
-def test_methods_module_compile_and_lazy_modules(tmp_path: Path) -> None:
-    program = Shadowed(tmp_path)
+def test_methods_module_compile_and_lazy_modules(program: Shadowed) -> None:
     module = Scaled()
     module._compiled_call_impl = program.compile(module._call_impl)  # as module.compile() does
     module(torch.randn(5, 4))
@@ -459,7 +447,7 @@ def test_methods_module_compile_and_lazy_modules(tmp_path: Path) -> None:
     assert not program.report.findings
 
 
-def test_what_cannot_be_copied_is_told_and_no_pass(tmp_path: Path) -> None:
+def test_what_cannot_be_copied_is_told_and_no_pass(program: Shadowed) -> None:
     class Held(nn.Module):
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("there is one of me")
@@ -467,7 +455,6 @@ def test_what_cannot_be_copied_is_told_and_no_pass(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
 
-    program = Shadowed(tmp_path)
     program.compile(Held())(torch.ones(3))
     report = program.report
     assert report.verdict is Verdict.INCONCLUSIVE
@@ -539,8 +526,7 @@ def counters() -> Any:
 
 @pytest.mark.parametrize("make", [Counting, lambda: Counting().forward, lambda: lambda x: Counting.forward(None, x)])
 @pytest.mark.usefixtures("counters")
-def test_what_code_counts_by_global_names_is_counted_once(tmp_path: Path, make: Callable[[], Any]) -> None:
-    program = Shadowed(tmp_path)
+def test_what_code_counts_by_global_names_is_counted_once(program: Shadowed, make: Callable[[], Any]) -> None:
     compiled = program.compile(make())
     assert [compiled(torch.ones(1)).item() for _ in range(4)] == [2, 4, 6, 8]
     assert counted() == (4, [1, 2, 3, 4], 4, 4, {"forward": 4}, 4)
@@ -550,8 +536,7 @@ def test_what_code_counts_by_global_names_is_counted_once(tmp_path: Path, make: 
 
 
 @pytest.mark.usefixtures("counters")
-def test_what_another_thread_may_use_is_left_and_told(tmp_path: Path) -> None:
-    program = Shadowed(tmp_path)
+def test_what_another_thread_may_use_is_left_and_told(program: Shadowed) -> None:
     with meanwhile():
         program.compile(helper)(torch.ones(1))
     assert tally.count > 1

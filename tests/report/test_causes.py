@@ -45,11 +45,8 @@ def test_wrong_values_of_a_region_are_one_cause_until_an_operator_is_known() -> 
 def test_what_is_not_about_values_is_told_by_its_finer_kind() -> None:
     stride = replace(VAGUE, kind=Kind.STRUCTURE, detail="structure.stride", message="other strides")
     alias = replace(VAGUE, kind=Kind.ALIAS, detail="alias.identity", message="another object")
-    assert [cause.subjects for cause in causes_of([stride, alias, replace(stride, subject="output[1]"), VAGUE])] == [
-        ("output[0]", "output[1]"),
-        ("output[0]",),
-        ("output[0]",),
-    ]
+    causes = causes_of([stride, alias, replace(stride, subject="output[1]"), VAGUE])
+    assert [cause.subjects for cause in causes] == [("output[0]", "output[1]"), ("output[0]",), ("output[0]",)]
 
 
 def test_what_fails_is_told_first_and_a_warning_is_no_part_of_it() -> None:

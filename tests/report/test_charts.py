@@ -59,7 +59,6 @@ SPREAD = Distribution((2, 3), (2, 3), ((0.0, 1e-6, 1e-6), (0.1, math.inf, 1e-3))
 
 
 def paths(picture: object) -> dict[str, str]:
-    assert picture is not None
     return {str(one.get("class")): str(one.get("d")) for one in ElementTree.fromstring(str(picture)).iter("path")}
 
 

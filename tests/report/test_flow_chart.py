@@ -34,13 +34,8 @@ def classes(picture: ElementTree.Element, tag: str) -> list[str]:
 
 def test_a_row_for_each_operator_an_arc_for_each_input_and_the_one_at_fault_stands_out() -> None:
     picture = drawn(FLOW)
-    assert [text for text in texts(picture) if text[0].isalpha()] == [
-        "mm",
-        "relu",
-        "getitem (layer_norm)",
-        "add",
-        "mul",
-    ]
+    names = [text for text in texts(picture) if text[0].isalpha()]
+    assert names == ["mm", "relu", "getitem (layer_norm)", "add", "mul"]
     assert classes(picture, "rect").count("fault") == 1
     assert classes(picture, "path") == ["arc", "arc hot", "arc", "arc hot", "arc"]
     assert classes(picture, "rect").count("error") == 3

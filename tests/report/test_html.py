@@ -60,12 +60,8 @@ def test_page_of_many_reports_lists_the_broken() -> None:
 def test_junit() -> None:
     reports = [Report((FINDING,), CHECKED, "one"), Report((), CHECKED), Report((), Coverage(), EVIL)]
     suite = ElementTree.fromstring(render_junit(reports, [(Path("bad.json"), "not JSON")]))[0]
-    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "4",
-        "failures": "1",
-        "errors": "2",
-        "skipped": "0",
-    }
+    counts = {"tests": "4", "failures": "1", "errors": "2", "skipped": "0"}
+    assert {key: suite.get(key) for key in counts} == counts
     assert [[child.tag for child in case] for case in suite] == [["failure"], ["system-out"], ["error"], ["error"]]
     failure = suite[0][0]
     assert failure.get("message") == reports[0].headline.replace("\x00", "\\x00")

@@ -68,27 +68,16 @@ def test_other_subjects_regions_details_and_severities_are_findings_of_their_own
 
 
 def test_calls_of_ranks_are_summed_and_those_that_one_rank_told_before_are_not_counted_twice() -> None:
-    later = replace(
-        CLEAN,
-        coverage=replace(
-            CLEAN.coverage,
-            regions=(RegionInfo("Net.forward [0/0]", calls=20, checked_calls=5, nodes=3, last_checked_call=16),),
-            checked={"outputs": 5},
-        ),
-    )
+    region = replace(CLEAN.coverage.regions[0], calls=20, checked_calls=5, last_checked_call=16)
+    later = replace(CLEAN, coverage=replace(CLEAN.coverage, regions=(region,), checked={"outputs": 5}))
     coverage = merged_report([on_rank(CLEAN, 0), on_rank(later, 0, 1), on_rank(CLEAN, 1)]).coverage
     assert coverage.checked == {"outputs": 9}
-    assert coverage.regions == (
-        RegionInfo("Net.forward [0/0]", calls=30, checked_calls=9, nodes=3, last_checked_call=16),
-    )
+    assert coverage.regions == (replace(region, calls=30, checked_calls=9),)
 
 
 def test_limits_are_the_worst_and_other_machines_are_told() -> None:
-    other = replace(
-        CLEAN,
-        coverage=replace(CLEAN.coverage, detection_limit={"grad[w]": 1e-3}, own_precision_limit={"output[0]": 0.5}),
-        environment={"torch": "2.13.0", "cpu": "another"},
-    )
+    worse = replace(CLEAN.coverage, detection_limit={"grad[w]": 1e-3}, own_precision_limit={"output[0]": 0.5})
+    other = replace(CLEAN, coverage=worse, environment={"torch": "2.13.0", "cpu": "another"})
     merged = merged_report([CLEAN, other])
     assert merged.coverage.detection_limit == {"grad[w]": 1e-3}
     assert merged.coverage.own_precision_limit == {"grad[w]": 0.02, "output[0]": 0.5}

@@ -93,20 +93,13 @@ REPORT = Report((WRONG, replace(WRONG, flow=())), Coverage(checked={"outputs": 1
 
 
 def test_the_node_data_are_of_the_same_graph_and_finite() -> None:
-    strange = replace(
-        WRONG,
-        flow=(
-            *FLOW,
-            NodeError("nan", "op", (), math.nan),
-            NodeError("one", "op", (), 1.0),
-            NodeError("inf", "op", (), math.inf),
-        ),
-    )
+    more = (NodeError(str(error), "op", (), error) for error in (math.nan, 1.0, math.inf))
+    strange = replace(WRONG, flow=(*FLOW, *more))
     data = encode_node_data([replace(REPORT, findings=(strange,))])
     (results,) = (entry["results"] for entry in data.values())
     assert set(data) == {graph["id"] for graph in encode_graphs([REPORT])["graphs"]}
     assert results["relu"] == {"value": pytest.approx(-2)}
-    assert set(results) == {"relu", "add", "nan", "one", "inf"}
+    assert set(results) == {"relu", "add", "nan", "1.0", "inf"}
     dumps(data)  # which refuses what JSON has no word for
 
 
@@ -151,11 +144,8 @@ def test_model_explorers_own_page_shows_the_graph_and_its_errors(tmp_path: Path)
         port = free.getsockname()[1]
     words = ["graph.json", "--node_data_paths", "data.json", "--no_open_in_browser", "--skip_health_check"]
     server = [sys.executable, "-m", "model_explorer", *words, "--host", "127.0.0.1", "--port", str(port)]
-    data = {
-        "models": [{"url": str(tmp_path / "graph.json")}],
-        "nodeData": [str(tmp_path / "data.json")],
-        "nodeDataTargets": [""],
-    }
+    node_data = {"nodeData": [str(tmp_path / "data.json")], "nodeDataTargets": [""]}
+    data = {"models": [{"url": str(tmp_path / "graph.json")}], **node_data}
     quiet = subprocess.DEVNULL
     with subprocess.Popen(server, cwd=tmp_path, stdout=quiet, stderr=quiet) as process:
         try:

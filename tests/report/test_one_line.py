@@ -19,26 +19,24 @@ def line(*findings: Finding) -> str:
     return one_line(Cause(findings))
 
 
+WRONG = "model.py:52: relu is wrong (compiled code)"
+
+
 def test_the_operator_comes_first_with_the_line_the_repro_and_the_workaround() -> None:
-    assert line(RELU) == (
-        "model.py:52: relu is wrong (compiled code): repro reports/repro.py, workaround config.fma = False"
-    )
-    assert line(replace(RELU, repro=f"reports/{'repro' * 20}.py")) == (
-        "model.py:52: relu is wrong (compiled code): repro and workaround in the report"
-    )
-    assert line(replace(RELU, repro_confirmed=False, workaround="x" * 70)) == (
-        f"model.py:52: relu is wrong (compiled code): no confirmed repro, workaround {'x' * 70}"
-    )
-    assert line(replace(RELU, graph="backward", repro=None, workaround="a = 1\nb = 2")) == (
-        "model.py:52: relu is wrong (compiled code, backward): workaround in the report"
-    )
+    assert line(RELU) == f"{WRONG}: repro reports/repro.py, workaround config.fma = False"
+    long = replace(RELU, repro=f"reports/{'repro' * 20}.py")
+    assert line(long) == f"{WRONG}: repro and workaround in the report"
+    unconfirmed = replace(RELU, repro_confirmed=False, workaround="x" * 70)
+    assert line(unconfirmed) == f"{WRONG}: no confirmed repro, workaround {'x' * 70}"
+    backward = replace(RELU, graph="backward", repro=None, workaround="a = 1\nb = 2")
+    assert line(backward) == "model.py:52: relu is wrong (compiled code, backward): workaround in the report"
 
 
 def test_of_a_node_that_is_an_operator_and_its_gradient_is_said_which() -> None:
     gradient = replace(RELU, graph="dynamo", subject="grad[w]", repro=None, workaround=None)
     assert line(gradient) == "model.py:52: the gradient of relu is wrong (compiled code)"
-    assert line(gradient, replace(gradient, subject="output[0]")) == "model.py:52: relu is wrong (compiled code)"
-    assert line(replace(gradient, graph="forward")) == "model.py:52: relu is wrong (compiled code)"
+    assert line(gradient, replace(gradient, subject="output[0]")) == WRONG
+    assert line(replace(gradient, graph="forward")) == WRONG
 
 
 def test_where_no_line_is_known_the_module_is_said() -> None:
@@ -56,14 +54,10 @@ def test_no_line_is_blamed_until_an_operator_is_known() -> None:
 
 
 def test_how_many_regions_show_it_is_said_where_no_operator_is_known() -> None:
-    vague = [
-        replace(RELU, op=None, node=None, stage=None, repro=None, workaround=None, region=f"Net [0/{n}]")
-        for n in range(3)
-    ]
+    named = [replace(RELU, region=f"Net [0/{n}]", repro=None, workaround=None) for n in range(3)]
+    assert line(*named) == WRONG
+    vague = [replace(one, op=None, node=None, stage=None) for one in named]
     assert line(*vague) == "Net: output[0] is wrong in 3 regions"
-    assert line(*(replace(RELU, region=f"Net [0/{n}]", repro=None, workaround=None) for n in range(3))) == (
-        "model.py:52: relu is wrong (compiled code)"
-    )
 
 
 METRICS = Metrics(4, 1, 0.0, 0.0, None, 0.0, 1.0, 1.0, 1, 0, 0, 0, 0, (0,), 1.0, 1.0)
@@ -88,12 +82,8 @@ def test_every_kind_has_a_line(kind: Kind) -> None:
 
 
 def test_lines_of_the_user() -> None:
-    assert user_line("my model.py:41 in <lambda>: lambda x: x[1:2]") == (
-        "my model.py",
-        41,
-        "<lambda>",
-        "lambda x: x[1:2]",
-    )
+    parts = ("my model.py", 41, "<lambda>", "lambda x: x[1:2]")
+    assert user_line("my model.py:41 in <lambda>: lambda x: x[1:2]") == parts
     assert user_line("model.py:41") == ("model.py", 41, "", "")
     assert user_line("no line") is None
     assert user_line(None) is None

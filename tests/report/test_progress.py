@@ -41,7 +41,7 @@ def test_what_has_no_news_is_told_as_time_goes_on_and_no_longer_than_it_takes(
     stream, now, threads = Terminal() if terminal else io.StringIO(), [0.0], threading.active_count()
 
     def told(words: str) -> bool:
-        return eventually(lambda: words in stream.getvalue())
+        return any(words in stream.getvalue() or time.sleep(0.01) for _ in range(300))
 
     progress = Progress(stream, lambda: now[0], on_interrupt="", limit=300, patient=True)
     with progress.doing("running"):
@@ -63,10 +63,6 @@ def test_what_has_no_news_is_told_as_time_goes_on_and_no_longer_than_it_takes(
     with progress.doing("another check"):
         now[0] = 110.0
         assert told("20 s of at most 300 s: another check")
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    return any(holds() or time.sleep(0.01) for _ in range(300))
 
 
 def test_no_thread_is_started_for_what_was_quick_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,32 +148,18 @@ def test_what_is_equal_in_every_bit_is_said_to_agree_exactly() -> None:
     assert closing_line(replace(CLEAN, detection_limit={})).endswith("189 tensors agree with eager exactly")
 
 
-def ledger_of(coverage: Coverage) -> Ledger:
+@pytest.mark.parametrize("what", ["nothing else", "a finding", "something missed", "nothing checked"])
+def test_it_is_said_to_the_logger_of_a_clean_run_and_of_no_other(what: str, caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger()
-    ledger.add_coverage(coverage)
-    return ledger
-
-
-def said(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> str:
-    with caplog.at_level(logging.INFO, "checked_backend"):
-        say_closing_line(ledger)
-    return caplog.text
-
-
-def test_it_is_said_of_a_clean_run_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
-    assert "agree with eager" in said(ledger_of(CLEAN), caplog)
-
-
-@pytest.mark.parametrize("what", ["a finding", "something missed", "nothing checked"])
-def test_it_is_said_of_no_other_run(what: str, caplog: pytest.LogCaptureFixture) -> None:
-    ledger = ledger_of(Coverage() if what == "nothing checked" else CLEAN)
+    ledger.add_coverage(Coverage() if what == "nothing checked" else CLEAN)
     if what == "a finding":
         ledger.add_findings([Finding(Kind.LOGIC, "output[0]", "wrong")])
     if what == "something missed":
         ledger.skip(Skip("gradients", "not run", matters=True))
-    told = said(ledger, caplog)
-    assert "agree" not in told
-    assert ("nothing was checked: gradients: not run" in told) is (what == "something missed")
+    with caplog.at_level(logging.INFO, "checked_backend"):
+        say_closing_line(ledger)
+    assert ("agree with eager" in caplog.text) == ("agree" in caplog.text) == (what == "nothing else")
+    assert ("nothing was checked: gradients: not run" in caplog.text) is (what == "something missed")
 
 
 def test_what_is_checked_outside_of_sessions_is_told_at_the_end_of_the_process(

@@ -101,11 +101,8 @@ def test_reports_say_which_compiler_was_checked() -> None:
     def compiler(gm: Any, _inputs: Any) -> Any:
         return gm
 
-    options = [
-        CheckOptions(compiler="aot_eager"),
-        CheckOptions(compiler=compiler),
-        CheckOptions(compiler_options={"max_autotune": True}),
-    ]
+    given: list[Any] = [{"compiler": "aot_eager"}, {"compiler": compiler}, {"compiler_options": {"max_autotune": True}}]
+    options = [CheckOptions(**one) for one in given]
     with collect() as session:
         assert "compiled by" not in session.report.environment
         for one in [*options, *options]:

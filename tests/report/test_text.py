@@ -95,9 +95,7 @@ def test_a_librarys_line_and_the_users_own_are_told_apart() -> None:
 
 
 def test_many_findings_are_counted() -> None:
-    apart = [
-        replace(WRONG, node=f"relu_{number}", source=f"model.py:{number} in forward: x.relu()") for number in range(11)
-    ]
+    apart = [replace(WRONG, node=f"relu_{line}", source=f"model.py:{line} in forward: x.relu()") for line in range(11)]
     text = str(Report((*apart, *[STRIDE] * 2), COVERAGE))
     assert "\n10. relu" in text
     assert "\n11. " not in text

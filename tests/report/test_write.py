@@ -118,7 +118,6 @@ def test_write_whole_keeps_the_old_file_on_failure(tmp_path: Path, monkeypatch: 
     target = tmp_path / "page.html"
     write_whole("old \ud800", target)
     assert target.read_text() == "old \\ud800"
-
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):

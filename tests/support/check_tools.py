@@ -11,7 +11,9 @@ import torch
 from torch import fx, nn
 
 import checked_backend as cb
+from checked_backend.checking.program import Program, ProgramCall
 from checked_backend.modes.monte_carlo import MonteCarloMode
+from checked_backend.regions.torch_state import RngState
 from tests.support import faults
 from tests.support.region_tools import agreed as agreed
 from tests.support.region_tools import found as found
@@ -77,6 +79,33 @@ def only(report: cb.Report) -> cb.Finding:
 
 def skips(report: cb.Report) -> str:
     return "\n".join(f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped)
+
+
+def undecided(report: cb.Report) -> str:
+    """What was left out of a program that neither fails nor passes."""
+    if report.verdict is not cb.Verdict.INCONCLUSIVE:
+        raise AssertionError(str(report))
+    return skips(report)
+
+
+def program_of(function: Callable[..., Any], *args: Any, gradients: bool = True) -> Program:
+    """One call of a function, from the random state that there is."""
+    return Program(function, [ProgramCall(args, {})], RngState.capture(), gradients=gradients)
+
+
+def differentiated(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with a backward pass of its own, which is given the gradient alone."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return backward(gradient)
+
+    return Function.apply
 
 
 def wrong_sine(gm: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import checked_backend as cb
+from checked_backend.dump import RegionDump
 from checked_backend.dump.load import with_checksum
 
 KINDS = ("dynamo", "joint", "forward", "backward", "inference")
@@ -85,6 +86,22 @@ def edit(path: Path, change: Any) -> None:
     path.write_text(json.dumps(full))
     if path.name == "graph.json":
         edit(path.with_name("inputs.json"), lambda inputs: inputs.update(graph=full["checksum"]))
+
+
+def observed(kind: str, gm: torch.fx.GraphModule, args: list[Any], folder: Path, *, values: bool = True) -> cb.Dump:
+    """The dump of a graph and of the inputs of a call."""
+    dump = RegionDump.claim(folder, "net", values=values)
+    dump.write(kind, gm)
+    dump.observe(kind, args)
+    (path,) = dumps(folder).values()
+    return cb.load_dump(path)
+
+
+def told_by(program: str, *words: object, folder: Path) -> Any:
+    """What a program of this folder says in its last line."""
+    done = python(Path(__file__).with_name(program), *words, folder=folder, module_path=Path(__file__).parents[2])
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def python(*words: object, folder: Path, module_path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.localize import Location, called_name, locate
 from checked_backend.findings import Finding
@@ -28,13 +29,14 @@ def located(
     compiler: Any,
     known: Callable[[Location], None] = lambda _location: None,
     tries: Callable[[GraphCase], Sequence[Finding]] = oracle,
+    **more: Any,
 ) -> Location:
     """Run a program with a compiler that is wrong, and locate the first failure."""
     found: list[Location] = []
 
     def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
         before = torch.get_rng_state(), torch.is_grad_enabled()
-        found.append(locate(failure, findings, tries, known=known))
+        found.append(locate(failure, findings, tries, known=known, **more))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert torch.is_grad_enabled() == before[1]
         return findings
@@ -61,6 +63,10 @@ def failed(
     monkeypatch.setattr("checked_backend.backends.investigate", note)
     gathered(lambda: checked(function, compiler, localize=True)(*args, **kwargs))
     return calls[0]
+
+
+def traced(function: Callable[..., Any], *inputs: Any) -> torch.fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
 
 
 def inference(compiled: Callable[..., Any]) -> None:

@@ -14,6 +14,10 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 import checked_backend as cb
 
 NAME = "checked_backend_operators"
+QUIET = pytest.mark.filterwarnings(
+    "ignore:.*The output of this custom operator:UserWarning",  # torch sees some of these lies itself, and only warns
+    "ignore:.*should not be instantiated:DeprecationWarning",  # Dynamo makes an autograd.Function object of its own
+)
 
 
 @contextmanager
@@ -35,6 +39,16 @@ def define(library: Any, schema: str, kernel: Callable[..., Any], fake: Callable
     if fake is not None:
         torch.library.register_fake(f"{NAME}::{name}", fake, lib=library)
     return getattr(getattr(torch.ops, NAME), name)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that returns what it is given, with other strides."""
+    return x.t().contiguous().t()
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that returns what it is given, at an offset."""
+    return torch.empty(x.numel() + 3).as_strided(x.shape, x.stride(), 3).copy_(x)
 
 
 @contextmanager
@@ -62,7 +76,9 @@ def differentiated_by(operator: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return Function.apply
 
 
-def record(program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None, **options: Any) -> Any:
+def record(
+    program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None, **options: Any
+) -> cb.Report:
     """Compile, call with each tuple of arguments, go backward where there is something to go back from."""
     torch._dynamo.reset()
     options = {"on_divergence": "record", **options}
@@ -74,6 +90,11 @@ def record(program: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool |
             if free:
                 torch.autograd.backward(free, [torch.ones_like(leaf) for leaf in free])
     return session.report
+
+
+def local(report: Any) -> list[Any]:
+    """What is wrong of itself."""
+    return [finding for finding in report.findings if not finding.evidence["inherited"]]
 
 
 def run_alone(finding: cb.Finding) -> tuple[str, str]:

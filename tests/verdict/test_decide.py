@@ -307,9 +307,8 @@ def test_operators_that_control_runs_leave_out_are_told() -> None:
     assert decisions.findings == []
     assert decisions.notes == ["Monte Carlo arithmetic cannot perturb what these return: m::a, m::b"]
     controls.blind_spots = {Control.FLOAT64: {"m::a"}}
-    assert decided(controls, exact() * (1 + 1e-7)).notes == [
-        "these have no kernel for float64, so the float64 reference is no more precise there: m::a"
-    ]
+    told = "these have no kernel for float64, so the float64 reference is no more precise there: m::a"
+    assert decided(controls, exact() * (1 + 1e-7)).notes == [told]
 
 
 @pytest.mark.parametrize(("room", "times"), [(runner.REMEMBERED_BYTES, 1), (0, 2)])

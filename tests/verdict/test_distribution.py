@@ -7,19 +7,12 @@ import math
 import pytest
 import torch
 
-from checked_backend.findings import Distribution
 from checked_backend.numerics.bits import FORMATS
 from checked_backend.numerics.measure import measure
 from checked_backend.verdict import closing
 from checked_backend.verdict.distribution import BLOCK_COLUMNS, BLOCK_ROWS, MOST_WORST, distribution
 from tests.support import faults
 from tests.support.region_tools import checked, gathered
-
-
-def of(reference: torch.Tensor, candidate: torch.Tensor, exact: torch.Tensor | None = None) -> Distribution:
-    found = distribution(reference, candidate, exact)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(
@@ -30,7 +23,7 @@ def test_one_wrong_element_is_in_one_block_and_first_among_the_worst(shape: tupl
     candidate = reference.clone()
     place = reference.numel() * 2 // 3
     candidate.view(-1)[place] += 0.5
-    found = of(reference, candidate, reference.double() * 2)
+    found = distribution(reference, candidate, reference.double() * 2)
     rows, columns = found.matrix
     assert found.shape == shape
     assert rows * columns >= reference.numel() > (rows - 1) * columns
@@ -53,7 +46,7 @@ def test_ulps_are_counted_by_powers_of_two(dtype: torch.dtype) -> None:
     begin = torch.ones(9, dtype=dtype).view(form.bits)
     steps = torch.tensor([0, 1, 2, 3, 4, 7, 8, -1, -5], dtype=form.bits)
     reference, candidate = begin.view(dtype), (begin + steps).view(dtype)
-    assert of(reference, candidate).ulps == (1, 2, 2, 3, 1)
+    assert distribution(reference, candidate).ulps == (1, 2, 2, 3, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
@@ -62,12 +55,12 @@ def test_the_greatest_count_is_that_of_the_metrics(dtype: torch.dtype) -> None:
     candidate = torch.randn(200, dtype=torch.float32).to(dtype)  # other signs too
     greatest = measure(reference=reference, candidate=candidate).max_ulp
     assert greatest
-    assert len(of(reference, candidate).ulps) - 1 == pytest.approx(math.floor(math.log2(greatest)) + 1, abs=1)
+    assert len(distribution(reference, candidate).ulps) - 1 == pytest.approx(math.floor(math.log2(greatest)) + 1, abs=1)
 
 
 def test_nan_on_one_side_is_infinite_and_comes_first_and_no_ulp() -> None:
     reference = torch.tensor([1.0, math.nan, 2.0, math.inf, 3.0])
-    found = of(reference, torch.tensor([9.0, math.nan, math.nan, math.inf, 3.0]))
+    found = distribution(reference, torch.tensor([9.0, math.nan, math.nan, math.inf, 3.0]))
     assert [element.index for element in found.worst] == [(2,), (0,)]
     assert max(map(max, found.blocks)) == math.inf
     assert sum(found.ulps) == 2
@@ -76,7 +69,7 @@ def test_nan_on_one_side_is_infinite_and_comes_first_and_no_ulp() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 def test_what_has_no_ulps_has_the_rest(dtype: torch.dtype) -> None:
     reference = torch.tensor([0, 1, 1, 0]).to(dtype)
-    found = of(reference, reference.logical_not().to(dtype))
+    found = distribution(reference, reference.logical_not().to(dtype))
     assert found.ulps == ()
     assert len(found.worst) == 4
 
@@ -93,7 +86,7 @@ def test_what_cannot_be_read_costs_no_finding() -> None:
 
 def test_it_is_small_whatever_the_tensor_is() -> None:
     reference = torch.zeros(40, 30, 1000)
-    found = of(reference, torch.rand(40, 30, 1000))
+    found = distribution(reference, torch.rand(40, 30, 1000))
     assert len(found.blocks) * len(found.blocks[0]) <= BLOCK_ROWS * BLOCK_COLUMNS
     assert len(found.worst) == MOST_WORST
     assert not reference.requires_grad
@@ -111,7 +104,7 @@ def test_a_clean_run_makes_none(wrong: bool, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_state_of_the_process_is_as_it_was() -> None:
     state, grad = torch.get_rng_state(), torch.is_grad_enabled()
     reference = torch.ones(4, requires_grad=True)
-    of(reference, torch.zeros(4))
+    distribution(reference, torch.zeros(4))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled() is grad
     assert reference.grad is None

@@ -41,8 +41,7 @@ def test_no_control_at_all_is_inconclusive() -> None:
 
 
 def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
-    wrong = exact()
-    wrong[3] = float("nan")
+    wrong = with_nan(exact())
     [with_float64] = decided(Scripted(torch.float32, exact(), exact), wrong).findings
     [without] = decided(Scripted(torch.float32, exact(), exact, lost=("float64",)), wrong).findings
     assert {with_float64.kind, without.kind} == {Kind.NONFINITE}
@@ -50,10 +49,13 @@ def test_nonfinite_speaks_of_float64_only_if_it_ran() -> None:
     assert "where eager has none" in without.message
 
 
+def right() -> torch.Tensor:
+    return exact().float()
+
+
 def test_other_random_numbers() -> None:
-    controls = Scripted(
-        torch.float32, exact(), missing, lost=("twin",), replayed=lambda: exact().float(), alone=lambda: exact().flip(0)
-    )
+    given: dict[str, Any] = {"lost": ("twin",), "replayed": right, "alone": lambda: exact().flip(0)}
+    controls = Scripted(torch.float32, exact(), missing, **given)
     assert [finding.detail for finding in decided(controls, exact().flip(0)).findings] == ["rng.stream"]
 
 
@@ -61,16 +63,11 @@ def test_other_random_numbers() -> None:
 @pytest.mark.parametrize("size", [1.0, 1e6])
 def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size: float) -> None:
     """And only if other random numbers make differences of that size at all."""
-
-    def right() -> torch.Tensor:
-        return exact().float()
-
     controls = Scripted(torch.float32, exact(), exact, replayed=right, alone=right, others=others)
     decisions = decided(controls, exact().flip(0) * size)
     tolerated = others is not None and size == 1.0
-    assert [skip.reason for skip in decisions.skips if skip.matters] == (
-        ["another thread drew random numbers: its state moves"] if tolerated else []
-    )
+    reasons = ["another thread drew random numbers: its state moves"] if tolerated else []
+    assert [skip.reason for skip in decisions.skips if skip.matters] == reasons
     assert len(decisions.findings) == (not tolerated)
 
 
@@ -78,13 +75,10 @@ def test_once_only_is_another_threads_doing_on_evidence(others: str | None, size
 def test_a_thread_that_draws_beside_eager_alone_explains_as_much(others: str | None) -> None:
     """The candidate repeats. Eager does not: it drew other numbers in the checked call than in a run by itself."""
 
-    def drawn() -> torch.Tensor:
-        return exact().float()
-
     def rolled() -> torch.Tensor:
         return exact().roll(8)
 
-    more: dict[str, Any] = {"left_alone": drawn, "replayed": lambda: rolled().float(), "alone": drawn, "others": others}
+    more: dict[str, Any] = {"left_alone": right, "replayed": lambda: rolled().float(), "alone": right, "others": others}
     decisions = decided(Scripted(torch.float32, rolled(), rolled, **more), exact())
     assert [finding.detail for finding in decisions.findings] == ([] if others else ["rng.stream"])
     assert any(skip.matters for skip in decisions.skips) == (others is not None)
@@ -135,10 +129,9 @@ def test_finding_has_all_of_its_evidence(kind: str, twin: Make, candidate: Make,
 
 def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() -> None:
     """The strong control runs are for the other one; this one has nothing outside of its noise, and nothing jumps."""
-    same = exact().float()
     pairs = [
-        TensorPair("output[0]", "output[0]", same, (exact() * 1.0001).float()),
-        TensorPair("output[1]", "output[1]", same, (exact() * (1 + 1e-7)).float()),
+        TensorPair("output[0]", "output[0]", right(), (exact() * 1.0001).float()),
+        TensorPair("output[1]", "output[1]", right(), (exact() * (1 + 1e-7)).float()),
     ]
     first = Scripted(torch.float32, exact(), lambda: exact() * (1 + 1e-8))
 
@@ -147,8 +140,7 @@ def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() ->
 
         def _give(self, name: str, make: Make) -> Values:
             values = super()._give(name, make)
-            right = name == "twin"
-            return {"output[0]": exact() if right else values["output[0]"], "output[1]": values["output[0]"]}
+            return {"output[0]": exact() if name == "twin" else values["output[0]"], "output[1]": values["output[0]"]}
 
     both: Runner = Both(first.dtype, first.right, first.twin_value)
     found = decide(pairs, lambda: both, {}, thorough=True).findings
@@ -156,10 +148,8 @@ def test_tensor_that_never_differs_waits_while_another_is_looked_at_closely() ->
 
 
 def test_what_the_candidate_does_once_is_no_rounding_of_fused_kernels() -> None:
-    def right() -> torch.Tensor:
-        return exact().to(torch.bfloat16)
-
-    [finding] = decided(Scripted(torch.bfloat16, exact(), exact, unfused_value=right, alone=right), fused()).findings
+    halved = exact().bfloat16
+    [finding] = decided(Scripted(torch.bfloat16, exact(), exact, unfused_value=halved, alone=halved), fused()).findings
     assert finding.evidence["difference_repeats"] == "in 0 of 2 more runs of the candidate"
 
 

@@ -19,7 +19,6 @@ def test_where_eager_has_flips_others_may_not_be_wrong() -> None:
     x = torch.rand(4000)
     off = faults.spoiled_output(lambda places: places + 1)
     assert found(gathered(lambda: checked(lambda x: (x + 1000).sort()[1], off)(x)))
-
     other = faults.instead(lambda x: (x + 1000).sort(stable=True)[1])
     assert agreed(gathered(lambda: checked(lambda x: (x + 1000).sort()[1], other)(x)))
 
@@ -58,7 +57,6 @@ def test_gradients_behind_a_choice_that_flips_are_compared() -> None:
 
 def test_what_is_computed_of_ties_accuses_nobody() -> None:
     """Half of what is rounded is a tie, so a compiler may choose otherwise."""
-
     inputs = torch.randint(-20, 20, (16, 32)) / 12, torch.randn(32, 64)
     assert agreed(gathered(lambda: checked(lambda x, w: (torch.round(x * 6) / 4) @ w, faults.clean("aot"))(*inputs)))
 

@@ -14,19 +14,16 @@ from checked_backend.verdict.local_error import COLUMN, ROW, WHOLE, LocalError, 
 ROUNDOFF = 2.0**-8
 
 
-def _error(signal: Tensor, noise: float, made: float, *, shares: float = 0.0) -> LocalError:
+def _judged(candidate: Tensor, right: Tensor, samples: list[Tensor], **given: bool) -> LocalError | None:
+    made, low = candidate.to(torch.bfloat16), right.to(torch.bfloat16)
+    return local_error(candidate=made, reference=low, exact=right, samples=samples, roundoff=ROUNDOFF, **given)
+
+
+def _error(signal: Tensor, noise: float, made: float, *, shares: float = 0.0) -> LocalError | None:
     """The error of a kernel that makes ``made`` times the signal, and this share of the rounding of its inputs."""
     rounding, *moved = (torch.randn(4, *signal.shape, dtype=torch.float64) * noise).unbind()
     right = signal + rounding
-    error = local_error(
-        candidate=(made * signal + shares * rounding).to(torch.bfloat16),
-        reference=right.to(torch.bfloat16),
-        exact=right,
-        samples=[right + one for one in moved],
-        roundoff=ROUNDOFF,
-    )
-    assert error is not None
-    return error
+    return _judged(made * signal + shares * rounding, right, [right + one for one in moved])
 
 
 @pytest.mark.parametrize("count", [16, 240, 65_536])
@@ -63,7 +60,7 @@ FUNCTIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "exp": torch.exp, "so
 
 def _error_in_part(
     function: Callable[[Tensor], Tensor], size: tuple[int, ...], made: Callable[[Tensor], object], **given: bool
-) -> LocalError:
+) -> LocalError | None:
     """The error of a kernel that leaves out the rounding of its inputs, and spoils its result."""
     x = torch.randn(size).to(torch.bfloat16).double()
 
@@ -72,16 +69,7 @@ def _error_in_part(
 
     right, candidate = function(x), moved()
     made(candidate)
-    error = local_error(
-        candidate=candidate.to(torch.bfloat16),
-        reference=right.to(torch.bfloat16),
-        exact=right,
-        samples=[moved() for _ in range(3)],
-        roundoff=ROUNDOFF,
-        **{"smooth": True, **given},
-    )
-    assert error is not None
-    return error
+    return _judged(candidate, right, [moved() for _ in range(3)], **{"smooth": True, **given})
 
 
 @pytest.mark.parametrize("size", [(256, 256), (4, 8, 32, 64), (40, 500)])
@@ -118,10 +106,8 @@ def test_parts_say_nothing_where_an_element_may_jump() -> None:
 
 @pytest.mark.parametrize("size", [(16, 16), (1, 64), (64, 1), (64, 64, 0)])
 def test_parts_of_few_elements_are_none(size: tuple[int, ...]) -> None:
-    x = torch.randn(size)
-    error = local_error(
-        candidate=x.bfloat16(), reference=x.bfloat16(), exact=x.double(), samples=[], roundoff=ROUNDOFF, smooth=True
-    )
+    x = torch.randn(size).double()
+    error = _judged(x, x, [], smooth=True)
     assert error is None or (not error.wrong and error.part == WHOLE)
 
 

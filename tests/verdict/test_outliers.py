@@ -26,9 +26,8 @@ def test_how_many_blocks_a_tensor_has_does_not_matter(dtype, with_float64, monke
         found = []
         for size in (7, 512, 1 << 20):
             monkeypatch.setattr(elements, "_BLOCK", size)
-            found.append(
-                outside_noise(reference=reference, candidate=candidate, envelope=noise, high_precision=high_precision)
-            )
+            given = {"candidate": candidate, "envelope": noise, "high_precision": high_precision}
+            found.append(outside_noise(reference=reference, **given))
         assert found[0] == found[1] == found[2]
         assert found[0].count == (wrong is not None)
 

@@ -44,10 +44,10 @@ def test_equal_bits_and_an_equal_twin_pass_and_are_not_asked_again() -> None:
     assert (again.findings, again.compared) == ([], 1)
 
 
-@pytest.mark.parametrize(("dtype", "low"), [(torch.float32, False), (torch.float64, False)])
-def test_equal_bits_of_a_program_in_full_precision_need_no_twin(dtype: torch.dtype, low: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_bits_of_a_program_in_full_precision_need_no_twin(dtype: torch.dtype) -> None:
     controls = Scripted(dtype, exact(), lambda: exact() * 2)
-    assert decided(controls, exact(), low_precision=low).findings == []
+    assert decided(controls, exact(), low_precision=False).findings == []
     assert controls.asked == {}
 
 
@@ -114,24 +114,21 @@ def test_what_jumps_in_float64_too_is_not_the_twins_fault(jumps: tuple[int, ...]
 # what is allowed of each element
 
 
-def envelope(*values: float) -> Envelope:
-    return Envelope(torch.tensor(values, dtype=torch.float64))
-
-
 def double(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
 def test_subnormal_numbers_have_no_relative_difference():
     right = double(0.75, 6.5308907e-317)
-    found = twin_difference(high_precision=right, twin=right + double(0, 5e-324), envelope=envelope(1e-16, 0))
+    found = twin_difference(high_precision=right, twin=right + double(0, 5e-324), envelope=Envelope(double(1e-16, 0)))
     assert not found.differs
 
 
 def test_what_cancels_inside_of_a_kernel_leaves_roundings_of_its_terms():
     right, left_over = double(1.0, 2.0, 1e-16), double(0.0, 0.0, 1e-16)
-    assert not twin_difference(high_precision=right, twin=right + left_over, envelope=envelope(0, 0, 0)).differs
-    assert twin_difference(high_precision=right, twin=right + 1e3 * left_over, envelope=envelope(0, 0, 0)).differs
+    quiet = Envelope(double(0, 0, 0))
+    assert not twin_difference(high_precision=right, twin=right + left_over, envelope=quiet).differs
+    assert twin_difference(high_precision=right, twin=right + 1e3 * left_over, envelope=quiet).differs
 
 
 @pytest.mark.parametrize(("off", "differs"), [(0, False), (1, False), (2, True)])

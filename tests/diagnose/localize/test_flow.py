@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from checked_backend.diagnose.localize import flow as module
 from checked_backend.diagnose.localize.flow import error_flow, relative
@@ -16,12 +15,9 @@ from checked_backend.diagnose.localize.probe import probe, worth_exposing
 from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made, with_outputs
 from checked_backend.findings import NodeError
 from tests.support import faults
+from tests.support.locate_tools import traced
 
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
-
-
-def graph_of(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
-    return make_fx(function, tracing_mode="fake")(*inputs)
 
 
 def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +46,7 @@ def by_name(found: Sequence[NodeError]) -> dict[str, NodeError]:
 
 
 def test_the_operator_at_fault_makes_the_error_and_later_ones_inherit_it() -> None:
-    found = by_name(flow_of(graph_of(program, X), spoiled(), "relu"))
+    found = by_name(flow_of(traced(program, X), spoiled(), "relu"))
     assert list(found) == ["tanh", "relu", "cos", "mul", "_softmax"]
     assert found["relu"].error == pytest.approx(0.01, rel=1e-3)
     assert found["relu"].own == pytest.approx(0.01, rel=1e-3)
@@ -65,7 +61,7 @@ def test_the_operator_at_fault_makes_the_error_and_later_ones_inherit_it() -> No
 
 def test_views_are_no_operators_of_their_own() -> None:
     """The transposition is not listed; what reads it is linked to what is before it."""
-    found = by_name(flow_of(graph_of(lambda x: torch.relu(torch.sin(x).t()), X), spoiled(), "relu"))
+    found = by_name(flow_of(traced(lambda x: torch.relu(torch.sin(x).t()), X), spoiled(), "relu"))
     assert list(found) == ["sin", "relu"]
     assert found["relu"].inputs == ("sin",)
 
@@ -74,18 +70,18 @@ def test_of_an_operator_with_several_results_each_is_listed() -> None:
     def normed(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.native_layer_norm(torch.relu(x), [6], None, None, 1e-5)[0]
 
-    item = by_name(flow_of(graph_of(normed, X), spoiled(2.0), "relu"))["getitem"]
+    item = by_name(flow_of(traced(normed, X), spoiled(2.0), "relu"))["getitem"]
     assert (item.op, item.inputs, item.own) == ("aten.native_layer_norm.default", ("relu",), 0.0)
 
 
 def test_a_graph_in_which_the_error_does_not_show_has_no_flow() -> None:
-    assert flow_of(graph_of(program, X), spoiled(1.0), "relu") == ()
-    assert flow_of(graph_of(program, X), spoiled(), "tanh") == ()  # it is right
+    assert flow_of(traced(program, X), spoiled(1.0), "relu") == ()
+    assert flow_of(traced(program, X), spoiled(), "tanh") == ()  # it is right
 
 
 def test_too_large_a_graph_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 100)
-    assert flow_of(graph_of(program, X), spoiled(), "relu") == ()
+    assert flow_of(traced(program, X), spoiled(), "relu") == ()
 
 
 @pytest.mark.parametrize("place", [0, 60, 199])
@@ -95,7 +91,7 @@ def test_of_many_operators_those_around_the_fault_and_the_last_are_kept(place: i
             x = torch.relu(x) if number == place else torch.sin(x)
         return x
 
-    found = flow_of(graph_of(long, X), spoiled(), "relu")
+    found = flow_of(traced(long, X), spoiled(), "relu")
     assert len(found) == module.MOST_NODES
     names = [one.name for one in found]
     assert "relu" in names
@@ -104,7 +100,7 @@ def test_of_many_operators_those_around_the_fault_and_the_last_are_kept(place: i
 
 
 def test_nan_on_one_side_is_infinite() -> None:
-    assert by_name(flow_of(graph_of(program, X), spoiled(math.nan), "relu"))["relu"].error == math.inf
+    assert by_name(flow_of(traced(program, X), spoiled(math.nan), "relu"))["relu"].error == math.inf
 
 
 def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
@@ -112,7 +108,7 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
         return torch.relu(torch.ops.aten.native_dropout(x, 0.5, True)[0])
 
     kept, threads = X.clone(), torch.get_num_threads()
-    found = by_name(flow_of(graph_of(drops, X), spoiled(), "relu"))
+    found = by_name(flow_of(traced(drops, X), spoiled(), "relu"))
     assert found["relu"].error == found["relu"].own == pytest.approx(0.01, rel=1e-3)
     assert found["getitem"].error == 0.0
     assert found["getitem"].own is None  # run by itself, it draws other numbers
@@ -122,7 +118,7 @@ def test_draws_are_the_same_on_both_sides_and_nothing_is_left_changed() -> None:
 
 
 def test_what_finds_the_operator_has_seen_the_flow() -> None:
-    graph = graph_of(program, X)
+    graph = traced(program, X)
     assert probe(graph, (X,), spoiled(), limit=1 << 20).finding.flow == flow_of(graph, spoiled(), "relu")
 
 

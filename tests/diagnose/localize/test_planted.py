@@ -126,9 +126,8 @@ def calls_of(script: str) -> int:
     [pytest.param(*one, marks=pytest.mark.ci_sample) if one == ("addmm_fused", "small") else one for one in EVERY],
 )
 def test_the_planted_operator_is_named_and_a_small_script_shows_it(name: str, on: str, tmp_path: Path) -> None:
-    end = run(
-        Job(f"{__name__}:hunt", {"name": name, "on": on, "folder": str(tmp_path)}, 900.0), JobResources(threads=1)
-    )
+    question = {"name": name, "on": on, "folder": str(tmp_path)}
+    end = run(Job(f"{__name__}:hunt", question, 900.0), JobResources(threads=1))
     assert end.answer, end
     finding = next(one for one in Report.from_json(end.answer).findings if one.kind.fails)
     assert packet(finding.op) in {known.rstrip("_") for known in FAULTS[name].names}, finding.evidence

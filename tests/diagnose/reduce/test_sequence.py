@@ -36,8 +36,8 @@ def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return aten.exp.default(y), d, aten.neg.default(b)
 
 
-def reduced(case: GraphCase, subject: str, **further: Any) -> Problem:
-    return reduce(case, subject=subject, kind=Kind.LOGIC, deadline=time.monotonic() + 300, **further)
+def reduced(case: GraphCase, subject: str, kind: Kind = Kind.LOGIC, **further: Any) -> Problem:
+    return reduce(case, subject=subject, kind=kind, deadline=time.monotonic() + 300, **further)
 
 
 def test_one_wrong_operator_is_all_that_stays() -> None:
@@ -58,9 +58,7 @@ def test_what_should_have_raised_is_reduced() -> None:
         return lambda x, at: gm(x, at.clamp(max=len(x) - 1))
 
     case = case_of(looked_up, torch.randn(5, 6), torch.tensor([9, 1, 7]), compiler=lenient)
-    reduction = reduce(
-        case, subject="output[0]", kind=Kind.EXCEPTION, deadline=time.monotonic() + 300, oracle=exception_oracle
-    )
+    reduction = reduced(case, "output[0]", Kind.EXCEPTION, oracle=exception_oracle)
     x, at = reduction.best.case.inputs
     assert reduction.shown
     assert (x.numel(), at.numel()) == (1, 1)

@@ -63,7 +63,6 @@ def _elsewhere(x: torch.Tensor) -> torch.Tensor:
 def again(name: str) -> dict[str, Any]:
     """What a script has that registers an operator anew, under a namespace of its own."""
     source, definition = Source(), operator_definition(f"checked_backend_own::{name}")
-    assert definition is not None
     assert source.add_operator(definition) == name
     text = "\n".join(["from __future__ import annotations", "import torch, typing", *source.imports, *source.lines])
     made: dict[str, Any] = {"Any": Any}
@@ -87,10 +86,8 @@ def test_arguments_that_it_writes_to() -> None:
 
 
 def test_what_a_script_cannot_repeat_is_told() -> None:
-    definition = operator_definition(two_kernels)
-    assert definition is not None
     with pytest.raises(Untranslatable, match="kernels for several devices"):
-        Source().add_operator(definition)
+        Source().add_operator(operator_definition(two_kernels))
     assert operator_definition("aten::sin") is None
     assert operator_definition(helper) is None
 

@@ -25,6 +25,7 @@ from tests.support import faults, locate_tools
 from tests.support.raising import raising
 from tests.support.region_tools import checked, gathered
 
+Failed = tuple[Failure, Sequence[cb.Finding]]
 WRONG = faults.wrong_operator("aten.relu.default", how="aot")
 
 
@@ -34,7 +35,7 @@ def function(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def failed(monkeypatch: pytest.MonkeyPatch) -> tuple[Failure, Sequence[cb.Finding]]:
+def failed(monkeypatch: pytest.MonkeyPatch) -> Failed:
     return locate_tools.failed(monkeypatch, function, WRONG, torch.randn(8))
 
 
@@ -43,7 +44,7 @@ def search_in(failure: Failure, findings: Sequence[cb.Finding], evidence: dict[s
 
 
 def searched(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
+    failed: Failed, monkeypatch: pytest.MonkeyPatch, **compilers: Callable[..., Any]
 ) -> tuple[Setting | None, dict[str, str]]:
     """Offer these compilers, as settings that help the small program."""
 
@@ -62,7 +63,7 @@ def searched(
 
 @pytest.mark.process
 def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is_tried(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, evidence = searched(failed, monkeypatch, first=WRONG, second=faults.clean())
     assert found.name == "second"
@@ -72,7 +73,7 @@ def test_what_helps_the_small_program_but_not_the_region_is_told_and_the_next_is
 
 @pytest.mark.process
 def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, evidence = searched(failed, monkeypatch, raises=faults.crash_when_compiling())
     assert found is None
@@ -88,9 +89,7 @@ def test_a_setting_under_which_the_region_fails_or_dies_is_no_workaround(
 
 
 @pytest.mark.process
-def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
-    failed: tuple[Failure, Sequence[cb.Finding]],
-) -> None:
+def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(failed: Failed) -> None:
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
     for source, said in (
@@ -105,8 +104,8 @@ def test_the_last_resort_is_tried_and_where_it_cannot_be_that_is_said(
         assert not tried.in_vain
         if said is not None:
             assert found is None  # what was not seen to help is not announced
-            continue
-        assert "torch.compiler.disable(torch.relu)" in found
+        else:
+            assert "torch.compiler.disable(torch.relu)" in found
 
 
 def looked_up(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -125,7 +124,7 @@ def test_what_should_raise_is_left_to_eager_where_it_raises(tmp_path: Path) -> N
 
 @pytest.mark.process
 def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, findings = failed
     monkeypatch.setattr(search, "without_line", lambda *_: WRONG)
@@ -146,9 +145,7 @@ def test_a_line_that_does_not_help_outside_either_was_tried_in_vain(
 
 
 @pytest.mark.process
-def test_the_order_in_which_workarounds_are_tried(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_in_which_workarounds_are_tried(failed: Failed, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def note(name: str, answer: Any = None) -> Any:
@@ -179,12 +176,7 @@ def test_the_order_in_which_workarounds_are_tried(
     ],
 )
 def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the_region(
-    failed: tuple[Failure, Sequence[cb.Finding]],
-    monkeypatch: pytest.MonkeyPatch,
-    stage: str,
-    small: bool,
-    region: bool,
-    helps: bool,
+    failed: Failed, monkeypatch: pytest.MonkeyPatch, stage: str, small: bool, region: bool, helps: bool
 ) -> None:
     failure, findings = failed
     failure = replace(failure, options=failure.options.model_copy(update={"compiler": "inductor"}))
@@ -201,9 +193,7 @@ def test_a_line_is_kept_out_of_fusion_where_that_helps_the_small_program_and_the
 
 
 @pytest.mark.process
-def test_what_cannot_be_tried_is_not_announced(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_tried_is_not_announced(failed: Failed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "without_line", lambda *_: raising(RuntimeError("the line cannot be taken out")))
     failure, findings = failed
     [relu] = failure.graph.graph.find_nodes(op="call_function", target=torch.relu)
@@ -214,7 +204,7 @@ def test_what_cannot_be_tried_is_not_announced(
 
 @pytest.mark.process
 def test_what_is_wrong_must_be_right_and_what_only_has_another_layout_may_stay(
-    failed: tuple[Failure, Sequence[cb.Finding]], monkeypatch: pytest.MonkeyPatch
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, findings = failed
     layout = replace(findings[0], kind=cb.Kind.STRUCTURE, detail="structure.stride")
@@ -227,15 +217,15 @@ def test_what_is_wrong_must_be_right_and_what_only_has_another_layout_may_stay(
     assert "output[0] is wrong" in evidence["settings"]
 
 
+def two_calls(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x).sin()
+
+
 def in_a_body(x: torch.Tensor) -> torch.Tensor:
     def body(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x)
 
     return checkpoint(body, x, use_reentrant=False).sin()
-
-
-def two_calls(x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x).sin()
 
 
 @pytest.mark.process
@@ -283,7 +273,7 @@ SMALL = "the small program is right with options={"
     ],
 )
 def test_what_breaks_the_program_is_the_least_part_without_which_it_is_right(
-    failed: tuple[Failure, Sequence[cb.Finding]], helpful: Setting | None, stage: str, right_with: str, said: str
+    failed: Failed, helpful: Setting | None, stage: str, right_with: str, said: str
 ) -> None:
     failure, findings = failed
 
