@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -166,8 +167,9 @@ def compare_structure(
     """
     with_gradients = reference.backward_error is None and candidate.backward_error is None
     same = _unchanged_values(reference.subjects, candidate.subjects)
-    for name in candidate.subjects.keys() - same:
-        if name.endswith("[capturable]]"):  # OptimizerVariable._set_capturable in torch/_dynamo/variables/optimizer.py
+    for name in sorted(candidate.subjects.keys() - same):
+        # OptimizerVariable._set_capturable in torch/_dynamo/variables/optimizer.py
+        if re.search(r"\.param_groups\[\d+]\[capturable]]$", name) and candidate.subjects[name] is True:
             ledger.note(f"{name}: Dynamo sets it in the groups of an optimizer that it traces")
             same.add(name)
     mine, theirs = (

@@ -307,3 +307,11 @@ def test_what_dynamo_sets_in_an_optimizer_that_it_traces_is_told() -> None:
     report = agreed(cb.check(Counting(module.parameters()).step, (), compiler="eager"))
     assert any("[capturable]]: Dynamo sets it" in note for note in report.coverage.notes)
     assert report.coverage.checked["mutated inputs"] == 2
+
+
+def test_another_value_of_that_name_is_a_finding() -> None:
+    def program(x: torch.Tensor, settings: dict[str, bool]) -> torch.Tensor:
+        settings["capturable"] = torch.compiler.is_compiling()
+        return x * 2
+
+    assert only(cb.check(program, (batch(3), {}), compiler="eager")).subject == "mutated[settings[capturable]]"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor.lowering import lowerings
 
 import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
@@ -68,3 +69,24 @@ def test_what_there_is_no_room_for_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(kept) <= 4096
     reasons = [skip.reason for skip in told.coverage.skipped if skip.subject == "operators by themselves"]
     assert any("the tensors inside of the region take more than 3.8e-06 GiB" in reason for reason in reasons), reasons
+
+
+def written_twice(x: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Its result has a buffer of whose two values only the last is seen, and nothing reads it."""
+    for _ in range(5):
+        x = torch.sin((x @ w) * 8)
+    y = torch.zeros_like(x).scatter_add(0, i, x)
+    return y.index_put_((i[:, 0],), (y @ w).cos(), accumulate=True)
+
+
+def larger(right: Any, self: Any, index: Any, source: Any, *rest: Any) -> Any:
+    scaled = lowerings[torch.ops.aten.mul.Tensor](source, 1.05) if source.get_dtype() is torch.bfloat16 else source
+    return right(self, index, scaled, *rest)
+
+
+def test_a_result_whose_buffer_tells_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = (torch.randn(32, 32, dtype=torch.bfloat16) for _ in range(2))
+    monkeypatch.setattr(check, "LARGEST", 18432)
+    with without_compile_caches(), planted(Fault("index_put", "scatter", "lowering", larger)):
+        report = cb.check(written_twice, (x, torch.randint(32, (32, 32)), w / 6), localize=False)
+    assert [finding.op for finding in report.findings] == ["index_put_"]
