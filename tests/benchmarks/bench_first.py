@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 
 import torch
+import torch._inductor.compile_fx  # a step is not charged with importing it, which Inductor's backend does before
 from rich.console import Console
 from rich.table import Table
 from torch import nn
