@@ -14,6 +14,7 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.runner import FLOAT64, REPEAT, Control, Recipe, Runs, Values, monte_carlo
+from checked_backend.verdict.steps.candidate_again import ON_EAGERS_DRAWS
 
 
 def zeros_of_another_sign(
@@ -39,8 +40,11 @@ def zeros_of_another_sign(
         FLOAT64,
     ]
     made = [*map(runs().run, recipes)]
+    # the compiled program may have drawn otherwise, because a value that it draws by is rounded otherwise
+    again = [runs().run(ON_EAGERS_DRAWS)] if runs().runner.facts.draws_by_values else []
     for pair, turned in doubtful:
         left = _kept_by_all(pair, turned, made)
+        left = _kept_by_all(pair, left, again, of_eager=False)
         if bool(left.any()):
             yield _finding(pair, left)
 
@@ -60,9 +64,11 @@ def _turned(pair: TensorPair) -> torch.Tensor | None:
     return zeros if bool(zeros.any()) else None
 
 
-def _kept_by_all(pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None]) -> torch.Tensor:
-    """The elements, of these, that are zeros of eager's sign in every control run; none if a run could not be made."""
-    sign = _parts(pair.reference).signbit()
+def _kept_by_all(
+    pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None], *, of_eager: bool = True
+) -> torch.Tensor:
+    """The elements, of these, that are zeros of the same sign in every control run; none if a run could not be made."""
+    sign = _parts(pair.reference if of_eager else pair.candidate).signbit()
     for values in made:
         value = None if values is None else values.get(pair.name)
         found = None if value is None else _parts(value)

@@ -57,6 +57,18 @@ def test_a_sign_that_is_noise(name):
     assert cb.check(NOISE[name], (ZEROS,), compiler=other_zeros()).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("compiler", "found"),
+    [(faults.wrong_operator("sigmoid", faults.last_bit), []), (other_zeros(), ["logic.sign_of_zero"])],
+)
+def test_what_is_drawn_by_computed_values_decides_the_sign(compiler, found):
+    def drawn(x):
+        return (torch.bernoulli(x.sigmoid()) - 0.5) * 0
+
+    report = cb.check(drawn, (torch.linspace(-2, 2, 4000).bfloat16(),), compiler=compiler)
+    assert [finding.detail for finding in report.findings] == found
+
+
 def run(calls=1, **options):
     torch._dynamo.reset()
     compiled = checked(torch.expm1, other_zeros(), **options)
