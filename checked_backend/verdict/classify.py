@@ -57,6 +57,11 @@ NOT_REPRODUCED = Classification(
     "counter, a cache, a buffer), and nothing else writes to its tensors meanwhile (another thread, or `.data` between "
     "forward and backward), test this machine's memory and processor",
 )
+OTHERWISE_WHEN_TRACED = _plain(
+    Kind.LOGIC,
+    "further from eager than any rounding: torch computes it otherwise under a dispatch mode, and compilers trace "
+    "under one",
+)
 UNSUPPORTED = _plain(Kind.UNSUPPORTED, "differs from eager, and no control could run to tell noise from error")
 
 
@@ -160,8 +165,12 @@ def is_many_times_its_noise(case: Evidence) -> bool:
     """
     if case.envelope is None or not is_floating(case.pair.reference):
         return False
-    coarser = max(_COARSEST / torch.finfo(case.pair.reference.dtype).eps, thresholds.PRECISION_ENVELOPES)
-    return case.metrics.rmse > coarser * case.envelope.rms
+    return case.metrics.rmse > times_of_noise(case.pair.reference.dtype) * case.envelope.rms
+
+
+def times_of_noise(dtype: torch.dtype) -> float:
+    """How many times as far as its noise the coarsest dtype would put a tensor of a floating dtype."""
+    return max(_COARSEST / torch.finfo(dtype).eps, thresholds.PRECISION_ENVELOPES)
 
 
 def _in_proportion(case: Evidence) -> bool:

@@ -14,11 +14,18 @@ import torch
 from checked_backend.findings import EvidenceKey
 from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
-from checked_backend.verdict.classify import NONDETERMINISTIC, READS_JUNK, classify, written_between
+from checked_backend.verdict.classify import (
+    NONDETERMINISTIC,
+    OTHERWISE_WHEN_TRACED,
+    READS_JUNK,
+    classify,
+    times_of_noise,
+    written_between,
+)
 from checked_backend.verdict.closing import close_as, close_undecided
 from checked_backend.verdict.elements import difference, root_mean_square
 from checked_backend.verdict.evidence import Context, Evidence
-from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values
+from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values, monte_carlo
 from checked_backend.verdict.steps.float64 import FIRST_SEEDS
 from checked_backend.verdict.steps.noise import perturb
 
@@ -45,10 +52,24 @@ def repeat_eager(context: Context) -> None:
         if case in steady and context.repeated is not None and bare is not None:
             if found is not None and other is not None and not _differs(case, found, other):
                 context.repeated[case.pair.name] = bare[case.pair.name]
+                if _is_otherwise_when_traced(context, case, found):
+                    close_as(context, case, OTHERWISE_WHEN_TRACED)
                 continue
             case.reads_junk = True
         if found is not None:
             case.spread = root_mean_square(difference(case.pair.reference, found))
+
+
+def _is_otherwise_when_traced(context: Context, case: Evidence, found: torch.Tensor) -> bool:
+    """Whether what eager computes under a mode, and the candidate, are further from eager than any rounding."""
+    samples = [
+        case.sample(context.runs.run(monte_carlo(seed, keeps_choices=True))) for seed in range(thresholds.FIRST_RUNS)
+    ]
+    noise = [root_mean_square(difference(found, sample)) for sample in samples if sample is not None]
+    if len(noise) < len(samples) or not is_floating(found):
+        return False
+    allowed = times_of_noise(found.dtype) * max(noise)
+    return all(root_mean_square(difference(case.pair.reference, one)) > allowed for one in (found, case.pair.candidate))
 
 
 def _start_from_now(context: Context, values: Values, written: tuple[str, ...]) -> None:

@@ -116,3 +116,14 @@ def test_a_write_before_the_runs_is_no_noise(lost, factor, wrong):
     decisions = decided(controls, exact() * factor, reference=(exact() * 2).to(torch.float32))
     assert [("wrote to scale" in finding.message) for finding in decisions.findings] == ([True] if wrong else [])
     assert [skip.subject for skip in decisions.skips if skip.matters] == (["output[0]"] if wrong is None else [])
+
+
+def test_what_torch_computes_otherwise_under_a_mode_is_no_noise():
+    """Its formula under a mode ignores the product that it is given (pytorch/pytorch#172062)."""
+    torch.manual_seed(0)
+    grad, x, product = (torch.randn(1, 100, dtype=torch.float64) * 0.1 for _ in range(3))
+    backward = torch.ops.aten.cumprod_backward
+    for given, verdict in ((product, Verdict.FAIL), (x.cumprod(1), Verdict.PASS)):
+        report = cb.check(lambda x, given: backward(grad, x, 1, given), (x, given), compiler="aot_eager")
+        assert report.verdict is verdict
+        assert all("under a dispatch mode" in finding.message for finding in report.findings)
