@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -169,10 +169,13 @@ def heat_map(distribution: Distribution) -> Markup | None:
     across = max(map(len, distribution.blocks))
     paths: dict[str, list[str]] = {}
     for y, row in enumerate(distribution.blocks):
-        for level, begin, end in _runs([_level(value, low, high) for value in row]):
+        begin = 0
+        for level, alike in groupby(_level(value, low, high) for value in row):
+            long = len(list(alike))
             if level:
-                at = f"M{begin * _CELL} {y * _CELL}h{(end - begin) * _CELL}v{_CELL}H{begin * _CELL}z"
+                at = f"M{begin * _CELL} {y * _CELL}h{long * _CELL}v{_CELL}H{begin * _CELL}z"
                 paths.setdefault(level, []).append(at)
+            begin += long
     width, height = max(across, _LEAST_CELLS) * _CELL, len(distribution.blocks) * _CELL
     parts = [
         tag("rect", class_="sheet", x=0, y=0, width=across * _CELL, height=height),
@@ -205,14 +208,6 @@ def _level(value: float, low: float, high: float) -> str:
         return "hx"
     share = 1.0 if high <= low else (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
     return f"h{1 + min(_LEVELS - 1, int(share * _LEVELS))}"
-
-
-def _runs(levels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    begin = 0
-    for level, alike in groupby(levels):
-        end = begin + len(list(alike))
-        yield level, begin, end
-        begin = end
 
 
 def histogram(distribution: Distribution) -> Markup | None:

@@ -88,7 +88,10 @@ class Session:
         """
         report = self.ledger.report("")
         report = replace(report, title=_title(report.coverage.regions))
-        left_out = tuple(self._not_compiled(len(report.coverage.regions)))
+        dynamo = self._dynamo()
+        left_out: Iterable[Skip] = [dynamo.no_region(_SUBJECT)] if dynamo.looked else []
+        if report.coverage.regions:
+            left_out = dynamo.in_eager(_SUBJECT)
         return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
 
     def part(self, kind: type[_PartT]) -> _PartT:
@@ -107,13 +110,6 @@ class Session:
         log = DynamoLog()
         log.add(self._before, dynamo_counters())
         return log
-
-    def _not_compiled(self, regions: int) -> Iterator[Skip]:
-        log = self._dynamo()
-        if regions:
-            yield from log.in_eager(_SUBJECT)
-        elif log.looked:
-            yield log.no_region(_SUBJECT)
 
     def close(self) -> None:
         """End the session's parts. What Dynamo does from now on is not the session's."""

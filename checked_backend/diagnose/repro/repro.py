@@ -39,6 +39,7 @@ from checked_backend.process.job import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.report.environment import run_command
 from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
 from checked_backend.scripts import comparisons
@@ -354,17 +355,9 @@ def _run(path: Path, timeout: float) -> tuple[bool, str]:
     environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     environment[ON] = "0"  # the script is no part of the user's program
     try:
-        done = subprocess.run(
-            [sys.executable, str(path.resolve())],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            preexec_fn=None if cannot_fork() else partial(die_with, os.getpid()),
-        )
+        ends_with_us = None if cannot_fork() else partial(die_with, os.getpid())
+        command = [sys.executable, str(path.resolve())]
+        done = run_command(command, timeout, env=environment, preexec_fn=ends_with_us)
     except (OSError, subprocess.SubprocessError) as error:
         return False, f"{type(error).__name__}: {error}"
     confirmed = done.returncode == 1 and BUG_THERE in done.stdout
