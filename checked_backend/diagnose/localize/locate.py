@@ -357,7 +357,8 @@ class Search:
             return replace(self._faulty(recorded, faulty), recorded=recorded, kernel=kernel)
         slight = self._probed()
         # an operator's error may explain all that is wrong with a region
-        if slight is not None and (slight[1].size >= CLEAR or max(map(share_of, in_values)) <= MUCH * slight[1].size):
+        share = 0.0 if slight is None else share_of(slight[1].finding)
+        if slight is not None and (share >= CLEAR or max(map(share_of, in_values)) <= MUCH * share):
             return self._faulty(*slight)
         found = self._past(slight) or self._differentiated()
         if found is None and slight is not None:
@@ -391,9 +392,9 @@ class Search:
             except Exception as error:  # bisection does without it
                 self.notes.append(_first_line(f"the probe of the {recorded.kind} graph failed", error))
                 continue
-            if faulty is not None and (best is None or faulty.size > MUCH * best[1].size):
+            if faulty is not None and (best is None or share_of(faulty.finding) > MUCH * share_of(best[1].finding)):
                 best = recorded, faulty
-            if best is not None and best[1].size >= CLEAR:
+            if best is not None and share_of(best[1].finding) >= CLEAR:
                 break
         return best
 
@@ -402,10 +403,14 @@ class Search:
         if slight is None:
             return self._bisected()
         _, faulty = slight
-        found = replace(self, oracle=partial(_grosser, self.oracle, MUCH * faulty.size))._bisected()
-        if found is None or found.cut is None or _has(found.cut.case, faulty.node):
+        least, node = MUCH * share_of(faulty.finding), faulty.node
+        grosser = replace(self, oracle=lambda case: [one for one in self.oracle(case) if share_of(one) > least])
+        found = grosser._bisected()
+        if found is None or found.cut is None:
+            return None
+        if any((one.name, one.target) == (node.name, node.target) for one in calls_of(found.cut.case.graph)):
             return None  # an operator that magnifies the slight error is not at fault
-        self.notes.append(f"{faulty.node.name} ({faulty.node.target}) is wrong too, but far too slightly to explain it")
+        self.notes.append(f"{node.name} ({node.target}) is wrong too, but far too slightly to explain it")
         return replace(found, notes=tuple(self.notes))
 
     def _differentiated(self) -> Location | None:
@@ -547,8 +552,9 @@ class Search:
             case = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
             findings = self.oracle(case)
             if findings:
-                node = _output_node(recorded.graph, findings[0].subject)
-                cut = None if node is None else Cut(case, node, findings[0])
+                outputs = {f"output[{place}]": node for place, node in enumerate(outputs_of(recorded.graph.graph))}
+                node = outputs.get(findings[0].subject)
+                cut = Cut(case, node, findings[0]) if isinstance(node, fx.Node) else None
                 message = findings[0].message
                 return Location(self.stage, recorded.kind, message=message, cut=cut, notes=tuple(self.notes))
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
@@ -566,21 +572,6 @@ def _place_of(node: fx.Node) -> str:
     """A node with its operator, its line and its module, for people."""
     about = (called_name(node), source_line(node), module_path(node))
     return f"{node.name} ({', '.join(one for one in about if one)})"
-
-
-def _grosser(oracle: CallOracle, least: float, case: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in oracle(case) if share_of(finding) > least]
-
-
-def _has(case: GraphCase, node: fx.Node) -> bool:
-    return any(one.name == node.name and one.target == node.target for one in calls_of(case.graph))
-
-
-def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
-    for place, node in enumerate(outputs_of(gm.graph)):
-        if subject == f"output[{place}]" and isinstance(node, fx.Node):
-            return node
-    return None
 
 
 def probe_limit(recorded: Recorded) -> int:

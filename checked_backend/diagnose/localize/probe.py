@@ -63,11 +63,6 @@ class FaultyOperator:
     node: fx.Node
     finding: Finding
 
-    @property
-    def size(self) -> float:
-        """The error's share of the result, in rms; infinite if the error is not one of finite values."""
-        return share_of(self.finding)
-
 
 def share_of(finding: Finding) -> float:
     """An error's share of its result, in rms; infinite if the error is not one of finite values."""
@@ -92,7 +87,7 @@ def faulty_operator(wrong: Wrong) -> FaultyOperator:
 
 def is_clear(wrong: Wrong) -> bool:
     """Whether an operator is so far off that it is at fault whatever comes after it."""
-    return faulty_operator(wrong).size >= CLEAR
+    return share_of(faulty_operator(wrong).finding) >= CLEAR
 
 
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
@@ -113,9 +108,9 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     def enough(wrong: Wrong) -> bool:
         nonlocal best
         faulty = faulty_operator(wrong)
-        if best is None or faulty.size > MUCH * best.size:
+        if best is None or share_of(faulty.finding) > MUCH * share_of(best.finding):
             best = faulty
-        return best.size >= CLEAR
+        return share_of(best.finding) >= CLEAR
 
     walk = Walk(gm, compiled.exposed, probed, strict=True, before=compiled.run, enough=enough)
     with torch.no_grad(), modes_restored():

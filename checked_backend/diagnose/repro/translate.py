@@ -105,13 +105,17 @@ def name_of(function: Callable[..., Any]) -> Name | None:
     return _imported(function, own)
 
 
+def followed(found: Any, path: str) -> Any:
+    """What a dotted path of attributes leads to; None if there is no such attribute."""
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    return found
+
+
 def _imported(function: Callable[..., Any], own: str) -> Name | None:
     module = str(getattr(function, "__module__", None) or "")
     path = str(getattr(function, "__qualname__", own))
-    found: Any = sys.modules.get(module)
-    for step in path.split("."):
-        found = getattr(found, step, None)
-    if found is not function or module in ("", "__main__"):
+    if followed(sys.modules.get(module), path) is not function or module in ("", "__main__"):
         return None
     return Name(f"{module}.{path}", None if module.partition(".")[0] == "torch" and module.count(".") == 0 else module)
 
@@ -494,7 +498,7 @@ class GraphWriter:
             return False
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
-        real: Any = fx.map_arg((tuple(args), dict(kwargs)), lambda item: self._copy(item))
+        real: Any = fx.map_arg((tuple(args), dict(kwargs)), self._copy)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return function(*real[0], **real[1])
