@@ -59,8 +59,14 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     Raises:
         DumpError: The file is missing, truncated, edited, of another version of the format, or does not fit the model.
     """
-    data = _read(path, _MAX_JSON)
-    _check_values(path, data)
+    with _opened(path, _MAX_JSON) as stream:
+        data = stream.read(_MAX_JSON + 1)
+    if len(data) > _MAX_JSON:  # the file has grown meanwhile
+        raise DumpError(f"{path}: larger than {_MAX_JSON >> 20} MiB")
+    # before it is parsed, for the smallest value takes 28 times its text
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MAX_VALUES:
+        raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
     try:
         document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -169,21 +175,6 @@ def _opened(path: Path, limit: int) -> Iterator[BinaryIO]:
         if facts.st_size > limit:
             raise DumpError(f"{path}: larger than {limit >> 20} MiB")
         yield stream
-
-
-def _read(path: Path, limit: int) -> bytes:
-    with _opened(path, limit) as stream:
-        data = stream.read(limit + 1)  # the file may grow meanwhile
-    if len(data) > limit:
-        raise DumpError(f"{path}: larger than {limit >> 20} MiB")
-    return data
-
-
-def _check_values(path: Path, data: bytes) -> None:
-    """Refuse a JSON text of very many values before it is parsed: the smallest value takes 28 times its text."""
-    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
-    if values > _MAX_VALUES:
-        raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
 
 
 def _check_header(path: Path, storages: int, size: int) -> None:
