@@ -24,7 +24,8 @@ from checked_backend._torch.dynamo import registered_here
 from checked_backend._torch.operators import OperatorDefinition, operator_definition
 from checked_backend._torch.settings import changed_settings
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.repro.translate import followed, name_of
+from checked_backend.diagnose.repro.translate import name_of
+from checked_backend.graphs.nodes import followed
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.process_state import ProcessState, following
 from checked_backend.scripts.values import Untranslatable, is_literal

@@ -30,7 +30,7 @@ from checked_backend._torch.operators import (
 )
 from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, record_values
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
-from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
+from checked_backend.graphs.nodes import followed, is_getitem, outputs_of, recorded_value
 from checked_backend.numerics.bits import same_bits
 from checked_backend.scripts.values import Untranslatable, write_value
 
@@ -103,13 +103,6 @@ def name_of(function: Callable[..., Any]) -> Name | None:
         if getattr(holder, own, None) is function:
             return Name(f"{module}.{own}", module)
     return _imported(function, own)
-
-
-def followed(found: Any, path: str) -> Any:
-    """What a dotted path of attributes leads to; None if there is no such attribute."""
-    for step in path.split("."):
-        found = getattr(found, step, None)
-    return found
 
 
 def _imported(function: Callable[..., Any], own: str) -> Name | None:
