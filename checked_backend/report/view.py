@@ -210,16 +210,12 @@ def _title(report: Report, causes: Sequence[Cause]) -> str:
         return title
     regions = {finding.region for finding in report.findings if finding.region}
     where = f" in {plural(len(regions), 'region')}" if len(regions) > 1 else ""
-    of = f", {_origins(causes)}" if len(report.findings) > 1 else ""
+    of, are_named = "", [cause.is_named for cause in causes]
+    if len(report.findings) > 1:  # how many causes there are, as far as that is known
+        noun = "cause" if all(are_named) else "part"
+        of = f", {plural(len(causes), noun)}" if any(are_named) else ", no operator named"
     said = f"{plural(len(report.findings), 'finding')}{where}{of}"
     return f"{title}: {said}" if title else said
-
-
-def _origins(causes: Sequence[Cause]) -> str:
-    """How many causes there are, as far as that is known."""
-    if not any(cause.is_named for cause in causes):
-        return "no operator named"
-    return plural(len(causes), "cause" if all(cause.is_named for cause in causes) else "part")
 
 
 # -- causes ----------------------------------------------------------------------------------------------------------

@@ -149,7 +149,10 @@ class _Compiled:
         part = self._parts.get(node)
         if part is None:
             return
-        segment, sources = _segment(self._gm, part)
+        inside = set(part)  # the segment returns the values that later calls use, so that fusion stays as it was
+        wanted = [made for made in part if not inside.issuperset(made.users)]
+        returned = [made for made in wanted if isinstance(recorded_value(made), torch.Tensor)]
+        segment, sources = part_of(self._gm, part, returned)
         own = {node.name: node for node in segment.graph.nodes}
         exposed = [made.name for node in part if worth_exposing(node) for made in tensors_made(node)]
         instrumented, places = with_outputs(segment, [own[name] for name in exposed])
@@ -187,14 +190,6 @@ def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
         size += own
     if part:
         yield part
-
-
-def _segment(gm: fx.GraphModule, part: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """A run of calls as a graph. It returns the values that later calls use, so that fusion stays as it was."""
-    inside = set(part)
-    wanted = [node for node in part if any(user not in inside for user in node.users)]
-    returned = [node for node in wanted if isinstance(recorded_value(node), torch.Tensor)]
-    return part_of(gm, part, returned)
 
 
 def worth_exposing(node: fx.Node) -> bool:
