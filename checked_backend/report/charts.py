@@ -69,18 +69,6 @@ def fits(text: str, longest: int) -> str:
     return f"{line[: longest - 3 - end]}...{line[len(line) - end :]}"
 
 
-def fits_subject(subject: str, longest: int) -> str:
-    """A subject without the beginning of its name where that is too long: ``grad[...3.attention.self.key.bias]``.
-
-    Names in a model differ at their ends.
-    """
-    line = first_line(subject)
-    kept = line.find("[") + 1
-    if len(line) <= longest or not 0 < kept < longest // 2:
-        return fits(line, longest)
-    return f"{line[:kept]}...{line[len(line) - longest + kept + 3 :]}"
-
-
 def picture(kind: str, box: str, words: str, parts: Iterable[Markup], **more: object) -> Markup:
     """A picture that reads as text too."""
     return tag("svg", joined(parts), class_=kind, role="img", viewBox=box, **more, aria_label=words)
@@ -141,7 +129,12 @@ def _bar(finding: Finding, where: bool) -> tuple[str, float, float] | None:
     if not (math.isfinite(error) and math.isfinite(floor) and error > 0):
         return None
     region = f" of {finding.region}" if where else ""
-    return fits_subject(f"{finding.subject}{region}", _LONGEST), error, floor
+    line = first_line(f"{finding.subject}{region}")
+    kept = line.find("[") + 1
+    if len(line) <= _LONGEST or not 0 < kept < _LONGEST // 2:
+        return fits(line, _LONGEST), error, floor
+    # names in a model differ at their ends: grad[...3.attention.self.key.bias]
+    return f"{line[:kept]}...{line[len(line) - _LONGEST + kept + 3 :]}", error, floor
 
 
 # -- the inside of a tensor --------------------------------------------------------------------------------------------

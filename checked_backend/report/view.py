@@ -102,6 +102,8 @@ def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
     causes = causes_of(report.findings)
+    rest = Counter(finding.kind.value for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings)
+    counted = ", ".join(f"{count} {kind}" for kind, count in rest.most_common())
     parts = ReportView(
         verdict=report.verdict,
         sentence=headline(report),
@@ -109,7 +111,7 @@ def view(report: Report) -> ReportView:
         title=_title(report, causes),
         path="" if report.path is None else clean(shown_path(str(report.path))),
         causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
-        more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
+        more=f"and {plural(rest.total(), 'more finding')}: {counted}; the JSON report lists them all" if rest else "",
         advice=advise(report, [cause.main for cause in causes]),
         coverage=coverage_line(coverage),
         checked=_cut([*counts(coverage), *map(region_line, coverage.regions)]),
@@ -302,11 +304,3 @@ def _rows(cause: Cause, *, quoted: bool) -> Iterator[Row]:
 
 def _listed(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _more(rest: Sequence[Finding]) -> str:
-    if not rest:
-        return ""
-    kinds = Counter(finding.kind.value for finding in rest)
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return f"and {plural(len(rest), 'more finding')}: {counted}; the JSON report lists them all"

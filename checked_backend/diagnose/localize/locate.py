@@ -517,7 +517,8 @@ class Search:
             cut = next((Cut(case, node, finding) for finding in self.oracle(case)), None)
         if cut is not None and self._is_sure(cut.finding):
             return cut
-        return parts.wrong_prefix(node) or cut
+        calls = calls_of(recorded.graph)
+        return parts.prefix(calls[: calls.index(node) + 1]) or cut
 
     def _is_sure(self, finding: Finding) -> bool:
         """Whether a finding surely has the region's cause. A crash may come from a compiler that cannot take parts."""
