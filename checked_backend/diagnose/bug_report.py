@@ -48,11 +48,6 @@ def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str
         return None
     script = Path(finding.repro)
     path = script.with_suffix(".md")
-    write_whole(_text(finding, candidate, script, output), path)
-    return path
-
-
-def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: str) -> str:
     wrong = finding.message.splitlines()[0] if finding.message else str(finding.kind)
     broken = finding.evidence.get(EvidenceKey.BROKEN_BY)
     known = ("graph", finding.graph), ("stage", finding.stage), ("broken by", broken), ("module", finding.module)
@@ -86,7 +81,8 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
         "",
         *(f"- {key}: {value}" for key, value in {**candidate, **environment()}.items()),
     ]
-    return "\n".join(lines) + "\n"
+    write_whole("\n".join(lines) + "\n", path)
+    return path
 
 
 def _generated(kernel: Kernel | None) -> list[str]:

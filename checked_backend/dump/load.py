@@ -235,8 +235,13 @@ class Dump:
         if self._graph.unsupported:
             why = clean("; ".join(self._graph.unsupported))
             raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
+        named = dict(_all_constants(self._graph.graph, ""))
+        specs = [spec.model_dump() for spec in named.values()]
+        storages = [storage.model_dump() for storage in self._graph.storages]
+        check_memory(self.path / _GRAPH, _host_bytes(self._graph.storages))
         try:
-            return rebuild_graph(self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted)
+            constants = dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
+            return rebuild_graph(self._graph.graph, constants, self._graph.stacks, self._trusted)
         except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
             needs = clean(", ".join(name for name in self._graph.requires if not provides_nothing(name)))
             needs = f". The dump says that it needs: {needs}" if needs else ""
@@ -273,13 +278,6 @@ class Dump:
                 where = self.path / _INPUTS
                 raise DumpError(f"{where}: the recorded modes or random state do not fit here: {error}") from error
             yield
-
-    def _built_constants(self) -> dict[str, torch.Tensor]:
-        named = dict(_all_constants(self._graph.graph, ""))
-        specs = [spec.model_dump() for spec in named.values()]
-        check_memory(self.path / _GRAPH, _host_bytes(self._graph.storages))
-        storages = [storage.model_dump() for storage in self._graph.storages]
-        return dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
 
 
 _PROGRAMS = "graph.json is run here, and no program: run repro.py to try an edit, or dump the graph again."
