@@ -103,6 +103,9 @@ def sweep(
     for tag in skip_tag or ():
         if tag not in TAGS:
             raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
+    which, _, many = shard.partition("/")
+    if not (which.isdecimal() and many.isdecimal() and 1 <= int(which) <= int(many)):
+        raise SuiteError(f"--shard got {shard!r}; expected I/N with I from 1 to N, for example 1/4")
     if optimizer is not None:  # a misspelt one is refused before anything runs
         import_module("checked_backend.checking.target").parse_optimizer(optimizer)
     settings = Settings(
@@ -124,7 +127,7 @@ def sweep(
         exclude=exclude or (),
         skip_tags=skip_tag or (),
         canary=canary,
-        shard=_shard(shard),
+        shard=(int(which), int(many)),
         rules=load_rules(config or ()),
         jobs=jobs,
         resources=JobResources(memory_in_bytes(memory, jobs), threads or cores(jobs), folder=str(Path.cwd())),
@@ -157,10 +160,3 @@ def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
     comparison = None if since is None else compare(summarize(Results(since)), summary)
     show_run(summary, comparison, pages)
     return summary.verdict
-
-
-def _shard(text: str) -> tuple[int, int]:
-    which, _, many = text.partition("/")
-    if not (which.isdecimal() and many.isdecimal() and 1 <= int(which) <= int(many)):
-        raise SuiteError(f"--shard got {text!r}; expected I/N with I from 1 to N, for example 1/4")
-    return int(which), int(many)

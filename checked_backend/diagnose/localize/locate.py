@@ -147,7 +147,14 @@ def locate(
             return _raised(failure, failing, tell)
         notes: list[str] = []
         kernel = wrong_kernel(failure, failing, tell, notes)
-        stage, graphs = None, [] if kernel is None else _graphs_below(failure, notes)
+        stage, capture = None, Capture()
+        if kernel is not None:  # the graphs of the stage below it
+            *_, highest = stages_of(failure.options, failure.mode)
+            try:
+                run_with(failure, highest.compiler(capture))
+            except Exception as error:  # the stages are tried one by one
+                notes.append(_first_line(f"{highest.what} failed alone", error))
+        graphs = capture.recorded
         if not graphs:
             stage, graphs = _first_wrong_stage(failure, failing, tell)
         known(Location("compiled" if stage is None else stage.name))
@@ -198,17 +205,6 @@ def wrong_kernel(
             tell(f"found {_place_of(kernel.faulty.node)}")
             return kernel
     return None
-
-
-def _graphs_below(failure: Failure, notes: list[str]) -> list[Recorded]:
-    """The graphs of the stage below a kernel that is wrong by itself; empty if they cannot be had."""
-    *_, highest = stages_of(failure.options, failure.mode)
-    capture = Capture()
-    try:
-        run_with(failure, highest.compiler(capture))
-    except Exception as error:  # the stages are tried one by one
-        notes.append(_first_line(f"{highest.what} failed alone", error))
-    return capture.recorded
 
 
 def _gradients(failure: Failure, failing: Sequence[Finding]) -> Callable[[CallOracle], Parts] | None:
