@@ -43,11 +43,7 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
         few.append("decoder_input_ids")
     many = list(dict.fromkeys([*few, *(name for name in _modalities(model) if name in parameters)]))
     many += [name for name in _IF_NEEDED if name in parameters and name not in many]
-    made: list[Sequence[str]] = []
-    for names in (few, many):
-        if names in made:
-            continue
-        made.append(names)
+    for names in dict.fromkeys((tuple(few), tuple(many))):
         for makers in islice(product(*(_MAKERS[name] for name in names)), _MOST_TRIED):
             inputs: dict[str, Any] = {name: maker(config, batch) for name, maker in zip(names, makers, strict=True)}
             if "attention_mask" in parameters and "input_ids" in inputs:
