@@ -24,7 +24,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.checking.program import Program
 from checked_backend.checking.program_runner import Traced
-from checked_backend.diagnose.repro import Untranslatable, write_source_repro
+from checked_backend.diagnose.repro.repro import write_source_repro
 from checked_backend.findings import EvidenceKey, Finding
 from checked_backend.findings.paths import shown_path
 from checked_backend.graphs.operators import Operator, OperatorKind
@@ -32,6 +32,7 @@ from checked_backend.modes.base import OperatorMode
 from checked_backend.numerics.fingerprint import fingerprint
 from checked_backend.options import CheckOptions
 from checked_backend.report.file_names import this_moment
+from checked_backend.scripts.values import Untranslatable
 
 _HERE = str(Path(__file__).parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep

@@ -138,7 +138,7 @@ def _try_compiler(command: str) -> str:
         source.write_text(_PROGRAM, encoding="ascii")
         flags = ["/LD"] if Path(command).stem.lower() == "cl" else ["-shared", "-fPIC", "-o", "probe.so"]
         try:
-            done = run_command([command, *flags, source.name], _TIMEOUT_S, folder)
+            done = run_command([command, *flags, source.name], _TIMEOUT_S, cwd=folder)
         except (OSError, subprocess.SubprocessError) as error:
             return f"does not run ({error})"
     if done.returncode == 0:

@@ -95,7 +95,10 @@ def fuzz(
     import_module("torch")
     worker, drive = import_module("checked_backend.fuzz.worker"), import_module("checked_backend.fuzz.drive")
     drawn = import_module("checked_backend.fuzz.generate.draft")
-    seconds = _seconds(time)
+    found = _TIME.fullmatch(time)
+    if found is None or float(found[1]) <= 0:
+        raise FuzzError(f"--time got {time!r}; expected a number of seconds, or 90s, 10m, 2h")
+    seconds = float(found[1]) * _UNITS[found[2]]
     if not -_MOST_SEED <= seed < _MOST_SEED:
         raise FuzzError(f"--seed got {seed}; expected a whole number from -2**63 to 2**63 - 1")
     compiler = resolved_compiler(compiler)  # each process has its own working folder
@@ -190,10 +193,3 @@ def _checkout(generator: str, dtypes: Sequence[str]) -> str:
     if dtypes:
         raise FuzzError("--dtype is of this package's own generator; torchfuzz chooses its own dtypes")
     return str(import_module("checked_backend.fuzz.generate.torchfuzz").find_torchfuzz(Path(folder)))
-
-
-def _seconds(text: str) -> float:
-    found = _TIME.fullmatch(text)
-    if found is None or float(found[1]) <= 0:
-        raise FuzzError(f"--time got {text!r}; expected a number of seconds, or 90s, 10m, 2h")
-    return float(found[1]) * _UNITS[found[2]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -98,9 +97,15 @@ def sweep(
         raise SuiteError(f"--engine got {engine!r}; expected local or ray")
     if not math.isfinite(timeout):
         raise SuiteError(f"--timeout got {timeout}; expected seconds")
+    for word in device or ():
+        if word not in ("cpu", "cuda"):
+            raise SuiteError(f"--device got {word!r}; expected cpu or cuda")
     for tag in skip_tag or ():
         if tag not in TAGS:
             raise SuiteError(f"--skip got {tag!r}; expected {', '.join(TAGS)}")
+    which, _, many = shard.partition("/")
+    if not (which.isdecimal() and many.isdecimal() and 1 <= int(which) <= int(many)):
+        raise SuiteError(f"--shard got {shard!r}; expected I/N with I from 1 to N, for example 1/4")
     if optimizer is not None:  # a misspelt one is refused before anything runs
         import_module("checked_backend.checking.target").parse_optimizer(optimizer)
     settings = Settings(
@@ -114,7 +119,7 @@ def sweep(
         suites=suites or (),
         out=out,
         ways=parse_modes(mode or ["inference"], dtype or ["float32"]),
-        devices=_devices(device or ["cpu"]),
+        devices=list(dict.fromkeys(device or ["cpu"])),
         compilers=list(dict.fromkeys(map(resolved_compiler, compiler or ["inductor"]))),
         dynamic=dynamic,
         settings=settings,
@@ -122,7 +127,7 @@ def sweep(
         exclude=exclude or (),
         skip_tags=skip_tag or (),
         canary=canary,
-        shard=_shard(shard),
+        shard=(int(which), int(many)),
         rules=load_rules(config or ()),
         jobs=jobs,
         resources=JobResources(memory_in_bytes(memory, jobs), threads or cores(jobs), folder=str(Path.cwd())),
@@ -155,17 +160,3 @@ def report_sweep(path: Path, since: Path | None, pages: Pages) -> Verdict:
     comparison = None if since is None else compare(summarize(Results(since)), summary)
     show_run(summary, comparison, pages)
     return summary.verdict
-
-
-def _devices(words: Sequence[str]) -> list[str]:
-    for word in words:
-        if word not in ("cpu", "cuda"):
-            raise SuiteError(f"--device got {word!r}; expected cpu or cuda")
-    return list(dict.fromkeys(words))
-
-
-def _shard(text: str) -> tuple[int, int]:
-    which, _, many = text.partition("/")
-    if not (which.isdecimal() and many.isdecimal() and 1 <= int(which) <= int(many)):
-        raise SuiteError(f"--shard got {text!r}; expected I/N with I from 1 to N, for example 1/4")
-    return int(which), int(many)

@@ -9,7 +9,7 @@ from checked_backend._torch.settings import changed_settings
 from checked_backend.diagnose.repro.compile_code import matters
 from checked_backend.findings import EvidenceKey, Finding, Kernel
 from checked_backend.options import CheckOptions
-from checked_backend.report.clean import plural
+from checked_backend.report.clean import fenced, plural
 from checked_backend.report.details import kernel_words
 from checked_backend.report.environment import environment
 from checked_backend.report.write import write_whole
@@ -48,11 +48,6 @@ def write_bug_report(finding: Finding, candidate: Mapping[str, str], output: str
         return None
     script = Path(finding.repro)
     path = script.with_suffix(".md")
-    write_whole(_text(finding, candidate, script, output), path)
-    return path
-
-
-def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: str) -> str:
     wrong = finding.message.splitlines()[0] if finding.message else str(finding.kind)
     broken = finding.evidence.get(EvidenceKey.BROKEN_BY)
     known = ("graph", finding.graph), ("stage", finding.stage), ("broken by", broken), ("module", finding.module)
@@ -73,10 +68,10 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
             else []
         ),
         "",
-        *_fenced(script.read_text(encoding="utf-8"), "python"),
+        fenced(script.read_text(encoding="utf-8").rstrip(), "python"),
         "",
-        *(["It printed:", "", *_fenced(output), ""] if output else []),
-        *(["## Workaround", "", *_fenced(finding.workaround, "python"), ""] if finding.workaround else []),
+        *(["It printed:", "", fenced(output.rstrip()), ""] if output else []),
+        *(["## Workaround", "", fenced(finding.workaround.rstrip(), "python"), ""] if finding.workaround else []),
         *_generated(finding.kernel),
         "## What was tried",
         "",
@@ -86,7 +81,8 @@ def _text(finding: Finding, candidate: Mapping[str, str], script: Path, output: 
         "",
         *(f"- {key}: {value}" for key, value in {**candidate, **environment()}.items()),
     ]
-    return "\n".join(lines) + "\n"
+    write_whole("\n".join(lines) + "\n", path)
+    return path
 
 
 def _generated(kernel: Kernel | None) -> list[str]:
@@ -94,9 +90,5 @@ def _generated(kernel: Kernel | None) -> list[str]:
         return []
     left_out = [f"And {plural(kernel.lines_left_out, 'more line')}.", ""] if kernel.lines_left_out else []
     language = "cpp" if kernel.language == "C++" else "python"
-    return ["## Generated code", "", f"{kernel_words(kernel)}:", "", *_fenced(kernel.code, language), "", *left_out]
-
-
-def _fenced(text: str, language: str = "") -> list[str]:
-    fence = "`" * max(3, 1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
-    return [f"{fence}{language}", text.rstrip(), fence]
+    code = fenced(kernel.code.rstrip(), language)
+    return ["## Generated code", "", f"{kernel_words(kernel)}:", "", code, "", *left_out]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from pydantic import TypeAdapter
 
-from checked_backend.diagnose.localize import Location
+from checked_backend.diagnose.localize.locate import Location
 from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, NodeError
 from checked_backend.graphs.source_line import callers_line, module_path, source_line
 

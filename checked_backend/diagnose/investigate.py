@@ -21,12 +21,12 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend.diagnose.bug_report import describe_candidate, write_bug_report
 from checked_backend.diagnose.diagnosis import DIAGNOSED, Diagnosis
 from checked_backend.diagnose.kernel import kernel_code, kernel_in
-from checked_backend.diagnose.localize import Cut, Location, locate
-from checked_backend.diagnose.localize.locate import WrongKernel, wrong_kernel
+from checked_backend.diagnose.localize.cut import Cut
+from checked_backend.diagnose.localize.locate import Location, WrongKernel, locate, wrong_kernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
 from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
-from checked_backend.diagnose.reduce import reduce
-from checked_backend.diagnose.repro import Repro, Untranslatable, write_kernel_repro, write_repro
+from checked_backend.diagnose.reduce.sequence import reduce
+from checked_backend.diagnose.repro.repro import Repro, write_kernel_repro, write_repro
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import EvidenceKey, Finding, Kind
@@ -42,6 +42,7 @@ from checked_backend.report.file_names import this_moment
 from checked_backend.report.progress import Progress, nothing_told
 from checked_backend.report.session import investigations
 from checked_backend.report.write import write_whole
+from checked_backend.scripts.values import Untranslatable
 
 log = logging.getLogger(__name__)
 

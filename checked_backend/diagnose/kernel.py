@@ -62,7 +62,9 @@ def kernel_in(modules: Sequence[GeneratedModule], graph: str, node: str, dynamo:
         calls = [call for call in kernel_calls(module) if not wanted.isdisjoint(call.nodes)]
         names = list(dict.fromkeys(call.name for call in calls))
         for call in calls[:1]:
-            source = _definition(module.text, call.name) or ("call", call.statement)
+            compiled = rf"^{re.escape(call.name)} = async_compile\.(\w+)\(.*?r?'''(.*?)^'''"
+            found = re.search(compiled, module.text, re.MULTILINE | re.DOTALL)
+            source = ("call", call.statement) if found is None else (_LANGUAGES.get(found[1], found[1]), found[2])
             return _kernel(call.name, *source, call.nodes, [name for name in names if name != call.name])
     raise CheckedBackendError(f"no kernel computes {node}")
 
@@ -76,12 +78,6 @@ def _kernel(name: str, language: str, source: str, computes: Sequence[str], othe
     return Kernel(
         name, language, code, len(lines) - len(kept), tuple(computes[:_MOST_NAMES]), tuple(others[:_MOST_NAMES])
     )
-
-
-def _definition(text: str, name: str) -> tuple[str, str] | None:
-    """A kernel's language and source, which the module has as a string."""
-    found = re.search(rf"^{re.escape(name)} = async_compile\.(\w+)\(.*?r?'''(.*?)^'''", text, re.MULTILINE | re.DOTALL)
-    return None if found is None else (_LANGUAGES.get(found[1], found[1]), found[2])
 
 
 @dataclass(frozen=True, slots=True)

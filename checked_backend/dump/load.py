@@ -59,8 +59,14 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     Raises:
         DumpError: The file is missing, truncated, edited, of another version of the format, or does not fit the model.
     """
-    data = _read(path, _MAX_JSON)
-    _check_values(path, data)
+    with _opened(path, _MAX_JSON) as stream:
+        data = stream.read(_MAX_JSON + 1)
+    if len(data) > _MAX_JSON:  # the file has grown meanwhile
+        raise DumpError(f"{path}: larger than {_MAX_JSON >> 20} MiB")
+    # before it is parsed, for the smallest value takes 28 times its text
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MAX_VALUES:
+        raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
     try:
         document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -171,21 +177,6 @@ def _opened(path: Path, limit: int) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _read(path: Path, limit: int) -> bytes:
-    with _opened(path, limit) as stream:
-        data = stream.read(limit + 1)  # the file may grow meanwhile
-    if len(data) > limit:
-        raise DumpError(f"{path}: larger than {limit >> 20} MiB")
-    return data
-
-
-def _check_values(path: Path, data: bytes) -> None:
-    """Refuse a JSON text of very many values before it is parsed: the smallest value takes 28 times its text."""
-    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
-    if values > _MAX_VALUES:
-        raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
-
-
 def _check_header(path: Path, storages: int, size: int) -> None:
     """Refuse a safetensors file whose header or contents are larger than the storages need."""
     with _opened(path, 1 << 62) as stream:
@@ -244,8 +235,13 @@ class Dump:
         if self._graph.unsupported:
             why = clean("; ".join(self._graph.unsupported))
             raise DumpError(f"{self.path / _GRAPH}: this graph cannot be run from its dump: {why}")
+        named = dict(_all_constants(self._graph.graph, ""))
+        specs = [spec.model_dump() for spec in named.values()]
+        storages = [storage.model_dump() for storage in self._graph.storages]
+        check_memory(self.path / _GRAPH, _host_bytes(self._graph.storages))
         try:
-            return rebuild_graph(self._graph.graph, self._built_constants(), self._graph.stacks, self._trusted)
+            constants = dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
+            return rebuild_graph(self._graph.graph, constants, self._graph.stacks, self._trusted)
         except (BadGraph, LookupError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
             needs = clean(", ".join(name for name in self._graph.requires if not provides_nothing(name)))
             needs = f". The dump says that it needs: {needs}" if needs else ""
@@ -282,13 +278,6 @@ class Dump:
                 where = self.path / _INPUTS
                 raise DumpError(f"{where}: the recorded modes or random state do not fit here: {error}") from error
             yield
-
-    def _built_constants(self) -> dict[str, torch.Tensor]:
-        named = dict(_all_constants(self._graph.graph, ""))
-        specs = [spec.model_dump() for spec in named.values()]
-        check_memory(self.path / _GRAPH, _host_bytes(self._graph.storages))
-        storages = [storage.model_dump() for storage in self._graph.storages]
-        return dict(zip(named, build_tensors(specs, storages, self._constants), strict=True))
 
 
 _PROGRAMS = "graph.json is run here, and no program: run repro.py to try an edit, or dump the graph again."

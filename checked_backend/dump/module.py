@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
@@ -131,7 +131,8 @@ def _add_class(
     taken_apart = _taken_apart(graph)
     for attribute in graph["subgraphs"]:
         child = f"{'' if name == 'GraphModule' else name + '_'}{_local(attribute).replace('.', '_')}"
-        _add_class(_submodule(gm, attribute), graph["subgraphs"][attribute], encoded, child, classes, names)
+        body = cast("fx.GraphModule", gm.get_submodule(attribute))
+        _add_class(body, graph["subgraphs"][attribute], encoded, child, classes, names)
         new = f"{child}()"
         if attribute in taken_apart:
             inputs = [node["name"] for node in graph["subgraphs"][attribute]["nodes"] if node["op"] == "placeholder"]
@@ -144,16 +145,12 @@ def _add_class(
     names.update(used)
     for attribute in graph["subgraphs"]:
         code = re.sub(rf"\b{re.escape(attribute)}\b", _local(attribute), code)
-    body = [f"class {name}(torch.nn.Module):"]
+    lines = [f"class {name}(torch.nn.Module):"]
     if made:
-        lines = [
-            "def __init__(self):",
-            "    super().__init__()",
-            *(f"    {line}" for row in made for line in row.split("\n")),
-        ]
-        body += ["    " + line for line in lines] + [""]
-    body.append(textwrap.indent(code.strip("\n").rstrip(), "    "))
-    classes.append("\n".join(body))
+        lines += ["    def __init__(self):", "        super().__init__()"]
+        lines += [*(f"        {line}" for row in made for line in row.split("\n")), ""]
+    lines.append(textwrap.indent(code.strip("\n").rstrip(), "    "))
+    classes.append("\n".join(lines))
 
 
 def _taken_apart(graph: Mapping[str, Any]) -> set[str]:
@@ -167,13 +164,6 @@ def _taken_apart(graph: Mapping[str, Any]) -> set[str]:
 def _local(attribute: str) -> str:
     # Dynamo gives bodies names such as cond_true_0, and fails on a variable of such a name
     return attribute if "_graph_" in attribute or "." in attribute else f"body_{attribute}"
-
-
-def _submodule(gm: fx.GraphModule, path: str) -> fx.GraphModule:
-    found = gm.get_submodule(path)
-    if not isinstance(found, fx.GraphModule):
-        raise TypeError(f"{path} is a {type(found).__qualname__}, not a graph")
-    return found
 
 
 def _assign(path: str, made: list[str]) -> str:

@@ -40,6 +40,7 @@ from checked_backend._torch.operators import (
     operator_names,
     registration_file,
 )
+from checked_backend.graphs.nodes import followed
 
 _TENSORS = ("aten", "prims")
 _NAMED = frozenset({"inductor.accumulate_grad_", "inductor._mm_plus_mm", "rngprims.philox_rand"})
@@ -312,8 +313,19 @@ class Trusted:
     operators: frozenset[str] | None = None
 
     def operator(self, name: str) -> bool:
-        """Whether an operator that is not torch's, ``namespace::name``, may be called."""
-        return self.operators is None or _registers(name, self.modules, self.operators)
+        """Whether an operator that is not torch's, ``namespace::name``, may be called: a module registered it."""
+        if self.operators is None:
+            return True
+        home = custom_op_module(name)
+        if home is not None:
+            return any(_top(home) == _top(module) for module in self.modules)
+        file = registration_file(name)
+        if file.endswith(".py") and not _is_in_package(file, "torch"):
+            own = {getattr(sys.modules.get(module), "__file__", None) for module in self.modules}
+            return file in own or any(_is_in_package(file, _top(module)) for module in self.modules)
+        # registered in C++, or by torch for another module: its owner is unknown, but not when it was registered
+        namespace = _plain(name.partition("::")[0])
+        return name in self.operators or any(namespace == _plain(_top(module)) for module in self.modules)
 
 
 def encode_target(op: str, target: Any) -> str:
@@ -359,10 +371,7 @@ def is_importable(text: str, target: Any) -> bool:
     match = _TARGET.fullmatch(text)
     if match is None or match["function"] is None:
         return False
-    value: Any = sys.modules.get(match["module"])
-    for step in match["function"].split("."):
-        value = getattr(value, step, None)
-    return value is target
+    return followed(sys.modules.get(match["module"]), match["function"]) is target
 
 
 def leaves_uninitialized(text: str) -> bool:
@@ -447,23 +456,6 @@ def _own_function(module: str, name: str) -> Callable[..., Any] | str:
     if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
         return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
     return found
-
-
-def _registers(name: str, imported: Collection[str], new: Collection[str]) -> bool:
-    """Whether one of the modules that the user named registered the operator ``namespace::name``.
-
-    Args:
-        new: The operators that were registered while the modules were imported.
-    """
-    home = custom_op_module(name)
-    if home is not None:
-        return any(_top(home) == _top(module) for module in imported)
-    file = registration_file(name)
-    if file.endswith(".py") and not _is_in_package(file, "torch"):
-        own = {getattr(sys.modules.get(module), "__file__", None) for module in imported}
-        return file in own or any(_is_in_package(file, _top(module)) for module in imported)
-    # registered in C++, or by torch for another module: its owner is unknown, but not when it was registered
-    return name in new or any(_plain(name.partition("::")[0]) == _plain(_top(module)) for module in imported)
 
 
 def _top(module: str) -> str:

@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,24 +42,21 @@ def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any
     Raises:
         CheckedBackendError: No process can be forked here.
     """
-    ended = run_in_worker(lambda: _ran(program, compiler, options), timeout=seconds)
-    return ended.detail if isinstance(ended, JobEnd) else ""
 
-
-def _ran(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any]) -> str:
-    compiled: Any = torch.compile(
-        build(program), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
-    )
-    try:
-        with fresh_dynamo(), torch.set_grad_enabled(program.gradients):
+    def run_it() -> str:
+        compiled: Any = torch.compile(
+            build(program), backend=compiler, options=dict(options) or None, dynamic=program.dynamic or None
+        )
+        with suppress(Exception), fresh_dynamo(), torch.set_grad_enabled(program.gradients):  # who raises lives
             for _ in range(_CALLS):
                 results = compiled(*make_inputs(program.inputs))
                 roots = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
                 if program.gradients and roots:
                     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    except Exception as error:  # it raises, and lives
-        return type(error).__name__
-    return "ran"
+        return "lives"
+
+    ended = run_in_worker(run_it, timeout=seconds)
+    return ended.detail if isinstance(ended, JobEnd) else ""
 
 
 _COMPILER_OF_STAGE: Mapping[str, str] = {"eager": "eager", "aot": "aot_eager"}

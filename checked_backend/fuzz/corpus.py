@@ -140,8 +140,15 @@ class Corpus(StoredRun[dict[str, str], Record]):
     def _apply(self, record: Record) -> None:
         self._step = record.step
         self._programs |= {entry.name: entry for entry in record.programs}
-        if record.group is not None:
-            self._put(record.group, record.was)
+        if (group := record.group) is not None:
+            last = max((other.number for other in self._groups.values()), default=0)
+            old, there = self._groups.pop(record.was, None), self._groups.get(group.signature)
+            joined = group if there is None else there.joined(group)
+            number = there.number if there else old.number if old else 1 + last
+            self._groups[group.signature] = replace(joined, number=number)
+            for name, signature in self._group_of.items():
+                if record.was and signature == record.was:
+                    self._group_of[name] = group.signature
         if record.of:
             self._group_of[record.of] = record.signature
 
@@ -238,13 +245,3 @@ class Corpus(StoredRun[dict[str, str], Record]):
         of_name = "" if of is None else of.name
         self._keep("group", Record(0, [], of_name, group.signature, group if changes else None, was))
         return self._groups[group.signature]
-
-    def _put(self, group: Group, was: str) -> None:
-        last = max((other.number for other in self._groups.values()), default=0)
-        old, there = self._groups.pop(was, None), self._groups.get(group.signature)
-        joined = group if there is None else there.joined(group)
-        number = there.number if there else old.number if old else 1 + last
-        self._groups[group.signature] = replace(joined, number=number)
-        for name, signature in self._group_of.items():
-            if was and signature == was:
-                self._group_of[name] = group.signature

@@ -202,9 +202,8 @@ class _Run:
         enough = self.asked.programs is not None and self._begun_to_check() >= self.asked.programs
         if self._to_localize and (not localizing or enough):
             return ConfirmTask(self._to_localize.pop(0))
-        return None if enough else self._next_check()
-
-    def _next_check(self) -> Task | None:
+        if enough:
+            return None
         if self.to_check:
             return self.to_check.pop(0)
         numbers = self.corpus.missing(self.asked.seed, self._busy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -16,7 +15,7 @@ from checked_backend.fuzz.corpus import Corpus, Totals
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
 from checked_backend.fuzz.text import describe, describe_inputs
-from checked_backend.report.clean import clean
+from checked_backend.report.clean import clean, fenced
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.runs.progress import duration
 from checked_backend.runs.results import Plan
@@ -27,7 +26,6 @@ PROGRAMS = "all programs"
 
 _DIFFERS = {"crash": "raises or crashes, eager does not", "structure": "returns other metadata than eager"}
 _DATA = ("kind", "detail", "stage", "op", "met", "script", "script_shows")
-_FENCES = re.compile(r"`+")
 _EXAMPLES = 50
 _EVERY = 60.0
 """Seconds between lines where there is no terminal."""
@@ -143,22 +141,15 @@ def render_issue(group: Group, settings: Mapping[str, str]) -> str:
     what = _DIFFERS.get(group.kind, "gives other results than eager")
     parts = [
         "# " + _line(f"torch.compile(backend={compiler!r}): {group.op} {what}") + "\n",
-        f"{_fenced(group.result.message, 'text')}\n",
-        f"{_fenced(describe(group.program))}\n",
+        f"{fenced(clean(group.result.message), 'text')}\n",
+        f"{fenced(clean(describe(group.program)), 'python')}\n",
     ]
     if group.script:
         shown = "exits 1 while the bug is there" if group.script_shows else "shows it to the eye alone"
-        parts.append(f"Script ({shown}):\n\n{_fenced(group.script.rstrip())}\n")
+        parts.append(f"Script ({shown}):\n\n{fenced(clean(group.script.rstrip()), 'python')}\n")
     versions = "\n".join(f"- {_line(name)}: {_line(value)}" for name, value in settings.items() if name != "choices")
     parts.append(f"Versions:\n\n{versions}\n")
     return "\n".join(parts)
-
-
-def _fenced(code: str, language: str = "python") -> str:
-    """A block of code, whose fence is longer than any in it."""
-    longest = max((len(found) for found in _FENCES.findall(code)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{clean(code)}\n{fence}"
 
 
 class Progress(Live):

@@ -190,7 +190,9 @@ def _fewer_calls(program: FuzzProgram) -> Iterator[FuzzProgram]:
             yield _without(_instead(program, first + place, ref.value), {place})
         given = _recorded(program, first + place)
         if given is not None:
-            yield _with_input(program, place, given)
+            shifted = program.renumbered(lambda number: number + (number >= first))
+            shifted = replace(shifted, inputs=(*program.inputs, given))
+            yield _without(_instead(shifted, first + 1 + place, first), {place})
 
 
 def _plainer_inputs(program: FuzzProgram) -> Iterator[FuzzProgram]:
@@ -221,13 +223,6 @@ def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
     except KeyError:  # a call that stays uses one that goes
         return program
     return replace(program, calls=calls, returns=returns)
-
-
-def _with_input(program: FuzzProgram, place: int, given: Input) -> FuzzProgram:
-    """The same with a new input in the place of a call's result."""
-    first = len(program.inputs)
-    shifted = replace(program.renumbered(lambda number: number + (number >= first)), inputs=(*program.inputs, given))
-    return _without(_instead(shifted, first + 1 + place, first), {place})
 
 
 def _recorded(program: FuzzProgram, number: int) -> Input | None:

@@ -13,12 +13,16 @@ def recorded_value(node: fx.Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
+def followed(found: Any, path: str) -> Any:
+    """What a dotted path of attributes leads to; None if there is no such attribute."""
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    return found
+
+
 def fetched(home: torch.nn.Module, node: fx.Node) -> Any:
     """What a ``get_attr`` node of a module's graph fetches; None if there is no such attribute."""
-    found: Any = home
-    for name in str(node.target).split("."):
-        found = getattr(found, name, None)
-    return found
+    return followed(home, str(node.target))
 
 
 def graph_fetched(home: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:

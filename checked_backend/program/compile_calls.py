@@ -185,7 +185,7 @@ class CompileWatch:
                 self.asked()
                 return original(model, **kwargs)
             given = _own_options(kwargs)
-            plain = original(_nothing, **kwargs)  # arguments that torch refuses raise here, as they would unchecked
+            plain = original(lambda: None, **kwargs)  # arguments that torch refuses raise here, as they would unchecked
             self.asked()
             redirected = self._redirected(settings, given)
 
@@ -258,10 +258,6 @@ def _own_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``torch.compile`` in which ``options`` are the backend's alone."""
     options = kwargs.get("options")
     return {**kwargs, "options": dict(options)} if options else dict(kwargs)
-
-
-def _nothing() -> None:
-    """A function for torch to inspect; it is never called."""
 
 
 def _checks_itself(backend: Any) -> bool:

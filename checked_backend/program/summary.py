@@ -122,7 +122,9 @@ class RunResult:
         groups: dict[object, list[Report]] = {}
         for one in self.used:
             if one.verdict is not Verdict.PASS or one.findings:
-                groups.setdefault(_what_is_found(one), []).append(one)
+                title = re.sub(r" \(rank [0-9]+\)$", "", one.title)
+                found = ((f.region, f.subject, f.detail or f.kind, f.severity, f.source) for f in one.findings)
+                groups.setdefault((title, frozenset(found)), []).append(one)
         for group in groups.values():
             yield group[0] if len(group) == 1 else replace(merged_report(group), path=self.folder)
 
@@ -144,12 +146,6 @@ class RunResult:
             )
         worst = next(one for one in self.used if one.verdict is self.verdict)
         return view(worst).sentence
-
-
-def _what_is_found(report: Report) -> object:
-    """What reports of one program have in common that say the same."""
-    found = ((one.region, one.subject, one.detail or one.kind, one.severity, one.source) for one in report.findings)
-    return re.sub(r" \(rank [0-9]+\)$", "", report.title), frozenset(found)
 
 
 def read_run(folder: Path, program: Sequence[str], status: int | None, seconds: float) -> RunResult:

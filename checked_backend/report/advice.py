@@ -188,13 +188,6 @@ def nothing_done(report: Report) -> tuple[bool, bool]:
     return not any(count > 0 for count in coverage.checked.values()), nothing_compiled
 
 
-def _on_candidate(findings: Sequence[Finding]) -> Iterator[str]:
-    """What to do next about a handwritten candidate."""
-    failing = [one for one in findings if one.fails]
-    yield from (_CANDIDATES[one.kind] for one in failing if one.detail not in OF_ITSELF and one.kind in _CANDIDATES)
-    yield from (ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF)
-
-
 def advise(report: Report, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return what to do next, each piece of advice once, in the order of the findings.
 
@@ -202,7 +195,10 @@ def advise(report: Report, findings: Sequence[Finding]) -> tuple[str, ...]:
         findings: The main finding of each cause.
     """
     if CANDIDATE in report.environment:
-        return tuple(dict.fromkeys([*_on_candidate(findings), *_for_coverage(report, ())]))
+        failing = [one for one in findings if one.fails]
+        own = [_CANDIDATES.get(one.kind) for one in failing if one.detail not in OF_ITSELF]
+        own += [ADVICE[one.detail] for one in failing if one.detail in OF_ITSELF]
+        return tuple(dict.fromkeys([*filter(None, own), *_for_coverage(report, ())]))
     lines = list(dict.fromkeys(_for_findings(findings)))
     # the stage of a whole program alone is known without a search for the operator
     localized = any(one.op is not None or one.searched for one in report.findings)
@@ -347,7 +343,12 @@ def layout_warning(findings: Sequence[Finding]) -> str:
     for finding in findings[:_SHOWN]:
         operator = f" ({finding.op})" if finding.of_node else ""
         where = f"; your line: {finding.source}" if finding.source else ""
-        lines.append(f"  {finding.subject}{operator}: {_difference(finding)}{where}")
+        told = f"{finding.expected} in eager, {finding.actual} compiled"
+        if finding.of_node:
+            told = f"{finding.detail.removeprefix('structure.')} {finding.expected} traced, {finding.actual} ran"
+        if finding.expected is None or finding.actual is None:
+            told = finding.message
+        lines.append(f"  {finding.subject}{operator}: {told}{where}")
         if finding.of_node and finding.at_fault:
             lines.append(f"    likely at fault: {finding.at_fault}")
     if len(findings) > _SHOWN:
@@ -355,12 +356,3 @@ def layout_warning(findings: Sequence[Finding]) -> str:
     lines += dict.fromkeys(ADVICE["node.layout" if finding.of_node else finding.detail] for finding in findings)
     lines.append('The check goes on, and this is not said again; options={"layout": "raise"} makes it an error.')
     return "\n".join(lines)
-
-
-def _difference(finding: Finding) -> str:
-    if finding.expected is None or finding.actual is None:
-        return finding.message
-    if finding.of_node:
-        what = finding.detail.removeprefix("structure.")
-        return f"{what} {finding.expected} traced, {finding.actual} ran"
-    return f"{finding.expected} in eager, {finding.actual} compiled"

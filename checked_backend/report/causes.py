@@ -11,7 +11,7 @@ from checked_backend.findings import Finding, Kind, Severity
 
 _COMPILE_ID = re.compile(r" \[[^\[\]]*\]$")
 _TIMES_COMPILED = re.compile(r"/[^/\[\]]*\]$")
-_OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
+OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def causes_of(findings: Sequence[Finding]) -> tuple[Cause, ...]:
         known = next((group for group in found if _may_explain(group, finding)), None)
         (groups.setdefault(_origin(finding), []) if known is None else known).append(finding)
     causes = [Cause(tuple(group)) for group in groups.values()]
-    return tuple(sorted(causes, key=_rank))
+    return tuple(sorted(causes, key=lambda one: (not one.main.fails, one.is_warning)))
 
 
 def short_region(name: str) -> str:
@@ -113,12 +113,6 @@ def _error(finding: Finding) -> float:
     return share if share == share else -1.0
 
 
-def _rank(cause: Cause) -> int:
-    if any(finding.fails for finding in cause.findings):
-        return 0
-    return 2 if cause.is_warning else 1
-
-
 def _origin(finding: Finding) -> tuple[object, ...]:
     region = short_region(finding.region)
     grade = finding.severity, finding.kind.fails
@@ -150,5 +144,5 @@ def _may_explain(group: Sequence[Finding], finding: Finding) -> bool:
 
 def _is_vague(finding: Finding) -> bool:
     """Whether a finding is of wrong values that any operator before them may have made."""
-    of_values = finding.kind in _OF_VALUES and not finding.of_node and not finding.is_layout
+    of_values = finding.kind in OF_VALUES and not finding.of_node and not finding.is_layout
     return of_values and finding.detail != "logic.this_call"

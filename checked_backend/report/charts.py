@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -69,18 +69,6 @@ def fits(text: str, longest: int) -> str:
     return f"{line[: longest - 3 - end]}...{line[len(line) - end :]}"
 
 
-def fits_subject(subject: str, longest: int) -> str:
-    """A subject without the beginning of its name where that is too long: ``grad[...3.attention.self.key.bias]``.
-
-    Names in a model differ at their ends.
-    """
-    line = first_line(subject)
-    kept = line.find("[") + 1
-    if len(line) <= longest or not 0 < kept < longest // 2:
-        return fits(line, longest)
-    return f"{line[:kept]}...{line[len(line) - longest + kept + 3 :]}"
-
-
 def picture(kind: str, box: str, words: str, parts: Iterable[Markup], **more: object) -> Markup:
     """A picture that reads as text too."""
     return tag("svg", joined(parts), class_=kind, role="img", viewBox=box, **more, aria_label=words)
@@ -141,7 +129,12 @@ def _bar(finding: Finding, where: bool) -> tuple[str, float, float] | None:
     if not (math.isfinite(error) and math.isfinite(floor) and error > 0):
         return None
     region = f" of {finding.region}" if where else ""
-    return fits_subject(f"{finding.subject}{region}", _LONGEST), error, floor
+    line = first_line(f"{finding.subject}{region}")
+    kept = line.find("[") + 1
+    if len(line) <= _LONGEST or not 0 < kept < _LONGEST // 2:
+        return fits(line, _LONGEST), error, floor
+    # names in a model differ at their ends: grad[...3.attention.self.key.bias]
+    return f"{line[:kept]}...{line[len(line) - _LONGEST + kept + 3 :]}", error, floor
 
 
 # -- the inside of a tensor --------------------------------------------------------------------------------------------
@@ -169,10 +162,13 @@ def heat_map(distribution: Distribution) -> Markup | None:
     across = max(map(len, distribution.blocks))
     paths: dict[str, list[str]] = {}
     for y, row in enumerate(distribution.blocks):
-        for level, begin, end in _runs([_level(value, low, high) for value in row]):
+        begin = 0
+        for level, alike in groupby(_level(value, low, high) for value in row):
+            long = len(list(alike))
             if level:
-                at = f"M{begin * _CELL} {y * _CELL}h{(end - begin) * _CELL}v{_CELL}H{begin * _CELL}z"
+                at = f"M{begin * _CELL} {y * _CELL}h{long * _CELL}v{_CELL}H{begin * _CELL}z"
                 paths.setdefault(level, []).append(at)
+            begin += long
     width, height = max(across, _LEAST_CELLS) * _CELL, len(distribution.blocks) * _CELL
     parts = [
         tag("rect", class_="sheet", x=0, y=0, width=across * _CELL, height=height),
@@ -205,14 +201,6 @@ def _level(value: float, low: float, high: float) -> str:
         return "hx"
     share = 1.0 if high <= low else (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
     return f"h{1 + min(_LEVELS - 1, int(share * _LEVELS))}"
-
-
-def _runs(levels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    begin = 0
-    for level, alike in groupby(levels):
-        end = begin + len(list(alike))
-        yield level, begin, end
-        begin = end
 
 
 def histogram(distribution: Distribution) -> Markup | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 # Terminal escapes, other control characters, line separators, halves of surrogate pairs and bidirectional overrides.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_FENCES = re.compile("`+")
 
 
 def clean(text: str) -> str:
@@ -23,6 +24,12 @@ def first_line(text: str) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 call``, ``2 calls``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def fenced(code: str, language: str = "") -> str:
+    """A block of code in Markdown, whose fence is longer than any in it."""
+    fence = "`" * max(3, 1 + max(map(len, _FENCES.findall(code)), default=0))
+    return f"{fence}{language}\n{code}\n{fence}"
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics, NoiseScale, Number, Severity
+from checked_backend.findings import EvidenceKey, Finding, Kernel, Kind, Metrics, Number, Severity
 from checked_backend.findings.paths import shown_path
 from checked_backend.report.clean import clean, first_line, percent, plural
 from checked_backend.report.flow_chart import flow_sentence
@@ -104,8 +104,12 @@ def finding_view(finding: Finding, number: int, total: int) -> FindingView:
     rows = [row("expected", finding.expected), row("actual", finding.actual)]
     if finding.metrics is not None:
         rows.extend(_metrics(finding.metrics))
-    if finding.noise is not None:
-        rows.extend(_noise(finding.noise, finding.metrics))
+    if (noise := finding.noise) is not None:
+        times = ""
+        if finding.metrics is not None and noise.max > 0 and finding.metrics.max_abs_diff > 0:
+            times = f"; the greatest difference is {finding.metrics.max_abs_diff / noise.max:.3g} times that"
+        rows.append(Row("noise", f"rms {noise.rms:.4g}, greatest {noise.max:.4g}{times}"))
+        rows.append(Row("noise from", clean(noise.source)))
     rows.extend(
         Row("evidence", f"{clean(EvidenceKey.phrase_of(str(key)))}: {clean(str(value))}")
         for key, value in finding.evidence.items()
@@ -175,13 +179,3 @@ def told_apart(reference: Number | None, candidate: Number | None) -> tuple[str,
         short = f"{reference:.9g}", f"{candidate:.9g}"
         return short if short[0] != short[1] else (repr(reference), repr(candidate))
     return str(reference), str(candidate)
-
-
-def _noise(noise: NoiseScale, metrics: Metrics | None) -> list[Row]:
-    times = ""
-    if metrics is not None and noise.max > 0 and metrics.max_abs_diff > 0:
-        times = f"; the greatest difference is {metrics.max_abs_diff / noise.max:.3g} times that"
-    return [
-        Row("noise", f"rms {noise.rms:.4g}, greatest {noise.max:.4g}{times}"),
-        Row("noise from", clean(noise.source)),
-    ]

@@ -75,7 +75,9 @@ class DynamoLog:
 
     def reasons(self) -> str:
         """The first few graph breaks in short."""
-        return _listed(self.breaks or self.refused)
+        told = list(dict.fromkeys(map(_in_short, self.breaks or self.refused)))
+        more = f"; and {len(told) - MOST_REASONS} more" if len(told) > MOST_REASONS else ""
+        return "; ".join(told[:MOST_REASONS]) + more
 
     def _why(self) -> str:
         if self.breaks or self.refused:
@@ -88,12 +90,6 @@ class DynamoLog:
 
 
 _FAILED = "Dynamo raised an error there, which torch._dynamo.config.suppress_errors hides, or the code raised itself"
-
-
-def _listed(texts: Counter[str]) -> str:
-    told = list(dict.fromkeys(_in_short(text) for text in texts))
-    more = f"; and {len(told) - MOST_REASONS} more" if len(told) > MOST_REASONS else ""
-    return "; ".join(told[:MOST_REASONS]) + more
 
 
 def _in_short(text: str) -> str:

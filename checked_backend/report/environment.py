@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,9 +49,10 @@ def environment() -> dict[str, str]:
 def here_and_now(devices: Iterable[str] = ()) -> dict[str, str]:
     """Return host, device and time, for a finding that the hardware of these devices may have caused."""
     used = sorted(set(devices)) or ["cpu"]
+    names = {one: _gpu(one) if one.startswith("cuda") else _cpu() if one == "cpu" else one for one in used}
     return {
         EvidenceKey.HOST: socket.gethostname(),
-        EvidenceKey.DEVICE: ", ".join(f"{device}: {_device_name(device)}" for device in used),
+        EvidenceKey.DEVICE: ", ".join(f"{device}: {name}" for device, name in names.items()),
         EvidenceKey.TIME: datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -60,21 +62,21 @@ def compiler_command() -> str:
     return os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
 
 
-def run_command(command: Sequence[str], seconds: float, folder: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, whatever its exit status, and keep what it prints.
+def run_command(command: Sequence[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever its exit status, and keep what it prints. More as `subprocess.run` takes it.
 
     Raises:
         OSError, ValueError, subprocess.SubprocessError: It cannot be run, or takes longer.
     """
     return subprocess.run(
         command,
-        cwd=folder,
         capture_output=True,
         text=True,
         errors="replace",
         timeout=seconds,
         check=False,
         stdin=subprocess.DEVNULL,
+        **more,
     )
 
 
@@ -106,12 +108,6 @@ def _compiler() -> str:
     except (OSError, ValueError, subprocess.SubprocessError):
         return f"{command}: not found"
     return next((line for line in answer.stdout.splitlines() if line.strip()), command)
-
-
-def _device_name(device: str) -> str:
-    if not device.startswith("cuda"):
-        return _cpu() if device == "cpu" else device
-    return _gpu(device)
 
 
 def _gpu(device: str | None = None) -> str:

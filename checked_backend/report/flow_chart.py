@@ -41,7 +41,8 @@ def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None
     """Draw a graph from top to bottom with each operator's error on a logarithmic axis; None without any."""
     if not any(map(diverges, flow)):
         return None
-    nodes = _drawn(flow, at_fault)
+    first = next((place for place, node in enumerate(flow) if diverges(node) or node.name == at_fault), 0)
+    nodes = flow[max(0, first - _BEFORE) :][:_MOST]
     numbers = (number for node in nodes for number in (node.error, node.noise or 0.0, node.own or 0.0))
     axis = LogAxis.of(numbers, _LEFT, _PLOT)
     height = _HEAD + _ROW * len(nodes) + 6
@@ -52,13 +53,6 @@ def flow_chart(flow: Sequence[NodeError], at_fault: str | None) -> Markup | None
     for place, node in enumerate(nodes):
         parts += _row(place, node, axis, is_at_fault=node.name == at_fault)
     return picture("chart flow", f"0 0 {_WIDTH} {height}", flow_sentence(flow, at_fault), parts)
-
-
-def _drawn(flow: Sequence[NodeError], at_fault: str | None) -> Sequence[NodeError]:
-    """The operators to draw: from a few before the first that is off."""
-    first = next((place for place, node in enumerate(flow) if diverges(node) or node.name == at_fault), 0)
-    begin = max(0, first - _BEFORE)
-    return flow[begin : begin + _MOST]
 
 
 def flow_sentence(flow: Sequence[NodeError], at_fault: str | None) -> str:

@@ -58,13 +58,10 @@ def page_environment(package: str) -> Environment:
     environment = Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(breakable=_breakable, clean=clean)
+    # a long name or path may go on in the next line behind a dot, a slash or an underscore
+    environment.filters["breakable"] = lambda text: Markup("<wbr>").join(map(escape, _BREAKS.split(text)))
+    environment.filters["clean"] = clean
     return environment
-
-
-def _breakable(text: str) -> Markup:
-    """Text in which a long name or path may go on in the next line behind a dot, a slash or an underscore."""
-    return Markup("<wbr>").join(map(escape, _BREAKS.split(text)))
 
 
 def _part(report: Report) -> dict[str, Any]:

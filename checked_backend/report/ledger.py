@@ -79,11 +79,6 @@ class Ledger:
                     self._findings[old.identity] = finding
         self._tell(findings)
 
-    def unknown(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """The findings, of these, that no earlier call had."""
-        with self._lock:
-            return tuple(finding for finding in findings if finding.identity not in self._findings)
-
     def skip(self, skip: Skip) -> None:
         """Note something that was not checked."""
         with self._lock:

@@ -25,6 +25,7 @@ def merged_report(reports: Sequence[Report]) -> Report:
     """
     coverages = [report.coverage for report in reports]
     groups = list(_cumulated(reports))
+    titles = list(dict.fromkeys(report.title for report in reports if report.title))
     return Report(
         _once(finding for report in reports for finding in report.findings),
         Coverage(
@@ -36,7 +37,7 @@ def merged_report(reports: Sequence[Report]) -> Report:
             detection_limit=_worst(coverage.detection_limit for coverage in coverages),
             own_precision_limit=_worst(coverage.own_precision_limit for coverage in coverages),
         ),
-        title=_title(reports),
+        title=titles[0] if len(titles) == 1 else f"{len(reports)} reports",
         environment=_facts(reports),
     )
 
@@ -123,11 +124,6 @@ def _worst(limits: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, limit in one.items():
             worst[name] = max(worst.get(name, limit), limit, key=lambda one: (math.isnan(one), one))
     return worst
-
-
-def _title(reports: Sequence[Report]) -> str:
-    titles = list(dict.fromkeys(report.title for report in reports if report.title))
-    return titles[0] if len(titles) == 1 else f"{len(reports)} reports"
 
 
 def _facts(reports: Sequence[Report]) -> dict[str, str]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import Finding
 from checked_backend.findings.paths import is_in_library, shown_path
-from checked_backend.report.causes import Cause, place_of
+from checked_backend.report.causes import OF_VALUES, Cause, place_of
 from checked_backend.report.clean import first_line, plural
 from checked_backend.report.operator_names import operator_name
 from checked_backend.report.words import named, said_of, stage_words
@@ -18,7 +18,6 @@ from checked_backend.subjects import SubjectKind
 _SOURCE = re.compile(
     r"^(?P<file>[^\n]+?):(?P<line>[0-9]{1,9})(?: in (?P<function>[^\s:]+))?(?:: (?P<code>.*))?$", re.DOTALL
 )
-_OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION})
 _LONGEST_CODE = 80
 _LONGEST = 100
 
@@ -58,7 +57,7 @@ def user_line(source: str | None) -> Line | None:
 
 def is_line_blamed(finding: Finding) -> bool:
     """Whether a line is at fault: that of wrong values is where they were made, until an operator is named."""
-    return finding.op is not None or finding.kind not in _OF_VALUES
+    return finding.op is not None or finding.kind not in OF_VALUES
 
 
 def line_label(finding: Finding) -> str:

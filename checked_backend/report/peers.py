@@ -170,17 +170,13 @@ class ExitMessage:
         failed = isinstance(error, Exception) and not isinstance(error, CheckedBackendError)
         if not failed or os.getpid() != self._process or sys.stderr is None:
             return
-        for who, report in (*self._announced(), *self._written()):
+        announced = [(f"{news.rank} on {news.host}", news.report) for news in PEERS.news() if news.ends]
+        for who, report in (*announced, *self._written()):
             sys.stderr.write(
                 f"\nchecked_backend: rank {who} has ended its program with this finding, which may be why this one "
                 f"failed:\n{report}\n"
             )
             return
-
-    def _announced(self) -> Iterator[tuple[str, Report]]:
-        for news in PEERS.news():
-            if news.ends:
-                yield f"{news.rank} on {news.host}", news.report
 
     def _written(self) -> Iterator[tuple[str, Report]]:
         """Reports with failures that other ranks wrote since: the rank that ended may have held the group's store."""

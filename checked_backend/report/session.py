@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
@@ -88,7 +88,10 @@ class Session:
         """
         report = self.ledger.report("")
         report = replace(report, title=_title(report.coverage.regions))
-        left_out = tuple(self._not_compiled(len(report.coverage.regions)))
+        dynamo = self._dynamo()
+        left_out: Iterable[Skip] = [dynamo.no_region(_SUBJECT)] if dynamo.looked else []
+        if report.coverage.regions:
+            left_out = dynamo.in_eager(_SUBJECT)
         return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
 
     def part(self, kind: type[_PartT]) -> _PartT:
@@ -108,13 +111,6 @@ class Session:
         log.add(self._before, dynamo_counters())
         return log
 
-    def _not_compiled(self, regions: int) -> Iterator[Skip]:
-        log = self._dynamo()
-        if regions:
-            yield from log.in_eager(_SUBJECT)
-        elif log.looked:
-            yield log.no_region(_SUBJECT)
-
     def close(self) -> None:
         """End the session's parts. What Dynamo does from now on is not the session's."""
         self._log = self._dynamo()
@@ -130,38 +126,22 @@ class Session:
             alone: Keep it from the sessions that are active around the block.
             threads: Let it see what other threads do meanwhile, too, if they are inside of no session.
         """
-        around = () if alone else _sessions.get() or ()
-        with _during((*around, self)), _OPEN.during(self) if threads and not alone else nullcontext():
-            yield
+        around, block = () if alone else _sessions.get() or (), object()
+        if threads and not alone:
+            _open[block] = threading.get_ident(), self
+        try:
+            with _during((*around, self)):
+                yield
+        finally:
+            _open.pop(block, None)
 
     def paused(self) -> AbstractContextManager[None]:
         """Keep what happens in a block from this session."""
         return _during(tuple(session for session in active_sessions() if session is not self))
 
 
-class _OpenSessions:
-    """The sessions whose blocks run now, by block, each with the thread that runs it."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[object, tuple[int, Session]] = {}  # no lock: forked processes ask too
-
-    @contextmanager
-    def during(self, session: Session) -> Iterator[None]:
-        block = object()
-        self._blocks[block] = threading.get_ident(), session
-        try:
-            yield
-        finally:
-            del self._blocks[block]
-
-    def of_other_threads(self) -> tuple[Session, ...]:
-        if not self._blocks:
-            return ()
-        own = threading.get_ident()
-        return tuple(dict.fromkeys(session for thread, session in [*self._blocks.values()] if thread != own))
-
-
-_OPEN = _OpenSessions()
+_open: dict[object, tuple[int, Session]] = {}  # no lock: forked processes ask too
+"""The sessions whose blocks run now, by block, each with the thread that runs it."""
 
 
 @contextmanager
@@ -192,8 +172,10 @@ def investigations() -> Investigations:
 
 def active_sessions() -> tuple[Session, ...]:
     """The sessions that this thread is inside of. If it is inside of none, those that other threads are inside of."""
-    sessions = _sessions.get()
-    return _OPEN.of_other_threads() if sessions is None else sessions
+    if (sessions := _sessions.get()) is not None or not _open:
+        return sessions or ()
+    own = threading.get_ident()
+    return tuple(dict.fromkeys(session for thread, session in [*_open.values()] if thread != own))
 
 
 @contextmanager

@@ -102,6 +102,8 @@ def view(report: Report) -> ReportView:
     """Lay a report out."""
     coverage = report.coverage
     causes = causes_of(report.findings)
+    rest = Counter(finding.kind.value for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings)
+    counted = ", ".join(f"{count} {kind}" for kind, count in rest.most_common())
     parts = ReportView(
         verdict=report.verdict,
         sentence=headline(report),
@@ -109,7 +111,7 @@ def view(report: Report) -> ReportView:
         title=_title(report, causes),
         path="" if report.path is None else clean(shown_path(str(report.path))),
         causes=tuple(_causes(causes[:_SHOWN_CAUSES], len(report.findings))),
-        more=_more([finding for cause in causes[_SHOWN_CAUSES:] for finding in cause.findings]),
+        more=f"and {plural(rest.total(), 'more finding')}: {counted}; the JSON report lists them all" if rest else "",
         advice=advise(report, [cause.main for cause in causes]),
         coverage=coverage_line(coverage),
         checked=_cut([*counts(coverage), *map(region_line, coverage.regions)]),
@@ -210,16 +212,12 @@ def _title(report: Report, causes: Sequence[Cause]) -> str:
         return title
     regions = {finding.region for finding in report.findings if finding.region}
     where = f" in {plural(len(regions), 'region')}" if len(regions) > 1 else ""
-    of = f", {_origins(causes)}" if len(report.findings) > 1 else ""
+    of, are_named = "", [cause.is_named for cause in causes]
+    if len(report.findings) > 1:  # how many causes there are, as far as that is known
+        noun = "cause" if all(are_named) else "part"
+        of = f", {plural(len(causes), noun)}" if any(are_named) else ", no operator named"
     said = f"{plural(len(report.findings), 'finding')}{where}{of}"
     return f"{title}: {said}" if title else said
-
-
-def _origins(causes: Sequence[Cause]) -> str:
-    """How many causes there are, as far as that is known."""
-    if not any(cause.is_named for cause in causes):
-        return "no operator named"
-    return plural(len(causes), "cause" if all(cause.is_named for cause in causes) else "part")
 
 
 # -- causes ----------------------------------------------------------------------------------------------------------
@@ -306,11 +304,3 @@ def _rows(cause: Cause, *, quoted: bool) -> Iterator[Row]:
 
 def _listed(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _more(rest: Sequence[Finding]) -> str:
-    if not rest:
-        return ""
-    kinds = Counter(finding.kind.value for finding in rest)
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return f"and {plural(len(rest), 'more finding')}: {counted}; the JSON report lists them all"

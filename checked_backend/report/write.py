@@ -49,8 +49,9 @@ def write_report(report: Report, directory: Path, over: Path | None = None) -> P
     """
     data = report.to_json().encode("ascii")
     directory.mkdir(parents=True, exist_ok=True)
-    stem = f"{_slug(report.title)}-{this_moment(datetime.now(timezone.utc))}"
-    return _write(data, directory, stem, over)
+    plain = unicodedata.normalize("NFKD", report.title).encode("ascii", "ignore").decode("ascii").lower()
+    slug = re.sub(r"[^a-z0-9._]+", "-", plain)[:_MAX_SLUG].strip("-._") or "report"
+    return _write(data, directory, f"{slug}-{this_moment(datetime.now(timezone.utc))}", over)
 
 
 def write_whole(content: str | bytes, target: Path) -> None:
@@ -88,12 +89,6 @@ def read_reports(path: Path) -> ReadReports:
         except OSError as error:
             broken.append((file, f"cannot be read: {error.strerror or error}"))
     return ReadReports(tuple(reports), tuple(broken))
-
-
-def _slug(title: str) -> str:
-    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode("ascii").lower()
-    slug = re.sub(r"[^a-z0-9._]+", "-", plain)[:_MAX_SLUG].strip("-._")
-    return slug or "report"
 
 
 def _write(data: bytes, directory: Path, stem: str, over: Path | None = None) -> Path:

@@ -119,7 +119,12 @@ def run_sweep(
         results.begin(plan.versions)
         wanted = [WantedCase(job.case, job.state, skip=job.settings.skip) for job in (*plan.jobs, *plan.others)]
         results.ask(wanted, asked.rerun, set(mine))
-        todo = _todo(asked, plan, results)
+        missing = {
+            job.case: asked.repeats - len(results.done(results.wanted[job.case]))
+            for job in plan.jobs
+            if job.settings.skip is None
+        }
+        todo = [job for turn in range(asked.repeats) for job in plan.jobs if missing.get(job.case, 0) > turn]
         progress = Progress(len(todo), len(plan.jobs) - len(todo), console)
         pool = pool or _pool(asked, plan, warm)
         with progress, closing(pool.run(todo, progress.begun)) as done:
@@ -129,28 +134,13 @@ def run_sweep(
         return summarize(results, mine), len(todo)
 
 
-def _todo(asked: Sweep, plan: Plan, results: Results) -> list[SweepJob]:
-    """The jobs to run, each as often as results are missing."""
-    missing = {
-        job.case: asked.repeats - len(results.done(results.wanted[job.case]))
-        for job in plan.jobs
-        if job.settings.skip is None
-    }
-    return [job for turn in range(asked.repeats) for job in plan.jobs if missing.get(job.case, 0) > turn]
-
-
 def _pool(asked: Sweep, plan: Plan, warm: Warm | None) -> Pool[SweepJob]:
     if asked.engine == "ray":
         return RayPool(run_case, asked.resources, asked.address)
-    gpus = _visible_gpus(plan.devices) if "cuda" in asked.devices else ()
-    return LocalPool(partial(run_case, warm=warm), asked.resources, asked.jobs, gpus)
-
-
-def _visible_gpus(count: int) -> Sequence[str]:
-    """The GPUs that jobs may have: those that the user leaves visible, by the user's names for them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(count)]
-    return names[:count]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # the GPUs that the user leaves to jobs, by their names
+    gpus = [name.strip() for name in visible.split(",")] if visible else [*map(str, range(plan.devices))]
+    used = gpus[: plan.devices] if "cuda" in asked.devices else ()
+    return LocalPool(partial(run_case, warm=warm), asked.resources, asked.jobs, used)
 
 
 def run_case(

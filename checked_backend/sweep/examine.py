@@ -205,15 +205,18 @@ def _result_of(report: Report, settings: Settings) -> CaseResult:
         failing = [finding for finding in report.findings if finding.fails]
         more = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
         why = f"{failing[0].kind}: {failing[0].subject}: {failing[0].message}{more}"
-        expected = _known(failing, settings.known_fails)
+        reasons = [settings.known_fails.get(finding.kind.value, "") for finding in failing]
+        expected = "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""  # not if no rule knows one of the kinds
     elif report.verdict is Verdict.PASS and settings.known_fails:
         why = f"a rule knows it to fail, and it passes: {next(iter(settings.known_fails.values()))}"
     elif report.verdict is Verdict.INCONCLUSIVE:
         skips = [skip for skip in report.coverage.skipped if skip.matters]
         why = why_undecided(report)
+        others = [one for one in report.findings if one.kind is not Kind.NONDETERMINISTIC]
+        others_skipped = [skip for skip in skips if "repeat" not in skip.reason]
         if any(skip.reason.startswith("unsupported: memory") for skip in skips):
             status = Status.OUT_OF_MEMORY
-        elif "non_deterministic" in settings.tags and _only_nondeterminism(report):
+        elif "non_deterministic" in settings.tags and not others and not others_skipped:
             expected = f"known not to repeat itself: {settings.tags['non_deterministic']}"
     return CaseResult(
         status,
@@ -229,17 +232,6 @@ def why_undecided(report: Report) -> str:
     reasons = [f"{one.subject}: {one.message}" for one in report.findings]
     reasons += [f"{skip.subject}: {skip.reason}" for skip in report.coverage.skipped if skip.matters]
     return reasons[0] if reasons else "nothing of it was checked"
-
-
-def _known(failing: Sequence[Finding], known: Mapping[str, str]) -> str:
-    """Why a failure is expected. Empty if one of its findings is of a kind that no rule knows."""
-    reasons = [known.get(finding.kind.value, "") for finding in failing]
-    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
-
-
-def _only_nondeterminism(report: Report) -> bool:
-    findings = all(finding.kind is Kind.NONDETERMINISTIC for finding in report.findings)
-    return findings and not any(skip.matters and "repeat" not in skip.reason for skip in report.coverage.skipped)
 
 
 def _peak_of_process() -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
@@ -196,24 +196,20 @@ def planned(listed: Listed, asked: Sweep) -> list[SweepJob]:
     """The cases of a suite, of all shards, in order, each with its settings; a SuiteError if there is none."""
     made_by = {compiler: fingerprint_of(compiler) for compiler in asked.compilers}
     jobs = []
-    for model, case in _cases(listed, asked):
-        settings = _settings(case, model, asked)
-        compiled = made_by[case.compiler] and f", compiled by {made_by[case.compiler]}"
-        jobs.append(SweepJob(listed.spec, case, settings, settings.digest(listed.fingerprint + compiled)))
+    for model in filter(lambda model: asked.has(model["name"]), listed.models):
+        ways = [(FIXED, FIXED)] if model["fixed"] else asked.ways
+        dynamic = asked.dynamic and not model["fixed"]
+        for (mode, dtype), device, compiler in product(ways, asked.devices, asked.compilers):
+            case = Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
+            settings = _settings(case, model, asked)
+            compiled = made_by[compiler] and f", compiled by {made_by[compiler]}"
+            jobs.append(SweepJob(listed.spec, case, settings, settings.digest(listed.fingerprint + compiled)))
     if not jobs:
         names = ", ".join(str(model["name"]) for model in listed.models[:8])
         raise SuiteError(
             f"suite {listed.label}: none of its {len(listed.models)} models is wanted; it has {names}, ..."
         )
     return jobs
-
-
-def _cases(listed: Listed, asked: Sweep) -> Iterator[tuple[Mapping[str, Any], Case]]:
-    for model in filter(lambda model: asked.has(model["name"]), listed.models):
-        ways = [(FIXED, FIXED)] if model["fixed"] else asked.ways
-        dynamic = asked.dynamic and not model["fixed"]
-        for (mode, dtype), device, compiler in product(ways, asked.devices, asked.compilers):
-            yield model, Case(listed.label, model["name"], mode, dtype, device, compiler, dynamic)
 
 
 def _settings(case: Case, model: Mapping[str, Any], asked: Sweep) -> Settings:

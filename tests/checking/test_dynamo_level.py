@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import checked_backend as cb
-from checked_backend.diagnose.repro import Untranslatable, write_source_repro
+from checked_backend.diagnose.repro.repro import write_source_repro
 from checked_backend.report.write import read_reports
+from checked_backend.scripts.values import Untranslatable
 from tests.support.warm_process import WarmPython
 
 SCALE = 2

@@ -24,11 +24,11 @@ import checked_backend as cb
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.inductor import heeds_annotations
 from checked_backend.diagnose import investigate as module
-from checked_backend.diagnose.localize import Location
+from checked_backend.diagnose.localize.locate import Location
 from checked_backend.diagnose.reduce.problem import Size
-from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.findings import Finding
 from checked_backend.regions.failure import Failure
+from checked_backend.scripts.values import Untranslatable
 from tests.support import faults
 from tests.support.locate_tools import inference
 from tests.support.planted import Fault, in_half_precision, planted

@@ -20,7 +20,7 @@ from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.generated_modules import GeneratedModule, generated_modules_noted
 from checked_backend.diagnose.kernel import kernel_code, kernel_in
 from checked_backend.diagnose.localize.probe import faulty_operator
-from checked_backend.diagnose.repro import write_kernel_repro
+from checked_backend.diagnose.repro.repro import write_kernel_repro
 from checked_backend.findings import Coverage, Finding, Kernel, Kind
 from checked_backend.options import CheckOptions
 from checked_backend.regions.inputs import copy_values

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from checked_backend.diagnose.localize import Location, called_name, locate
+from checked_backend.diagnose.localize.locate import Location, locate
+from checked_backend.diagnose.localize.subgraph import called_name
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions
 from checked_backend.regions.build import build_region

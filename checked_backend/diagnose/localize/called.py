@@ -110,20 +110,15 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     calls: dict[str, list[BodyCall]] = {}
     with torch.no_grad(), modes_restored():
         for one in own.graph.nodes:
-            if one.name == node.name:
-                _note_calls(own, gm, node, calls)
+            for source in _bodies(node) if one.name == node.name else ():
+                path = str(source.target)
+                body, kept = own.get_submodule(path), gm.get_submodule(path)
+                if isinstance(body, fx.GraphModule) and isinstance(kept, fx.GraphModule):
+                    body.forward = _noting(body.forward, kept, calls.setdefault(path, []))
             follower.env[one] = next(given) if one.op == "placeholder" else follower.run_node(one)
             if one.name == node.name:
                 break
     return [call for made in calls.values() for call in made]
-
-
-def _note_calls(own: fx.GraphModule, original: fx.GraphModule, node: fx.Node, calls: dict[str, list[BodyCall]]) -> None:
-    for source in _bodies(node):
-        path = str(source.target)
-        body, kept = own.get_submodule(path), original.get_submodule(path)
-        if isinstance(body, fx.GraphModule) and isinstance(kept, fx.GraphModule):
-            body.forward = _noting(body.forward, kept, calls.setdefault(path, []))
 
 
 def _noting(run: Callable[..., Any], body: fx.GraphModule, calls: list[BodyCall]) -> Callable[..., Any]:

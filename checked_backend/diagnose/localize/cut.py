@@ -171,7 +171,7 @@ class Parts:
             The shortest prefix found to be wrong, with its last operator; None if the whole graph is right.
         """
         calls, tries = calls_of(self.graph), replace(self, oracle=killing or self.oracle)
-        found = tries._prefix(calls)
+        found = tries.prefix(calls)
         if found is None:
             return None
         if found.finding.kind is not Kind.CRASH:
@@ -180,17 +180,12 @@ class Parts:
         while high - low > 1:
             narrowed(found, calls[low - 1] if low else None)
             middle = (low + high) // 2
-            shorter = tries._prefix(calls[:middle])
+            shorter = tries.prefix(calls[:middle])
             if shorter is not None:
                 high, found = middle, shorter
             else:
                 low = middle
         return found
-
-    def wrong_prefix(self, node: fx.Node) -> Cut | None:
-        """All calls up to a node, as a case, if that case fails."""
-        calls = calls_of(self.graph)
-        return self._prefix(calls[: calls.index(node) + 1])
 
     def cut_out(self, node: fx.Node, sure: Callable[[Finding], bool] = lambda _finding: True) -> Cut | None:
         """Find the smallest run of operators up to a node that fails by itself, on recorded values.
@@ -226,7 +221,8 @@ class Parts:
         part, sources = part_of(self.graph, [node], [node])
         return self._case(part, sources, self._values_before(node))
 
-    def _prefix(self, calls: Sequence[fx.Node]) -> Cut | None:
+    def prefix(self, calls: Sequence[fx.Node]) -> Cut | None:
+        """The first calls of the graph as a case, if that fails."""
         nodes, frontier = _needed_later(self.graph, calls)
         if not frontier and not any(map(has_effects, nodes)):
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -54,45 +55,38 @@ def error_flow(
     Returns:
         The errors; empty if the graph cannot be run or walked, or the values take too much memory or show no error.
     """
-    try:
-        return _error_flow(gm, inputs, candidate, at_fault)
-    except Exception:  # a report without this picture says the same
-        return ()
-
-
-def _error_flow(
-    gm: fx.GraphModule, inputs: Sequence[Any], candidate: Mapping[str, torch.Tensor], at_fault: str
-) -> tuple[NodeError, ...]:
-    nodes = [
-        made
-        for node in calls_of(gm)
-        if str(node.target) not in _COPIES or node.name == at_fault
-        for made in tensors_made(node)
-        if isinstance(candidate.get(made.name), torch.Tensor)
-    ]
-    if not can_be_walked(gm) or not 0 < sum(map(bytes_of, nodes)) <= MOST_BYTES:
-        return ()
-    found = {node: candidate[node.name] for node in nodes}
-    with torch.no_grad(), modes_restored():
-        reference, _ = _values(gm, copy_values(inputs), nodes)
-        expected, drawn = ({}, set()) if any(map(writes, calls_of(gm))) else _values(gm, copy_values(inputs), found)
-        noise = _noise(gm, inputs, reference)
-    kept = dict.fromkeys(_kept(nodes, at_fault))
-    errors = tuple(
-        NodeError(
-            name=node.name,
-            op=called_name(maker_of(node)),
-            inputs=tuple(
-                source.name for source in sources_through(node, lambda one: one not in kept) if source in kept
-            ),
-            error=relative(reference[node], found[node]),
-            own=relative(expected[node], found[node]) if node in expected and node not in drawn else None,
-            noise=noise.get(node),
-            source=source_line(maker_of(node)) or "",
+    with suppress(Exception):  # a report without this picture says the same
+        nodes = [
+            made
+            for node in calls_of(gm)
+            if str(node.target) not in _COPIES or node.name == at_fault
+            for made in tensors_made(node)
+            if isinstance(candidate.get(made.name), torch.Tensor)
+        ]
+        if not can_be_walked(gm) or not 0 < sum(map(bytes_of, nodes)) <= MOST_BYTES:
+            return ()
+        found = {node: candidate[node.name] for node in nodes}
+        with torch.no_grad(), modes_restored():
+            reference, _ = _values(gm, copy_values(inputs), nodes)
+            expected, drawn = ({}, set()) if any(map(writes, calls_of(gm))) else _values(gm, copy_values(inputs), found)
+            noise = _noise(gm, inputs, reference)
+        kept = dict.fromkeys(_kept(nodes, at_fault))
+        errors = tuple(
+            NodeError(
+                name=node.name,
+                op=called_name(maker_of(node)),
+                inputs=tuple(
+                    source.name for source in sources_through(node, lambda one: one not in kept) if source in kept
+                ),
+                error=relative(reference[node], found[node]),
+                own=relative(expected[node], found[node]) if node in expected and node not in drawn else None,
+                noise=noise.get(node),
+                source=source_line(maker_of(node)) or "",
+            )
+            for node in kept
         )
-        for node in kept
-    )
-    return errors if any(one.name == at_fault and one.error > 0 for one in errors) else ()
+        return errors if any(one.name == at_fault and one.error > 0 for one in errors) else ()
+    return ()
 
 
 def relative(expected: torch.Tensor, actual: torch.Tensor) -> float:

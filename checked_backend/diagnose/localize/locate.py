@@ -147,7 +147,14 @@ def locate(
             return _raised(failure, failing, tell)
         notes: list[str] = []
         kernel = wrong_kernel(failure, failing, tell, notes)
-        stage, graphs = None, [] if kernel is None else _graphs_below(failure, notes)
+        stage, capture = None, Capture()
+        if kernel is not None:  # the graphs of the stage below it
+            *_, highest = stages_of(failure.options, failure.mode)
+            try:
+                run_with(failure, highest.compiler(capture))
+            except Exception as error:  # the stages are tried one by one
+                notes.append(_first_line(f"{highest.what} failed alone", error))
+        graphs = capture.recorded
         if not graphs:
             stage, graphs = _first_wrong_stage(failure, failing, tell)
         known(Location("compiled" if stage is None else stage.name))
@@ -198,17 +205,6 @@ def wrong_kernel(
             tell(f"found {_place_of(kernel.faulty.node)}")
             return kernel
     return None
-
-
-def _graphs_below(failure: Failure, notes: list[str]) -> list[Recorded]:
-    """The graphs of the stage below a kernel that is wrong by itself; empty if they cannot be had."""
-    *_, highest = stages_of(failure.options, failure.mode)
-    capture = Capture()
-    try:
-        run_with(failure, highest.compiler(capture))
-    except Exception as error:  # the stages are tried one by one
-        notes.append(_first_line(f"{highest.what} failed alone", error))
-    return capture.recorded
 
 
 def _gradients(failure: Failure, failing: Sequence[Finding]) -> Callable[[CallOracle], Parts] | None:
@@ -357,7 +353,8 @@ class Search:
             return replace(self._faulty(recorded, faulty), recorded=recorded, kernel=kernel)
         slight = self._probed()
         # an operator's error may explain all that is wrong with a region
-        if slight is not None and (slight[1].size >= CLEAR or max(map(share_of, in_values)) <= MUCH * slight[1].size):
+        share = 0.0 if slight is None else share_of(slight[1].finding)
+        if slight is not None and (share >= CLEAR or max(map(share_of, in_values)) <= MUCH * share):
             return self._faulty(*slight)
         found = self._past(slight) or self._differentiated()
         if found is None and slight is not None:
@@ -391,9 +388,9 @@ class Search:
             except Exception as error:  # bisection does without it
                 self.notes.append(_first_line(f"the probe of the {recorded.kind} graph failed", error))
                 continue
-            if faulty is not None and (best is None or faulty.size > MUCH * best[1].size):
+            if faulty is not None and (best is None or share_of(faulty.finding) > MUCH * share_of(best[1].finding)):
                 best = recorded, faulty
-            if best is not None and best[1].size >= CLEAR:
+            if best is not None and share_of(best[1].finding) >= CLEAR:
                 break
         return best
 
@@ -402,10 +399,14 @@ class Search:
         if slight is None:
             return self._bisected()
         _, faulty = slight
-        found = replace(self, oracle=partial(_grosser, self.oracle, MUCH * faulty.size))._bisected()
-        if found is None or found.cut is None or _has(found.cut.case, faulty.node):
+        least, node = MUCH * share_of(faulty.finding), faulty.node
+        grosser = replace(self, oracle=lambda case: [one for one in self.oracle(case) if share_of(one) > least])
+        found = grosser._bisected()
+        if found is None or found.cut is None:
+            return None
+        if any((one.name, one.target) == (node.name, node.target) for one in calls_of(found.cut.case.graph)):
             return None  # an operator that magnifies the slight error is not at fault
-        self.notes.append(f"{faulty.node.name} ({faulty.node.target}) is wrong too, but far too slightly to explain it")
+        self.notes.append(f"{node.name} ({node.target}) is wrong too, but far too slightly to explain it")
         return replace(found, notes=tuple(self.notes))
 
     def _differentiated(self) -> Location | None:
@@ -512,7 +513,8 @@ class Search:
             cut = next((Cut(case, node, finding) for finding in self.oracle(case)), None)
         if cut is not None and self._is_sure(cut.finding):
             return cut
-        return parts.wrong_prefix(node) or cut
+        calls = calls_of(recorded.graph)
+        return parts.prefix(calls[: calls.index(node) + 1]) or cut
 
     def _is_sure(self, finding: Finding) -> bool:
         """Whether a finding surely has the region's cause. A crash may come from a compiler that cannot take parts."""
@@ -547,8 +549,9 @@ class Search:
             case = GraphCase(recorded.graph, recorded.inputs, self.options, is_symbolic(recorded.graph))
             findings = self.oracle(case)
             if findings:
-                node = _output_node(recorded.graph, findings[0].subject)
-                cut = None if node is None else Cut(case, node, findings[0])
+                outputs = {f"output[{place}]": node for place, node in enumerate(outputs_of(recorded.graph.graph))}
+                node = outputs.get(findings[0].subject)
+                cut = Cut(case, node, findings[0]) if isinstance(node, fx.Node) else None
                 message = findings[0].message
                 return Location(self.stage, recorded.kind, message=message, cut=cut, notes=tuple(self.notes))
         kinds = " and ".join(recorded.kind for recorded in self.graphs)
@@ -566,21 +569,6 @@ def _place_of(node: fx.Node) -> str:
     """A node with its operator, its line and its module, for people."""
     about = (called_name(node), source_line(node), module_path(node))
     return f"{node.name} ({', '.join(one for one in about if one)})"
-
-
-def _grosser(oracle: CallOracle, least: float, case: GraphCase) -> Sequence[Finding]:
-    return [finding for finding in oracle(case) if share_of(finding) > least]
-
-
-def _has(case: GraphCase, node: fx.Node) -> bool:
-    return any(one.name == node.name and one.target == node.target for one in calls_of(case.graph))
-
-
-def _output_node(gm: fx.GraphModule, subject: str) -> fx.Node | None:
-    for place, node in enumerate(outputs_of(gm.graph)):
-        if subject == f"output[{place}]" and isinstance(node, fx.Node):
-            return node
-    return None
 
 
 def probe_limit(recorded: Recorded) -> int:

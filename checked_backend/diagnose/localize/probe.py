@@ -63,11 +63,6 @@ class FaultyOperator:
     node: fx.Node
     finding: Finding
 
-    @property
-    def size(self) -> float:
-        """The error's share of the result, in rms; infinite if the error is not one of finite values."""
-        return share_of(self.finding)
-
 
 def share_of(finding: Finding) -> float:
     """An error's share of its result, in rms; infinite if the error is not one of finite values."""
@@ -92,7 +87,7 @@ def faulty_operator(wrong: Wrong) -> FaultyOperator:
 
 def is_clear(wrong: Wrong) -> bool:
     """Whether an operator is so far off that it is at fault whatever comes after it."""
-    return faulty_operator(wrong).size >= CLEAR
+    return share_of(faulty_operator(wrong).finding) >= CLEAR
 
 
 def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limit: int) -> FaultyOperator | None:
@@ -113,9 +108,9 @@ def probe(gm: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, limi
     def enough(wrong: Wrong) -> bool:
         nonlocal best
         faulty = faulty_operator(wrong)
-        if best is None or faulty.size > MUCH * best.size:
+        if best is None or share_of(faulty.finding) > MUCH * share_of(best.finding):
             best = faulty
-        return best.size >= CLEAR
+        return share_of(best.finding) >= CLEAR
 
     walk = Walk(gm, compiled.exposed, probed, strict=True, before=compiled.run, enough=enough)
     with torch.no_grad(), modes_restored():
@@ -154,7 +149,10 @@ class _Compiled:
         part = self._parts.get(node)
         if part is None:
             return
-        segment, sources = _segment(self._gm, part)
+        inside = set(part)  # the segment returns the values that later calls use, so that fusion stays as it was
+        wanted = [made for made in part if not inside.issuperset(made.users)]
+        returned = [made for made in wanted if isinstance(recorded_value(made), torch.Tensor)]
+        segment, sources = part_of(self._gm, part, returned)
         own = {node.name: node for node in segment.graph.nodes}
         exposed = [made.name for node in part if worth_exposing(node) for made in tensors_made(node)]
         instrumented, places = with_outputs(segment, [own[name] for name in exposed])
@@ -192,14 +190,6 @@ def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
         size += own
     if part:
         yield part
-
-
-def _segment(gm: fx.GraphModule, part: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """A run of calls as a graph. It returns the values that later calls use, so that fusion stays as it was."""
-    inside = set(part)
-    wanted = [node for node in part if any(user not in inside for user in node.users)]
-    returned = [node for node in wanted if isinstance(recorded_value(node), torch.Tensor)]
-    return part_of(gm, part, returned)
 
 
 def worth_exposing(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from torch import fx
 from checked_backend._torch.modes import enter_autocast, exit_autocast
 from checked_backend._torch.operators import OpOverload
 from checked_backend.graphs.effects import has_effects, mode_name, sets_mode, writes
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import is_getitem, recorded_value
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import copy_values, storage_key
 from checked_backend.regions.torch_state import TorchState
@@ -101,10 +101,6 @@ def called_name(node: fx.Node) -> str:
     return str(node._pretty_print_target(node.target))
 
 
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
-
-
 def tensors_made(node: fx.Node) -> list[fx.Node]:
     """The nodes for the tensors that a call makes: the call itself, or the items taken from its tuple."""
     if is_item(node):
@@ -116,7 +112,7 @@ def tensors_made(node: fx.Node) -> list[fx.Node]:
 
 def is_item(node: fx.Node) -> bool:
     """Whether a node takes one item of a tuple."""
-    if node.op != "call_function" or _name(node) != "getitem":
+    if not is_getitem(node):
         return False
     source = node.args[0]
     return isinstance(source, fx.Node) and not isinstance(recorded_value(source), torch.Tensor)

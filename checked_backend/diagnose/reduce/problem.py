@@ -13,7 +13,7 @@ from torch import fx
 from checked_backend.diagnose.oracle import Oracle, verdict_oracle
 from checked_backend.diagnose.reduce.failing_case import FailingCase, call_nodes
 from checked_backend.diagnose.reduce.races import has_race
-from checked_backend.findings import Finding, Kind
+from checked_backend.findings import Kind
 from checked_backend.graphs.nodes import outputs_of
 from checked_backend.numerics.bits import with_memory
 from checked_backend.numerics.fingerprint import fingerprint
@@ -31,12 +31,6 @@ _DTYPES = (torch.float32, torch.int64, torch.bool, torch.float64, torch.bfloat16
 
 class OutOfTime(Exception):
     """Raised when the deadline has passed."""
-
-
-def _sign(finding: Finding) -> tuple[str, str]:
-    """The facts that must stay besides kind and subject: the finer kind, and the exception if there is one."""
-    raised = finding.kind in (Kind.CRASH, Kind.EXCEPTION)
-    return finding.detail, f"{finding.expected} {finding.actual}" if raised else ""
 
 
 class Size(NamedTuple):
@@ -183,7 +177,9 @@ class Problem:
         began = time.monotonic()
         found = self._oracle(program.case, timeout) or ()
         self._timeout_left()
-        signs = {_sign(item) for item in found if (item.kind, item.subject) == (self._kind, program.subject)}
+        alike = [item for item in found if (item.kind, item.subject) == (self._kind, program.subject)]
+        raised = self._kind in (Kind.CRASH, Kind.EXCEPTION)  # the exception must stay, too
+        signs = {(item.detail, f"{item.expected} {item.actual}" if raised else "") for item in alike}
         if not self._signs:
             self._signs = signs
         wrong = bool(signs & self._signs)

@@ -63,23 +63,18 @@ def reduce(
     warm_up(case)
     try:
         problem.shown = problem.is_interesting(problem.best)
-        if problem.shown:
-            raises = kind is Kind.EXCEPTION
-            _to_fixpoint(problem, tuple(step for step in _STRUCTURE if not raises or step[1] in _WITHOUT_RESULTS))
+        raises, before = kind is Kind.EXCEPTION, None
+        structure = tuple(step for step in _STRUCTURE if not raises or step[1] in _WITHOUT_RESULTS)
+        while problem.shown and problem.size.structure != before:
+            before = problem.size.structure
+            _run(structure, problem)
+            if problem.size.structure == before:  # details are cheap to simplify once the program is small
+                _run(_DETAILS, problem)
     except OutOfTime:
         problem.stopped = "deadline"
     except KeyboardInterrupt:
         problem.stopped = "interrupted"
     return problem
-
-
-def _to_fixpoint(problem: Problem, structure: _Steps) -> None:
-    before = None
-    while problem.size.structure != before:
-        before = problem.size.structure
-        _run(structure, problem)
-        if problem.size.structure == before:  # details are cheap to simplify once the program is small
-            _run(_DETAILS, problem)
 
 
 def _run(steps: _Steps, problem: Problem) -> None:

@@ -25,6 +25,7 @@ from checked_backend._torch.operators import OperatorDefinition, operator_defini
 from checked_backend._torch.settings import changed_settings
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.translate import name_of
+from checked_backend.graphs.nodes import followed
 from checked_backend.regions.inputs import find_effects
 from checked_backend.regions.process_state import ProcessState, following
 from checked_backend.scripts.values import Untranslatable, is_literal
@@ -301,7 +302,7 @@ def _holder(function: Callable[..., Any]) -> tuple[str, str] | None:
         held = getattr(sys.modules.get(home), "__dict__", {})
         if held is main or not held:
             continue
-        if home == module and name and _step(sys.modules[home], name) == function:
+        if home == module and name and followed(sys.modules[home], name) == function:
             return home, name
         for own, value in list(held.items()):
             if own.startswith("__"):
@@ -311,12 +312,6 @@ def _holder(function: Callable[..., Any]) -> tuple[str, str] | None:
             if owner is not None and value is owner and name:
                 return home, f"{own}.{name.rpartition('.')[2]}"
     return None
-
-
-def _step(found: Any, path: str) -> Any:
-    for step in path.split("."):
-        found = getattr(found, step, None)
-    return found
 
 
 def import_root(module: str) -> Path | None:

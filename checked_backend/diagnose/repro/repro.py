@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from checked_backend.process.job import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.report.environment import run_command
 from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
 from checked_backend.scripts import comparisons
@@ -249,11 +250,14 @@ class _Script:
             raise Untranslatable(f"{next(iter(written.operators))} refers to tensors of the running program")
         first, inputs = self.values(dict(zip(written.parameters, program.case.inputs, strict=True)))
         seed = ["torch.manual_seed(0)"] if is_random(program) else []
+        imported = [module for module in written.imports if module in sys.modules]  # they may lie beside the program
+        roots = {str(root): None for module in imported if (root := import_root(module))}
         body = [
             *(["import torch.nn.functional as F"] if any("F." in line for line in written.lines) else []),
             *([_LOAD_FILE] if self.saved else []),
             *operators.imports,
-            *_imports(written.imports),
+            *(["import sys", *(f"sys.path.insert(0, {root!r})" for root in roots)] if roots else []),
+            *(f"import {module}" for module in written.imports),
             *(_unless_registered(name) for name in written.imported),
             *compile_code.lines,
             *(["", "", *operators.lines] if operators.lines else []),
@@ -354,17 +358,9 @@ def _run(path: Path, timeout: float) -> tuple[bool, str]:
     environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     environment[ON] = "0"  # the script is no part of the user's program
     try:
-        done = subprocess.run(
-            [sys.executable, str(path.resolve())],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            preexec_fn=None if cannot_fork() else partial(die_with, os.getpid()),
-        )
+        ends_with_us = None if cannot_fork() else partial(die_with, os.getpid())
+        command = [sys.executable, str(path.resolve())]
+        done = run_command(command, timeout, env=environment, preexec_fn=ends_with_us)
     except (OSError, subprocess.SubprocessError) as error:
         return False, f"{type(error).__name__}: {error}"
     confirmed = done.returncode == 1 and BUG_THERE in done.stdout
@@ -373,13 +369,6 @@ def _run(path: Path, timeout: float) -> tuple[bool, str]:
 
 def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> list[str]:
     return ["", "", f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in lines), "", ""]
-
-
-def _imports(modules: Collection[str]) -> list[str]:
-    """Import modules of the user's, also where they lie beside the program."""
-    roots = {str(root): None for module in modules if module in sys.modules and (root := import_root(module))}
-    paths = ["import sys", *(f"sys.path.insert(0, {root!r})" for root in roots)] if roots else []
-    return [*paths, *(f"import {module}" for module in modules)]
 
 
 def _unless_registered(name: str) -> str:

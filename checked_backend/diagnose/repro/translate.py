@@ -30,7 +30,7 @@ from checked_backend._torch.operators import (
 )
 from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, record_values
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
-from checked_backend.graphs.nodes import is_getitem, outputs_of, recorded_value
+from checked_backend.graphs.nodes import followed, is_getitem, outputs_of, recorded_value
 from checked_backend.numerics.bits import same_bits
 from checked_backend.scripts.values import Untranslatable, write_value
 
@@ -108,10 +108,7 @@ def name_of(function: Callable[..., Any]) -> Name | None:
 def _imported(function: Callable[..., Any], own: str) -> Name | None:
     module = str(getattr(function, "__module__", None) or "")
     path = str(getattr(function, "__qualname__", own))
-    found: Any = sys.modules.get(module)
-    for step in path.split("."):
-        found = getattr(found, step, None)
-    if found is not function or module in ("", "__main__"):
+    if followed(sys.modules.get(module), path) is not function or module in ("", "__main__"):
         return None
     return Name(f"{module}.{path}", None if module.partition(".")[0] == "torch" and module.count(".") == 0 else module)
 
@@ -494,7 +491,7 @@ class GraphWriter:
             return False
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
-        real: Any = fx.map_arg((tuple(args), dict(kwargs)), lambda item: self._copy(item))
+        real: Any = fx.map_arg((tuple(args), dict(kwargs)), self._copy)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return function(*real[0], **real[1])

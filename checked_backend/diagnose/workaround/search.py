@@ -6,13 +6,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import fx
 
 from checked_backend._torch.caches import without_compile_caches
 from checked_backend._torch.inductor import heeds_annotations, inductor_graph_passes, inductor_mode_options, is_lowered
-from checked_backend.diagnose.localize import called_name
+from checked_backend.diagnose.localize.subgraph import called_name
 from checked_backend.diagnose.oracle import Oracle, find_apart, verdict_oracle, warm_up
 from checked_backend.diagnose.workaround.line import keep_line_out, keep_out, keep_unfused, unfused, without_line
 from checked_backend.diagnose.workaround.settings import (
@@ -102,13 +102,8 @@ class WorkaroundSearch:
         if found is not None and self.no_line:
             self.evidence[EvidenceKey.WORKAROUND] = self.no_line
         self.helpful = found
-        return code if found is None else found.code_with(self._own)
-
-    @property
-    def _own(self) -> dict[str, Any]:
-        """The options that the user gives to Inductor, those of the mode included."""
         by_mode = inductor_mode_options(self.failure.mode) if self.failure.mode else {}
-        return {**by_mode, **self.failure.options.compiler_options}
+        return code if found is None else found.code_with({**by_mode, **self.failure.options.compiler_options})
 
     def broken_by(self, case: GraphCase, op: str | None) -> str:
         """The part of Inductor without which the program is right, in words; "" if none is known.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -251,19 +251,14 @@ def applicable(settings: Sequence[Setting], case: GraphCase) -> list[Setting]:
         if setting.devices and not devices & set(setting.devices):
             return False
         if setting.flags:
-            return _flags_differ(setting.flags)
+            with suppress(AttributeError, RuntimeError):  # this version of torch has another name for it
+                # "none" is the default
+                return any(attrgetter(name)(torch) not in (value, "none") for name, value in setting.flags.items())
+            return False
         changed = any(present.get(key) != value for key, value in setting.patches.items())
         return setting.fallback is not None or (changed and setting.patches.keys() <= present.keys())
 
     return [setting for setting in settings if can_help(setting)]
-
-
-def _flags_differ(flags: Mapping[str, Any]) -> bool:
-    try:
-        # "none" is the default
-        return any(attrgetter(name)(torch) not in (value, "none") for name, value in flags.items())
-    except (AttributeError, RuntimeError):  # this version of torch has another name for it
-        return False
 
 
 def operator_fallbacks(case: GraphCase) -> Iterator[Setting]:

@@ -74,13 +74,11 @@ def _public(module: ModuleType) -> Mapping[str, Callable[..., Any]]:
         if not name.startswith("_")
         and inspect.isfunction(value)
         and value.__module__ == module.__name__
-        and all(_optional(parameter) for parameter in inspect.signature(value).parameters.values())
+        and all(
+            one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) or one.default is not one.empty
+            for one in inspect.signature(value).parameters.values()
+        )
     }
-
-
-def _optional(parameter: inspect.Parameter) -> bool:
-    variable = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return variable or parameter.default is not inspect.Parameter.empty
 
 
 def _keywords(factory: Callable[..., Any]) -> set[str]:

@@ -43,28 +43,20 @@ def tiny_inputs(model: Any, config: Any, batch: int, parameters: Mapping[str, An
         few.append("decoder_input_ids")
     many = list(dict.fromkeys([*few, *(name for name in _modalities(model) if name in parameters)]))
     many += [name for name in _IF_NEEDED if name in parameters and name not in many]
-    made: list[Sequence[str]] = []
-    for names in (few, many):
-        if names in made:
-            continue
-        made.append(names)
+    for names in dict.fromkeys((tuple(few), tuple(many))):
         for makers in islice(product(*(_MAKERS[name] for name in names)), _MOST_TRIED):
-            inputs = {name: maker(config, batch) for name, maker in zip(names, makers, strict=True)}
-            yield _with_masks(inputs, parameters)
+            inputs: dict[str, Any] = {name: maker(config, batch) for name, maker in zip(names, makers, strict=True)}
+            if "attention_mask" in parameters and "input_ids" in inputs:
+                inputs["attention_mask"] = torch.ones(inputs["input_ids"].shape[:2], dtype=torch.long)
+            if "return_dict" in parameters:
+                inputs["return_dict"] = True
+            yield inputs
 
 
 def _modalities(model: Any) -> Iterator[str]:
     declared = getattr(model, "input_modalities", ())
     for modality in (declared,) if isinstance(declared, str) else declared:
         yield from _OF_MODALITY.get(modality, ())
-
-
-def _with_masks(found: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    if "attention_mask" in parameters and "input_ids" in found:
-        found["attention_mask"] = torch.ones(found["input_ids"].shape[:2], dtype=torch.long)
-    if "return_dict" in parameters:
-        found["return_dict"] = True
-    return found
 
 
 def _of(config: Any, names: Sequence[str] | str, default: Any) -> Any:

@@ -50,7 +50,10 @@ class TorchBench:
 
     def build(self, case: Case, settings: Settings) -> Built:
         """See `Suite`."""
-        self._enter()
+        os.environ.setdefault("KALDI_ROOT", tempfile.gettempdir())  # without it the audio models raise
+        os.chdir(self._folder)
+        if str(self._folder) not in sys.path:
+            sys.path.insert(0, str(self._folder))
         made = self._class_of(case.model)
         if made is None:
             raise Unsupported(f"{case.model} has no class Model")
@@ -68,12 +71,6 @@ class TorchBench:
         if isinstance(inputs, Mapping):
             return Built(model, (), dict(inputs))
         return Built(model, tuple(inputs))
-
-    def _enter(self) -> None:
-        os.environ.setdefault("KALDI_ROOT", tempfile.gettempdir())  # without it the audio models raise
-        os.chdir(self._folder)
-        if str(self._folder) not in sys.path:
-            sys.path.insert(0, str(self._folder))
 
     def _class_of(self, model: str) -> Any:
         places = [f"{_PACKAGE}.{part}.{model}" for part in (_MODELS, _CANARIES, f"{_MODELS}.{_INTERNAL}")]

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from checked_backend.diagnose.localize.cut import Parts
-from checked_backend.diagnose.localize.probe import probe, segments
+from checked_backend.diagnose.localize.probe import probe, segments, share_of
 from checked_backend.diagnose.localize.subgraph import calls_of, part_of, tensors_made
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import recorded_value
@@ -144,7 +144,7 @@ def test_what_is_not_written_to_an_input_is_found(limit: int) -> None:
     dropped = faults.left_out("aten.copy_.default", "python")
     faulty = probe(gm, inputs, dropped, limit=limit)
     assert faulty.node is named(gm, "aten.copy_.default")
-    assert faulty.size > 0.1
+    assert share_of(faulty.finding) > 0.1
     cut = Parts(gm, inputs, CheckOptions(compiler=dropped), oracle).cut_out(faulty.node)
     assert [str(node.target) for node in calls_of(cut.case.graph)] == ["aten.copy_.default"]
     assert oracle(cut.case)

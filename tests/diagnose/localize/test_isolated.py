@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.diagnose.localize import Location, probe
+from checked_backend.diagnose.localize import probe
+from checked_backend.diagnose.localize.locate import Location
 from checked_backend.diagnose.localize.subgraph import calls_of
 from checked_backend.diagnose.oracle import verdict_oracle
 from checked_backend.findings import Finding, Kind

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from checked_backend.diagnose.localize import Location, locate
 from checked_backend.diagnose.localize.called import aten_name
+from checked_backend.diagnose.localize.locate import Location, locate
 from checked_backend.diagnose.oracle import gross_error_oracle
 from checked_backend.findings import Finding
 from checked_backend.options import CheckOptions

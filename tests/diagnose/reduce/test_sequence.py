@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from checked_backend.diagnose.oracle import exception_oracle, verdict_oracle
-from checked_backend.diagnose.reduce import problem, reduce
+from checked_backend.diagnose.reduce import problem
 from checked_backend.diagnose.reduce.problem import Problem
-from checked_backend.diagnose.reduce.sequence import _STRUCTURE
+from checked_backend.diagnose.reduce.sequence import _STRUCTURE, reduce
 from checked_backend.findings import Kind
 from checked_backend.regions.graph_case import GraphCase
 from tests.support import faults

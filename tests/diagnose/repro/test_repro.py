@@ -19,11 +19,18 @@ from torch._dynamo.backends import registry
 
 from checked_backend import Finding, Kind, NoiseScale, measure
 from checked_backend.diagnose.oracle import verdict_oracle
-from checked_backend.diagnose.reduce import reduce
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.repro import Repro, write_repro
+from checked_backend.diagnose.reduce.sequence import reduce
 from checked_backend.diagnose.repro.compile_code import PROCESS_SETTINGS, matters, process_lines, write_compile
-from checked_backend.diagnose.repro.repro import BUG_GONE, BUG_THERE, _tolerance, is_drowned, script_path
+from checked_backend.diagnose.repro.repro import (
+    BUG_GONE,
+    BUG_THERE,
+    Repro,
+    _tolerance,
+    is_drowned,
+    script_path,
+    write_repro,
+)
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.process_state import ProcessState

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from checked_backend.diagnose.reduce.failing_case import FailingCase
-from checked_backend.diagnose.repro import Untranslatable
 from checked_backend.diagnose.repro.translate import GraphWriter, name_of, write_program
 from checked_backend.options import CheckOptions
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.inputs import copy_values
+from checked_backend.scripts.values import Untranslatable
 from tests.support.reduce_tools import graph_of
 
 

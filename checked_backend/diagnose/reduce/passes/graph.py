@@ -22,18 +22,14 @@ def drop_outputs(problem: Problem) -> None:
         return range(len(outputs_of(problem.best.case.graph.graph)))
 
     def without(dropped: Sequence[int]) -> FailingCase:
-        return _returning(problem.best, [at for at in places() if at not in dropped or at == problem.best.tracked])
+        draft, tracked = Draft(problem.best), problem.best.tracked
+        kept = [at for at in places() if at not in dropped or at == tracked]
+        returned = outputs_of(draft.graph)
+        draft.set_outputs([returned[at] for at in kept], None if tracked is None else kept.index(tracked))
+        return draft.finish()
 
     if len(places()) > 1 and not problem.consider(without(places())):
         problem.drop_runs(places, without)
-
-
-def _returning(program: FailingCase, kept: Sequence[int]) -> FailingCase:
-    draft = Draft(program)
-    returned = outputs_of(draft.graph)
-    tracked = program.tracked
-    draft.set_outputs([returned[at] for at in kept], kept.index(tracked) if tracked in kept else None)
-    return draft.finish()
 
 
 def each_alone(problem: Problem) -> None:

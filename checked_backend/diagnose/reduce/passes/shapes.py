@@ -174,7 +174,9 @@ class _Follow(fx.Interpreter):
     def _arguments(self, node: fx.Node, target: OpOverload) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = list(node.args)
         kwargs: dict[str, Any] = dict(node.kwargs)
-        sizes = _size_arguments(target)
+        # the arguments that are sizes may be symbolic, and are no strides, steps or positions
+        symbolic = set(re.findall(r"\bSymInt\S* (\w+)", str(target._schema)))
+        sizes = {"end"} if target._schema.name == "aten::arange" else symbolic - _NOT_SIZES
         for position, declared in enumerate(target._schema.arguments):
             if declared.name not in sizes:
                 continue
@@ -200,13 +202,6 @@ class _Follow(fx.Interpreter):
         if isinstance(value, int) and not isinstance(value, bool):
             return self._changes.get(value, value)
         return value
-
-
-def _size_arguments(target: OpOverload) -> set[str]:
-    """Names of the arguments that are sizes: those that may be symbolic, without strides, steps and positions."""
-    if target._schema.name == "aten::arange":
-        return {"end"}
-    return set(re.findall(r"\bSymInt\S* (\w+)", str(target._schema))) - _NOT_SIZES
 
 
 def _viewed(
