@@ -103,6 +103,8 @@ def decide(
     slack = 1.0 + 2.0**-20 if recheck else thresholds.DRAW_FACTOR  # scales are ratios, and these are rounded
     for pair, glance in zip(pairs, _glances(pairs), strict=True):
         scale = known.get(pair.name)
+        if recheck and scale is not None and not low_precision and scale.hides_more_than_rounding(pair.reference.dtype):
+            scale = None  # an earlier call may have had far more noise than this one
         try:
             ask_twin = low_precision and scale is None and is_floating(pair.reference)
             settles = partial(_settled, pair, scale, slack, decisions)

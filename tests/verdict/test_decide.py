@@ -172,6 +172,15 @@ def test_noise_as_large_as_the_tensor_settles_no_later_call() -> None:
     assert decided(well, exact() * (1 + 1e-7), known=first.scales, thorough=False).findings == []
 
 
+@pytest.mark.parametrize(("recheck", "kinds"), [(False, []), (True, ["logic"])])
+def test_a_recheck_measures_anew_what_had_far_more_noise_than_rounding(recheck: bool, kinds: list[str]) -> None:
+    """One batch, as ill-conditioned as no later one, must not hide what is wrong from then on."""
+    known = decided(Scripted(torch.float32, exact(), exact, noise=noisy(0.1)), exact() * 1.1, thorough=False).scales
+    pair = TensorPair("output[0]", "output[0]", exact().float(), (exact() * 1.02).float())
+    later: Runner = Scripted(torch.float32, exact(), lambda: exact() * 1.02)
+    assert [str(one.kind) for one in decide([pair], lambda: later, known, recheck=recheck).findings] == kinds
+
+
 def test_power_of_a_later_call_is_that_of_the_scale() -> None:
     known = decided(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004).scales
     later = decided(Scripted(torch.bfloat16, exact(), exact), exact() * 1.004, known=known)
@@ -206,10 +215,10 @@ def test_a_recheck_settles_what_is_within_the_noise_as_it_is(
     candidate = exact() * (1 + times * known["output[0]"].rms)
     controls = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
     pair = TensorPair("output[0]", "output[0]", exact().float(), candidate.float())
-    decide([pair], lambda: controls, known, recheck=recheck, operators_checked=operators_checked)
+    decide([pair], lambda: controls, known, low_precision=True, recheck=recheck, operators_checked=operators_checked)
     assert (controls.asked.get("monte_carlo", 0), "twin" in controls.asked) == (runs, twin)
     thorough = Scripted(torch.float32, exact(), exact, noise=noisy(1e-4))
-    decide([pair], lambda: thorough, known, thorough=True, recheck=recheck, operators_checked=True)
+    decide([pair], lambda: thorough, known, thorough=True, low_precision=True, recheck=recheck, operators_checked=True)
     assert ("twin" in thorough.asked) == (recheck and times > 1)
 
 
