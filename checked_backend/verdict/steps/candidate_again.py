@@ -126,7 +126,7 @@ def _explain_by_draws(context: Context, case: Evidence, others_drew: Callable[[]
     if flips:
         reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
         close_undecided(context, case, reason)
-    else:
+    elif not any(agrees(case, context.runs.run(recipe)) for recipe in AGAIN):  # or it is right now and then
         close_as(context, case, _OTHER_RANDOM_NUMBERS)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx, nn
 
 import checked_backend as cb
 from checked_backend.errors import DivergenceWarning
@@ -71,6 +74,20 @@ def test_an_error_in_one_backward_pass_beside_random_numbers_fails(name: str, ho
 
     report = gathered(train)
     assert {subject for _, subject in found(report)} == {"grad[x]"}, str(report)
+
+
+def test_a_value_that_is_wrong_now_and_then_is_not_said_to_be_drawn() -> None:
+    def now_and_then(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        numbers = itertools.count(1)
+
+        def spoil(tensor: torch.Tensor) -> torch.Tensor:
+            return faults.one_element_changed(tensor) if (number := next(numbers)) >= 5 and number % 2 else tensor
+
+        return faults.spoiled_output(spoil, how="aot")(gm, inputs)
+
+    compiled = checked(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 2)), now_and_then)
+    report = gathered(lambda: [compiled(torch.randn(6, 8)).square().mean().backward() for _ in range(8)])
+    assert found(report) == {("logic.this_compilation", "output[0]")}
 
 
 def test_an_error_in_one_call_is_answered_as_asked() -> None:
