@@ -360,8 +360,8 @@ class _Plan:
             what, compiled = "the compiled program", bool(run.regions.regions)
             for skip in run.dynamo.in_eager(what) if compiled else [run.dynamo.no_region(what)]:
                 run.own.skip(skip)
-        if run.regions.regions and run.dynamo.breaks:
-            run.own.note(f"graph breaks, around which the program runs in eager: {run.dynamo.reasons()}")
+        for note in run.dynamo.notes() if run.regions.regions else ():
+            run.own.note(note)
         reference = run.references[0]
         if self.program.gradients and not (reference.error or reference.backward_error or reference.gradients):
             run.own.skip(Skip("gradients", "nothing was differentiated: no argument or parameter requires grad"))

@@ -73,6 +73,10 @@ class DynamoLog:
             counted = "a function" if failed == 1 else f"{failed} functions"
             yield Skip(subject, f"{counted} ran in eager: {_FAILED}", matters=True)
 
+    def notes(self) -> tuple[str, ...]:
+        """What to say of graph breaks where regions were compiled around them."""
+        return (f"graph breaks, around which the program runs in eager: {self.reasons()}",) if self.breaks else ()
+
     def reasons(self) -> str:
         """The first few graph breaks in short."""
         told = list(dict.fromkeys(map(_in_short, self.breaks or self.refused)))

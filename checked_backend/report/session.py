@@ -88,11 +88,12 @@ class Session:
         """
         report = self.ledger.report("")
         report = replace(report, title=_title(report.coverage.regions))
-        dynamo = self._dynamo()
+        dynamo, coverage = self._dynamo(), report.coverage
         left_out: Iterable[Skip] = [dynamo.no_region(_SUBJECT)] if dynamo.looked else []
-        if report.coverage.regions:
+        if coverage.regions:
             left_out = dynamo.in_eager(_SUBJECT)
-        return replace(report, coverage=replace(report.coverage, skipped=(*report.coverage.skipped, *left_out)))
+            coverage = replace(coverage, notes=(*coverage.notes, *dynamo.notes()))
+        return replace(report, coverage=replace(coverage, skipped=(*coverage.skipped, *left_out)))
 
     def part(self, kind: type[_PartT]) -> _PartT:
         """The memory of one room of the package: of this class, made without arguments when it is first asked for."""
