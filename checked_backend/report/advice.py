@@ -142,8 +142,8 @@ CANDIDATE = "candidate"
 
 NOTHING_CHECKED = (
     "Nothing was checked. Call the compiled function at least once inside the check, see that compilation is not "
-    "turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, torch.compiler.disable), and that the check is not "
-    "sampled away (options every and budget)."
+    "turned off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, torch.compiler.disable; a dispatch mode such as "
+    "FlopCounterMode around the call), and that the check is not sampled away (options every and budget)."
 )
 NOTHING_COMPILED = (
     "Nothing was compiled, so eager was compared with eager. 'Not checked' says why Dynamo made no graph of the "
