@@ -300,8 +300,9 @@ class CallComparison:
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:
             for name, scale in decisions.scales.items():
-                # a wider scale may come from one call with much noise, or from rounding of another size
-                self._scales[name] = scale if decisions.recheck else scale.widened(self._scales.get(name))
+                # what is nothing but rounding may have another size each time, and hides errors of all sizes between
+                anew = decisions.recheck and scale.sizes is not None
+                self._scales[name] = scale if anew else scale.widened(self._scales.get(name))
         self._reporter.count({"tensors": decisions.compared})
         self._reporter.limits(decisions.limits, decisions.own_precision_limits)
         for skip in decisions.skips:

@@ -89,10 +89,12 @@ class Session:
         report = self.ledger.report("")
         report = replace(report, title=_title(report.coverage.regions))
         dynamo, coverage = self._dynamo(), report.coverage
-        left_out: Iterable[Skip] = [dynamo.no_region(_SUBJECT)] if dynamo.looked else []
+        left_out: Iterable[Skip] = ()
         if coverage.regions:
             left_out = dynamo.in_eager(_SUBJECT)
             coverage = replace(coverage, notes=(*coverage.notes, *dynamo.notes()))
+        elif dynamo.looked:
+            left_out = [dynamo.no_region(_SUBJECT)]
         return replace(report, coverage=replace(coverage, skipped=(*coverage.skipped, *left_out)))
 
     def part(self, kind: type[_PartT]) -> _PartT:

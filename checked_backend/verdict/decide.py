@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 
+import torch
+
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Metrics, Skip
 from checked_backend.numerics.bits import is_floating
@@ -103,11 +105,9 @@ def decide(
     slack = 1.0 + 2.0**-20 if recheck else thresholds.DRAW_FACTOR  # scales are ratios, and these are rounded
     for pair, glance in zip(pairs, _glances(pairs), strict=True):
         scale = known.get(pair.name)
-        if recheck and scale is not None and not low_precision and scale.hides_more_than_rounding(pair.reference.dtype):
-            scale = None  # an earlier call may have had far more noise than this one
         try:
             ask_twin = low_precision and scale is None and is_floating(pair.reference)
-            settles = partial(_settled, pair, scale, slack, decisions)
+            settles = partial(_settled, pair, scale, slack, decisions, anew=recheck and not low_precision)
             metrics = _examined(pair, glance, settles, decisions, ask_twin=ask_twin)
         except Exception as error:  # a tensor that cannot be measured is never a pass
             decisions.skips.append(Skip(pair.subject, f"could not be measured: {short(error)}", matters=True))
@@ -166,10 +166,15 @@ def _examined(
 
 
 def _settled(
-    pair: TensorPair, scale: NoiseBaseline | None, slack: float, decisions: Decisions, glance: QuickDiff
+    pair: TensorPair, scale: NoiseBaseline | None, slack: float, decisions: Decisions, glance: QuickDiff, *, anew: bool
 ) -> bool:
     if scale is None or not scale.covers(glance, slack=slack):
         return False
+    if anew and scale.sizes is None and is_floating(pair.reference):
+        # an earlier call may have had far more noise than this one
+        rounding = thresholds.HIDING_ROUNDOFFS * torch.finfo(pair.reference.dtype).eps * glance.reference_rms
+        if glance.max_abs_diff > rounding:
+            return False
     decisions.limits[pair.name] = scale.limit(glance, slack=slack)
     decisions.ratios[pair.name] = scale.ratio(glance)
     return True

@@ -149,10 +149,6 @@ class NoiseBaseline:
             size = self.sizes[1]
         return glance.rmse <= self.rms * slack * size and glance.max_abs_diff <= self.max * slack * size
 
-    def hides_more_than_rounding(self, dtype: torch.dtype) -> bool:
-        """Whether it is much more than the rounding of a tensor of this dtype."""
-        return dtype.is_floating_point and self.rms > thresholds.HIDING_ROUNDOFFS * torch.finfo(dtype).eps
-
     def ratio(self, glance: QuickDiff) -> float:
         """How many times the noise a difference is; infinite if there is a difference and no noise."""
         size = glance.reference_rms if self.sizes is None else self.sizes[1]

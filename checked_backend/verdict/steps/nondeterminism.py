@@ -23,7 +23,7 @@ from checked_backend.verdict.classify import (
     written_between,
 )
 from checked_backend.verdict.closing import close_as, close_undecided
-from checked_backend.verdict.elements import difference, root_mean_square
+from checked_backend.verdict.elements import difference, least_number, root_mean_square
 from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.runner import BARE, REPEAT, Runs, Values, monte_carlo
 from checked_backend.verdict.steps.float64 import FIRST_SEEDS
@@ -61,15 +61,19 @@ def repeat_eager(context: Context) -> None:
 
 
 def _is_otherwise_when_traced(context: Context, case: Evidence, found: torch.Tensor) -> bool:
-    """Whether what eager computes under a mode, and the candidate, are further from eager than any rounding."""
-    samples = [
-        case.sample(context.runs.run(monte_carlo(seed, keeps_choices=True))) for seed in range(thresholds.FIRST_RUNS)
-    ]
-    noise = [root_mean_square(difference(found, sample)) for sample in samples if sample is not None]
-    if len(noise) < len(samples) or not is_floating(found):
+    """Whether what eager computes under a mode, and the candidate, are further from eager than coarse rounding is."""
+    dtype, size = found.dtype, case.metrics.reference_rms
+    if not is_floating(found):
         return False
-    allowed = times_of_noise(found.dtype) * max(noise)
-    return all(root_mean_square(difference(case.pair.reference, one)) > allowed for one in (found, case.pair.candidate))
+    runs = [monte_carlo(seed, thresholds.STRONG_MAGNITUDE) for seed in range(thresholds.FIRST_RUNS)]
+    samples = [sample for run in runs if (sample := case.sample(context.runs.run(run))) is not None]
+    noise = max(
+        torch.finfo(dtype).eps * size,
+        least_number(dtype),
+        *(root_mean_square(difference(found, sample)) for sample in samples),
+    )
+    nearest = min(root_mean_square(difference(case.pair.reference, one)) for one in (found, case.pair.candidate))
+    return len(samples) == len(runs) and nearest > times_of_noise(dtype) * noise
 
 
 def _start_from_now(context: Context, values: Values, written: tuple[str, ...]) -> None:

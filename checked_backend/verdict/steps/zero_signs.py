@@ -41,10 +41,11 @@ def zeros_of_another_sign(
     ]
     made = [*map(runs().run, recipes)]
     # the compiled program may have drawn otherwise, because a value that it draws by is rounded otherwise
-    again = [runs().run(ON_EAGERS_DRAWS)] if runs().runner.facts.draws_by_values else []
+    on_eagers = runs().run(ON_EAGERS_DRAWS) if runs().runner.facts.draws_by_values else None
     for pair, turned in doubtful:
-        left = _kept_by_all(pair, turned, made)
-        left = _kept_by_all(pair, left, again, of_eager=False)
+        left = _kept_by_all(pair.reference, pair, turned, made)
+        if on_eagers is not None:
+            left = _kept_by_all(pair.candidate, pair, left, [on_eagers])
         if bool(left.any()):
             yield _finding(pair, left)
 
@@ -65,10 +66,10 @@ def _turned(pair: TensorPair) -> torch.Tensor | None:
 
 
 def _kept_by_all(
-    pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None], *, of_eager: bool = True
+    zeros: torch.Tensor, pair: TensorPair, turned: torch.Tensor, made: Sequence[Values | None]
 ) -> torch.Tensor:
-    """The elements, of these, that are zeros of the same sign in every control run; none if a run could not be made."""
-    sign = _parts(pair.reference if of_eager else pair.candidate).signbit()
+    """The elements, of these, with the sign of these zeros in every control run; none if a run could not be made."""
+    sign = _parts(zeros).signbit()
     for values in made:
         value = None if values is None else values.get(pair.name)
         found = None if value is None else _parts(value)

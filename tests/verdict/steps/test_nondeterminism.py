@@ -127,3 +127,9 @@ def test_what_torch_computes_otherwise_under_a_mode_is_no_noise():
         report = cb.check(lambda x, given: backward(grad, x, 1, given), (x, given), compiler="aot_eager")
         assert report.verdict is verdict
         assert all("under a dispatch mode" in finding.message for finding in report.findings)
+
+
+def test_what_torch_rounds_otherwise_under_a_mode_is_noise():
+    """The gradient of a product, among the subnormal numbers."""
+    x = torch.full((1, 6), 0.11).half().requires_grad_()
+    assert cb.check(lambda x: x.prod(1), (x,), compiler="aot_eager").verdict is Verdict.PASS
