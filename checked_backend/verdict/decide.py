@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 
-import torch
-
 from checked_backend.errors import is_out_of_memory
 from checked_backend.findings import Finding, Metrics, Skip
 from checked_backend.numerics.bits import is_floating
@@ -25,6 +23,7 @@ from checked_backend.verdict.closing import close_what_is_left
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline, times
 from checked_backend.verdict.evidence import Context, Evidence
+from checked_backend.verdict.outliers import half_of_digits
 from checked_backend.verdict.runner import REPEAT, Control, Runner, Runs, monte_carlo, short
 from checked_backend.verdict.steps.candidate_again import try_candidate_again
 from checked_backend.verdict.steps.float64 import ask_float64
@@ -172,8 +171,8 @@ def _settled(
         return False
     if anew and scale.sizes is None and is_floating(pair.reference):
         # an earlier call may have had far more noise than this one
-        rounding = thresholds.HIDING_ROUNDOFFS * torch.finfo(pair.reference.dtype).eps * glance.reference_rms
-        if glance.max_abs_diff > rounding:
+        digits = half_of_digits(pair.reference.dtype, low_precision=False)
+        if glance.rmse > digits * glance.reference_rms:
             return False
     decisions.limits[pair.name] = scale.limit(glance, slack=slack)
     decisions.ratios[pair.name] = scale.ratio(glance)
