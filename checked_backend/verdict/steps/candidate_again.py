@@ -126,7 +126,8 @@ def _explain_by_draws(context: Context, case: Evidence, others_drew: Callable[[]
     if flips:
         reason = f"it depends on what {by_values[0]} draws by computed values, and rounding changes that"
         close_undecided(context, case, reason)
-    elif not any(agrees(case, context.runs.run(recipe)) for recipe in AGAIN):  # or it is right now and then
+    elif case.low_precision or not any(agrees(case, context.runs.run(recipe)) for recipe in AGAIN):
+        # what is right now and then goes on; in half precision it might be taken for fused rounding
         close_as(context, case, _OTHER_RANDOM_NUMBERS)
 
 

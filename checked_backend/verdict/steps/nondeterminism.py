@@ -73,7 +73,7 @@ def _is_otherwise_when_traced(context: Context, case: Evidence, found: torch.Ten
         *(root_mean_square(difference(found, sample)) for sample in samples),
     )
     nearest = min(root_mean_square(difference(case.pair.reference, one)) for one in (found, case.pair.candidate))
-    return len(samples) == len(runs) and nearest > times_of_noise(dtype) * noise
+    return len(samples) == len(runs) and times_of_noise(dtype) * noise < nearest < float("inf")
 
 
 def _start_from_now(context: Context, values: Values, written: tuple[str, ...]) -> None:
