@@ -21,6 +21,7 @@ from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
 from checked_backend.options import CheckOptions
+from checked_backend.process.call_stack import with_deep_stack
 from checked_backend.ranks.collectives import (
     collective_lines,
     communicates,
@@ -68,6 +69,7 @@ from checked_backend.verdict.runner import Build
 log = logging.getLogger(__name__)
 
 
+@with_deep_stack
 def build_region(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],

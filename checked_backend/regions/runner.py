@@ -21,6 +21,7 @@ from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayC
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode, OneZero, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
+from checked_backend.process.call_stack import with_deep_stack
 from checked_backend.regions.compile import CompiledOnce
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.float64_twin import TwinError, default_dtype
@@ -172,6 +173,7 @@ class RegionRunner:
         with profiled(f"checked_backend::control run {control.value}"), self.variants.waiting.control_run(control):
             return self.memory.control(make, float64=float64)
 
+    @with_deep_stack
     def _run(self, recipe: Recipe) -> Values | None:
         if freed := self.call.freed_inputs():
             raise CheckedBackendError(f"the program freed the memory of {', '.join(freed)} after its forward pass")

@@ -20,6 +20,7 @@ from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of, recorded_value
+from checked_backend.process.call_stack import with_deep_stack
 from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Subjects
@@ -153,6 +154,7 @@ class OperatorCheck:
         self._each = False  # whether the probe has the operators that the region repeats, too
         self._failed: str | None = None
 
+    @with_deep_stack
     def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
         """Check the operators of one call."""
         decisions = OperatorDecisions()
