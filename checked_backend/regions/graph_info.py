@@ -12,7 +12,6 @@ from types import FrameType
 import torch
 from torch import fx
 
-from checked_backend._torch.autograd import is_accumulate_grad
 from checked_backend._torch.dynamo import compile_id
 from checked_backend.findings import RegionInfo
 from checked_backend.graphs.effects import writes
@@ -48,7 +47,6 @@ class GraphInfo:
         free_outputs: Places of outputs that only another compiled graph or autograd sees. The compiler may choose their
             strides, and they need not share the memory that eager's share.
         mutates_in_backward: Whether it writes to inputs in its backward pass.
-        accumulates: Whether it adds to gradients of parameters, as a graph of compiled autograd does.
         collectives: The user's lines of collectives that the graph names, in order, by family; None if the region
             exchanges nothing with other ranks.
         pending_inputs: Places of inputs that the program has begun to receive, and that the region waits for.
@@ -66,7 +64,6 @@ class GraphInfo:
     free_outputs: frozenset[int] = frozenset()
     mutates_in_backward: bool = False
     enables_grad: bool = False
-    accumulates: bool = False
     collectives: Mapping[str, Sequence[str]] | None = None
     pending_inputs: tuple[int, ...] = ()
     returns_pending_collectives: bool = False
@@ -106,7 +103,6 @@ class GraphInfo:
                 getattr(node.target, "__name__", "") == "_set_grad_enabled" and node.args[:1] == (True,)
                 for node in calls
             ),
-            accumulates=any(is_accumulate_grad(node.target) for node in calls),
         )
 
 
