@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch._inductor.compile_fx  # a step is not charged with importing it, which Inductor's backend does before
@@ -31,10 +32,10 @@ RECHECKED = (2, 4, 8, 16)
 OPTIONS = {"inductor": {"fallback_random": True}, "numcheck": {"localize": False}}
 
 
-def encoder(backend: str) -> Callable[[], torch.Tensor]:
-    """Four encoder layers of 256 features under autocast."""
+def encoder(backend: str, layers: int = 4) -> Callable[[], torch.Tensor]:
+    """Encoder layers of 256 features under autocast."""
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-    model = torch.compile(nn.TransformerEncoder(layer, 4), backend=backend, options=OPTIONS[backend])
+    model = torch.compile(nn.TransformerEncoder(layer, layers), backend=backend, options=OPTIONS[backend])
     x = torch.randn(4, 64, 256)
 
     def loss() -> torch.Tensor:
@@ -55,7 +56,7 @@ def llama(backend: str) -> Callable[[], torch.Tensor]:
     return lambda: model(input_ids=words, labels=words).loss
 
 
-MODELS = {"encoder": encoder, "llama": llama}
+MODELS = {"encoder": encoder, "deep": partial(encoder, layers=12), "llama": llama}
 
 
 def cpu_seconds() -> float:
