@@ -105,7 +105,8 @@ UNDEFINED_OPS = frozenset(
         *("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode", "msort"),  # which of equal elements
         *("svd", "svd_lowrank", "pca_lowrank", "geqrf", "qr", "lobpcg", "ormqr", "pinverse"),  # signs of vectors
         *("multinomial", "rrelu", "rrelu_", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"),
-        *("as_strided", "as_strided_", "as_strided_copy", "put", "put_"),
+        # eager's gradient of the last is wrong: https://github.com/pytorch/pytorch/pull/77128
+        *("as_strided", "as_strided_", "as_strided_copy", "put", "put_", "as_strided_scatter"),
         *("histc", "bincount", "nonzero", "unique", "unique_consecutive"),
         *("masked_select", "argwhere", "nonzero_static", "item", "tolist", "to_sparse", "equal", "allclose"),
         *("view_as_real", "fractional_max_pool2d", "fractional_max_pool3d", "segment_reduce", "narrow_copy"),
@@ -147,38 +148,12 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
         return True  # torch refuses most of these; in the others the order of writes decides
     tensors = [values[arg.value] for arg in call.args if isinstance(arg, Ref)]
     tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    if own == "as_strided_scatter" and not _scatters_in_order(call, tensors):
-        return True
     return (
         _shifts_too_far(call, values, tensors)
         or _converts_what_does_not_fit(call, tensors)
         or _writes_twice(call, tensors)
         or _writes_what_it_reads(call, values)
     )
-
-
-def _scatters_in_order(call: Statement, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether ``as_strided_scatter`` writes each element once, to a contiguous tensor, and nothing is differentiated.
-
-    Its gradient in eager is wrong also for contiguous tensors: `torch.autograd.gradcheck` fails, because what was
-    overwritten gets the incoming gradient and the rest zeros, and both are read at the start of the incoming
-    gradient's memory, wherever that begins. The review of its formula says so
-    (https://github.com/pytorch/pytorch/pull/77128), and for other layouts eager refuses
-    (https://github.com/pytorch/pytorch/issues/90992). There is nothing that a compiled gradient could be held against.
-    If places overlap, the order of writes decides. What lies beyond a tensor's own elements is nobody's.
-    """
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return False
-    target = tensors[0]
-    size, stride, offset = (list(call.args) + [None] * 5)[2:5]
-    size, stride = call.kwargs.get("size", size), call.kwargs.get("stride", stride)
-    offset = call.kwargs.get("storage_offset", offset) or 0
-    if not target.is_contiguous() or target.storage_offset():
-        return False
-    if not all(isinstance(part, Sequence) and all(isinstance(one, int) for one in part) for part in (size, stride)):
-        return False
-    end = offset + 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=False))
-    return end <= target.numel() and not is_overlapping(target.new_empty(0).new_empty_strided(size, stride))
 
 
 def _written(call: Statement) -> Ref | None:

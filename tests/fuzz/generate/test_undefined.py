@@ -37,12 +37,6 @@ TWICE = torch.tensor([1, 1])
         (Statement("setitem", (Ref(0), 0, 1)), [torch.zeros(3).as_strided((2, 2), (1, 1))]),
         (Statement("torch.neg", (Ref(0),), {"out": Ref(1)}), [SMALL, SMALL[:1].expand(2)]),
         (Statement("torch.linalg.eigh", (Ref(0),)), [torch.eye(2)]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(3, 2).t(), SMALL]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(3, 1).expand(3, 2), SMALL]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(7)[1:], SMALL]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2, 2), (1, 1))), [torch.zeros(6), torch.eye(2)]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,), 1)), [torch.zeros(3), SMALL]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(3), SMALL * WITH_GRAD]),
         (Statement("Tensor.index_copy", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
         (Statement("F.batch_norm", (Ref(0), Ref(1), Ref(1)), {"training": True}), [torch.eye(2), SMALL]),
         (Statement("F.instance_norm", (Ref(0), Ref(1)), {"running_var": Ref(2)}), [torch.eye(2), SMALL, SMALL[:1]]),
@@ -68,18 +62,9 @@ def test_what_is_left_open_is_refused(call: Statement, values: list[Any]) -> Non
         (Statement("<<", (Ref(0), 7)), [INT8]),
         (Statement("torch.linalg.norm", (Ref(0),)), [SMALL]),
         (Statement("Tensor.index_copy", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, torch.tensor([1, 0]), SMALL]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2,), (2,))), [torch.zeros(3), SMALL]),
-        (Statement("torch.as_strided_scatter", (Ref(0), Ref(1), (2, 2), (3, 1), 1)), [torch.zeros(2, 3), torch.eye(2)]),
         (Statement("Tensor.scatter_add", (Ref(0), 0, Ref(1), Ref(2))), [SMALL, TWICE, SMALL]),
         (Statement("F.batch_norm", (Ref(0), Ref(1), Ref(2))), [torch.eye(2), SMALL, LARGE]),
     ],
 )
 def test_what_is_defined_is_not(call: Statement, values: list[Any]) -> None:
     assert not is_undefined(call, values)
-
-
-def test_eagers_own_gradient_is_wrong_where_as_strided_scatter_is_refused() -> None:
-    inputs = tuple(torch.ones(size, dtype=torch.float64, requires_grad=True) for size in (4, 2))
-    assert not torch.autograd.gradcheck(
-        lambda target, source: torch.as_strided_scatter(target, source, (2,), (1,), 0), inputs, raise_exception=False
-    ), "torch has mended it: as_strided_scatter may be differentiated"
