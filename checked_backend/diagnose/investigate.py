@@ -24,7 +24,7 @@ from checked_backend.diagnose.kernel import kernel_code, kernel_in
 from checked_backend.diagnose.localize.cut import Cut
 from checked_backend.diagnose.localize.locate import Location, WrongKernel, locate, wrong_kernel
 from checked_backend.diagnose.localize.traced import wrong_metadata
-from checked_backend.diagnose.oracle import Oracle, exception_oracle, gross_error_oracle, verdict_oracle
+from checked_backend.diagnose.oracle import Oracle, exception_oracle, verdict_oracle
 from checked_backend.diagnose.reduce.sequence import reduce
 from checked_backend.diagnose.repro.repro import Repro, write_kernel_repro, write_repro
 from checked_backend.diagnose.workaround.search import WorkaroundSearch
@@ -199,7 +199,6 @@ class _Investigation:
                 self.findings,
                 self._failing,
                 self._say,
-                gross=self._grossly_wrong,
                 known=self._locate,
             )
         except KeyboardInterrupt:
@@ -250,10 +249,6 @@ class _Investigation:
         self.too_slow += any(finding.detail == "crash.hang" for finding in found)
         return found
 
-    def _grossly_wrong(self, case: GraphCase) -> Sequence[Finding]:
-        self.stop.check()
-        return gross_error_oracle(case, CASE_LIMIT) or ()
-
     def _explain(self, location: Location) -> None:
         """The steps after the operator is known: reduce, write a script, look for a workaround, an explanation."""
         found = self.found
@@ -295,7 +290,7 @@ class _Investigation:
             kind=finding.kind,
             deadline=min(time.monotonic() + REDUCTION_LIMIT, self.deadline),
             progress=lambda progress: self._say(f"making it smaller: {progress}"),
-            oracle=_oracle_of(location, cut),
+            oracle=_oracle_of(cut),
         )
         stopped = reduction.stopped == "interrupted"
         if stopped:
@@ -325,7 +320,7 @@ class _Investigation:
                 kind=finding.kind,
                 source=found.source,
                 timeout=INTERRUPTED_SCRIPT_LIMIT if interrupted else limit,
-                oracle=_oracle_of(location, small),
+                oracle=_oracle_of(small),
             )
         except (Untranslatable, OSError) as error:
             found.evidence[EvidenceKey.REPRO] = f"none: {error}"
@@ -367,7 +362,7 @@ class _Investigation:
             found.evidence[EvidenceKey.REPRO] = repro.doubt
 
     def _find_workaround(self, location: Location, small: Cut | None) -> None:
-        oracle, evidence = _oracle_of(location, small), self.found.evidence
+        oracle, evidence = _oracle_of(small), self.found.evidence
         search = WorkaroundSearch(
             self.failure, self.findings, oracle, self.deadline, self._say, evidence, location.stage
         )
@@ -401,10 +396,8 @@ def _names_kernel(finding: Finding) -> bool:
     return finding.node is not None and finding.detail in BY_ITSELF
 
 
-def _oracle_of(location: Location, cut: Cut | None) -> Oracle:
-    if cut is not None and cut.finding.kind is Kind.EXCEPTION:
-        return exception_oracle
-    return gross_error_oracle if location.gross else verdict_oracle
+def _oracle_of(cut: Cut | None) -> Oracle:
+    return exception_oracle if cut is not None and cut.finding.kind is Kind.EXCEPTION else verdict_oracle
 
 
 def _write_bug_report(failure: Failure, findings: Sequence[Finding], found: Diagnosis) -> None:

@@ -13,7 +13,6 @@ from checked_backend._torch.inductor import warm_inductor
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Coverage, Finding, Kind
 from checked_backend.graphs.mode_blocks import with_mode_blocks
-from checked_backend.numerics.measure import measure
 from checked_backend.process.job import JobEnd
 from checked_backend.process.worker import cannot_fork, run_in_worker
 from checked_backend.regions.compile import copy_graph, resolve_compiler
@@ -23,9 +22,6 @@ from checked_backend.report import Report
 
 Oracle = Callable[[GraphCase, float], tuple[Finding, ...] | None]
 """Returns the findings about a case within the given seconds; None if eager cannot run it."""
-
-GROSS = 0.1
-"""The share of a result's size, in rms, that rounding of one operator never exceeds, even in half precision."""
 
 
 def warm_up(case: GraphCase) -> None:
@@ -96,28 +92,6 @@ def _runs_in_eager(case: GraphCase, timeout: float) -> bool:
         return False
 
 
-def gross_error_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Compare a case with eager, and only find outputs that are far off, or NaN or infinite on one side.
-
-    This is for a part of a program that is known to be wrong. By itself the part may be so ill-conditioned that the
-    verdict must be "rounding explains it", as when it divides by a count of equal elements.
-
-    Returns:
-        A finding for each such output; None for a program that eager cannot run.
-    """
-
-    @torch.no_grad()
-    def find() -> Iterator[Finding]:
-        expected = case.graph(*copy_values(case.inputs))
-        actual = _compiled(case)(*copy_values(case.inputs))
-        for place, (one, other) in enumerate(zip(expected, actual, strict=True)):
-            if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-                yield from _gross(f"output[{place}]", one, other)
-
-    answer = _answer(find, timeout)
-    return () if isinstance(answer, JobEnd) else answer
-
-
 def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
     """Find that eager raises and the compiled program does not: for a case without results in eager.
 
@@ -153,13 +127,3 @@ def _raised(function: Callable[..., object], case: GraphCase) -> Exception | Non
     except Exception as error:
         return error
     return None
-
-
-def _gross(subject: str, expected: torch.Tensor, actual: torch.Tensor) -> Iterator[Finding]:
-    metrics = measure(reference=expected, candidate=actual)
-    if metrics.nonfinite_mismatched:
-        message = "NaN or infinity on one side only"
-        yield Finding(Kind.NONFINITE, subject, message, str(Kind.NONFINITE), metrics=metrics)
-    elif metrics.rmse > GROSS * metrics.reference_rms:
-        message = f"off by more than {GROSS:.0%} of the values' size"
-        yield Finding(Kind.LOGIC, subject, message, str(Kind.LOGIC), metrics=metrics)

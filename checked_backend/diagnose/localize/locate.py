@@ -96,7 +96,6 @@ class Location:
         message: The difference of its result, as text.
         cut: A small case that fails.
         notes: The steps that were tried, and why the search went no further.
-        gross: Whether the cut only fails for the oracle of gross errors.
         flow: How the error flows through the graph, if the probe saw that.
         recorded: The graph, if a kernel was found to be wrong.
         kernel: That kernel.
@@ -110,7 +109,6 @@ class Location:
     message: str = ""
     cut: Cut | None = None
     notes: tuple[str, ...] = ()
-    gross: bool = False
     flow: tuple[NodeError, ...] = ()
     recorded: Recorded | None = None
     kernel: WrongKernel | None = None
@@ -129,14 +127,9 @@ def locate(
     oracle: CallOracle,
     tell: Callable[[str], None] = lambda _text: None,
     *,
-    gross: CallOracle = lambda _case: (),
     known: Callable[[Location], None] = lambda _location: None,
 ) -> Location:
     """Find out where a failure comes from.
-
-    Args:
-        gross: Tries a case too, but finds only gross differences, without asking whether rounding explains them. It
-            is for a region without a part that is wrong by itself.
 
     Raises:
         Exception: The call cannot be run again.
@@ -171,7 +164,6 @@ def locate(
             compiler=resolve_compiler(candidate) if stage is None else stage.compiler(Capture()),
             oracle=fitting,
             killing=fitting if crashes else partial(_tried, failing, oracle, or_killed=True),
-            gross=partial(_tried, failing, gross),
             tell=tell,
             known=known,
             notes=notes,
@@ -321,7 +313,6 @@ class Search:
         stage: The name of the first wrong stage.
         compiler: That stage, as a compiler.
         killing: Like `oracle`, but a case that kills its process is a finding too.
-        gross: Tries a case, and only finds gross differences.
         notes: The steps that were tried; more are added.
         gradients: Makes the parts of Dynamo's graph that are differentiated; None if no gradient failed.
     """
@@ -333,7 +324,6 @@ class Search:
     compiler: Compiler
     oracle: CallOracle
     killing: CallOracle
-    gross: CallOracle
     tell: Callable[[str], None]
     known: Callable[[Location], None]
     notes: list[str]
@@ -361,10 +351,6 @@ class Search:
             found = self._faulty(*slight)
             if found.cut is None:  # the slight error explains nothing, and the program compiled anew is right
                 found = None
-        if found is None:
-            notes = [*self.notes, "rounding alone would explain what each part does by itself"]
-            found = replace(self, oracle=self.gross, killing=self.gross, notes=notes)._bisected()
-            found = None if found is None else replace(found, gross=True)
         return found or self._whole()
 
     def _recorded(self, kernel: WrongKernel) -> _Hypothesis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from checked_backend.diagnose.localize.called import aten_name
-from checked_backend.diagnose.localize.locate import Location, locate
-from checked_backend.diagnose.oracle import gross_error_oracle
-from checked_backend.findings import Finding
-from checked_backend.options import CheckOptions
-from checked_backend.regions.build import build_region
-from checked_backend.regions.failure import Failure
+from checked_backend.diagnose.localize.locate import Location
 from tests.support import faults
 from tests.support.locate_tools import calls, inference, located, operator_of, oracle, training
 
@@ -298,28 +293,3 @@ def test_the_name_is_that_of_what_the_call_comes_down_to() -> None:
         "to": "_to_copy.default",
     }.items():
         assert names[node] == f"aten.{name}"
-
-
-@pytest.mark.process
-def test_where_no_part_is_wrong_by_itself_gross_differences_tell() -> None:
-    """As if rounding explained whatever a part does: the verdicts about parts are all passes."""
-    found: list[Location] = []
-
-    def investigator(failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
-        found.append(locate(failure, findings, lambda _case: (), gross=lambda case: gross_error_oracle(case, 60) or ()))
-        return findings
-
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = CheckOptions(compiler=faults.wrong_operator(str(torch.tanh)), on_divergence="record")
-        return build_region(gm, example_inputs, options, None, silent=True, investigator=investigator)
-
-    def function(x: Tensor) -> Tensor:
-        x = torch.sin(x)
-        x[1:3].mul_(2)  # such a graph is not probed
-        return torch.tanh(x) + 1
-
-    torch.compile(function, backend=backend)(torch.randn(4, 4))
-    [location] = found
-    assert location.gross
-    assert location.op == "aten.tanh.default"
-    assert "rounding alone" in location.notes[0]
