@@ -56,7 +56,7 @@ def cut_into_layers(gm: fx.GraphModule) -> list[Piece]:
     """
     calls = [node for node in gm.graph.nodes if node.op in CALLS]
     inputs = map(recorded_value, gm.graph.find_nodes(op="placeholder"))
-    if not all(isinstance(value, torch.Tensor) for value in inputs):  # but a size
+    if not all(isinstance(value, torch.Tensor) for value in inputs):  # symbolic sizes are numbers
         return []
     for start, length, times in _repeated(calls):
         ends = [0, *(start + length * number for number in range(times + 1)), len(calls)]
