@@ -48,7 +48,6 @@ from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
 from checked_backend.regions.float64_twin import (
-    compile_layers_of_twin,
     compile_twin,
     computes_in_low_precision,
     needs_default_dtype,
@@ -183,10 +182,6 @@ class _Source:
 
         return CompiledOnce(self.waiting.compiling(words, compile_for))
 
-    def in_float64(self, compile_for: Callable[[Sequence[Any]], Callable[..., Any]]) -> CompiledOnce:
-        """The region's float64 twin, when it is first needed."""
-        return CompiledOnce(self.waiting.compiling("in float64", compile_for))
-
 
 def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -209,13 +204,12 @@ def _variants(
     operators = None
     if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
         operators = _operator_step(source, candidate, local, kernels)
-    twin = source.in_float64(lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
-    builds: dict[Build, CompiledOnce] = {Build.TWIN: twin, Build.RECOMPILED: source.compiled_by(compiler, "once more")}
-    layers = None
-    if options.compiler == "inductor" and not source.thorough:
-        layers = source.in_float64(
-            lambda inputs64: compile_layers_of_twin(compiler, pristine, inputs64) or twin(inputs64)
-        )
+    builds: dict[Build, CompiledOnce] = {
+        Build.TWIN: CompiledOnce(
+            source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
+        ),
+        Build.RECOMPILED: source.compiled_by(compiler, "once more"),
+    }
     if unfused is not None:
         builds[Build.UNFUSED] = source.compiled_by(unfused, "without fusion")
     return Variants(
@@ -227,7 +221,6 @@ def _variants(
         low_precision=low_precision,
         operators=operators,
         compiling_twin=cpp_kernels_together if options.compiler == "inductor" else nullcontext,
-        layers_of_twin=layers,
         entangled=local if isinstance(local, str) else "",
         compiling=compiling,
         waiting=source.waiting,

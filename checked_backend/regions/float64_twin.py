@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from checked_backend._torch.operators import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
-from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.modes.grouped_mm import grouped_mm
 from checked_backend.numerics.bits import holds_floats
-from checked_backend.regions.compile import CompiledOnce, Compiler, Region, compile_again, copy_graph, copy_in_casts
-from checked_backend.regions.layers import cut_into_layers
+from checked_backend.regions.compile import Compiler, compile_again, copy_graph, copy_in_casts
 from checked_backend.tensors.float64_copies import promoted_dtype
 
 _WIDEST = {"float": "double", "half": "double", "bfloat16": "double", "chalf": "cdouble", "cfloat": "cdouble"}
@@ -184,40 +181,4 @@ def compile_twin(
         return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, promoted_dtype)
 
 
-def compile_layers_of_twin(compiler: Compiler, gm: fx.GraphModule, inputs64: Sequence[Any]) -> Region | None:
-    """Compile a region's float64 twin layer by layer, so that layers that are alike are compiled once.
-
-    Returns:
-        The twin. It is right or wrong as the whole one is, but for an error that a compiler makes only where one layer
-        meets the next. None if the region has no such layers.
-    """
-    pieces = cut_into_layers(gm)
-    if not pieces:
-        return None
-    compiled: dict[fx.GraphModule, CompiledOnce] = {}
-    for piece in pieces:
-        traced = [recorded_value(node) for node in piece.inputs]
-        compile_for = partial(compile_twin, compiler, piece.graph, traced)
-        compiled.setdefault(piece.graph, CompiledOnce(compile_for))
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    given = dict(zip(placeholders, inputs64, strict=True))
-    for piece in pieces:
-        compiled[piece.graph]([given[node] if node in given else _like(node) for node in piece.inputs])
-    returned = outputs_of(gm.graph)
-
-    def run(*args: Any) -> Any:
-        values = dict(zip(placeholders, args, strict=True))
-        for piece in pieces:
-            inputs = [values[node] for node in piece.inputs]
-            values.update(zip(piece.outputs, compiled[piece.graph](inputs)(*inputs), strict=True))
-        return [values[node] if isinstance(node, fx.Node) else node for node in returned]
-
-    return run
-
-
-def _like(node: fx.Node) -> torch.Tensor:
-    """A tensor as a node of a region has it in float64, of any values."""
-    value = recorded_value(node)
-    dtype = promoted_dtype(value.dtype)
-    made = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad)
+Region = Callable[..., Any]

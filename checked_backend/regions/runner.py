@@ -56,8 +56,6 @@ class Variants:
         operators: Checks the operators of such a region, each by itself.
         compiling_twin: The block in which the float64 twin is compiled, its backward pass too, which is compiled as it
             runs.
-        layers_of_twin: Compiles the twin layer by layer, which is faster. It serves where no difference is outside of
-            its noise.
         entangled: The reason why the region cannot be run without its exchanges with other ranks; "" if it can.
         compiling: Seconds that the candidate took to compile; its float64 twin takes about as long.
     """
@@ -70,7 +68,6 @@ class Variants:
     low_precision: bool = False
     operators: OperatorStep | None = None
     compiling_twin: Callable[[], AbstractContextManager[None]] = nullcontext
-    layers_of_twin: CompiledOnce | None = None
     entangled: str = ""
     compiling: float = 0.0
     waiting: Waiting = field(default_factory=lambda: Waiting("", tells=False))
@@ -234,8 +231,6 @@ class RegionRunner:
         if short := sorted(name for name in lossy if not is_built_in(name)):
             raise TwinError(f"{', '.join(short)} returns less than float64 in float64")
         make, seconds = self.variants.compilers.get(recipe.build), self.variants.compiling
-        if recipe.build is Build.TWIN and not recipe.urgent:
-            make = self.variants.layers_of_twin or make
         if make is None:
             return None
         bare, _ = self.call.fresh(wide=recipe.float64)

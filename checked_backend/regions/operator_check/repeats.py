@@ -63,7 +63,7 @@ def _repeated(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         value = recorded_value(node)
         if node.op not in ("call_function", "call_method") or has_effects(node) or not isinstance(value, torch.Tensor):
             continue
-        key = (described(node), *modes.values())
+        key = (_described(node), *modes.values())
         if key not in seen:
             seen.add(key)
         elif value.layout is torch.strided and storage_key(value) not in written:
@@ -76,7 +76,7 @@ def _written(node: fx.Node) -> Any:
     return None if target is None else recorded_value(target)
 
 
-def described(node: fx.Node) -> str:
+def _described(node: fx.Node) -> str:
     """What is known of a call when it is traced."""
     places = {source: place for place, source in enumerate(node.all_input_nodes)}
     values = fx.map_arg((node.args, node.kwargs), lambda source: (places[source], _kind(source)))
@@ -87,7 +87,7 @@ def _kind(node: fx.Node) -> Any:
     value = recorded_value(node)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
-    return described(node) if node.op in CALLS else node.name  # several results, a size; a body
+    return _described(node) if node.op in CALLS else node.name  # several results, a size; a body
 
 
 class _Values(fx.Interpreter):
