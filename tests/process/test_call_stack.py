@@ -37,11 +37,3 @@ def at_worst() -> int:
 def test_no_depth_asks_the_system_for_memory_at_every_call() -> None:
     assert at_worst() >= 500
     assert with_deep_stack(lambda: at_worst())() < 100
-
-
-def test_a_function_stays_what_it_was() -> None:
-    def plain(x: int, *, y: int = 2) -> int:
-        return x + y
-
-    assert with_deep_stack(plain) is plain
-    assert plain(1) == 3
