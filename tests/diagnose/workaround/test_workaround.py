@@ -186,7 +186,7 @@ def test_of_the_graph_passes_the_one_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_operators_of_a_program_that_has_functions_are_those_that_they_call() -> None:
     graph = fx.symbolic_trace(lambda x: (torch.relu(torch.clamp(x, 1, 200)),))
-    case = GraphCase(graph, (torch.zeros(3, dtype=torch.int8),), CheckOptions(compiler="inductor"))
+    case = GraphCase(graph, (torch.zeros(3, dtype=torch.complex64),), CheckOptions(compiler="inductor"))
     assert [setting.fallback for setting in operator_fallbacks(case)] == [torch.ops.aten.clamp.default]  # it raises
     names = [str(setting.fallback) for setting in operator_fallbacks(replace(case, inputs=(torch.zeros(3),)))]
     assert names == ["aten.relu.default", "aten.clamp.default"]
