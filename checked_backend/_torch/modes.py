@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
@@ -16,12 +18,32 @@ __all__ = [
     "DisableTorchDispatch",
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
+    "OperatorWatch",
     "TorchDispatchMode",
     "disable_current_modes",
     "enter_autocast",
     "exit_autocast",
     "set_inference_mode",
 ]
+
+
+class OperatorWatch(TorchDispatchMode):
+    """Calls a function with each operator and its arguments, before the operator runs.
+
+    Args:
+        higher_order: Whether higher-order operators are shown, too; else they cannot run inside.
+    """
+
+    def __init__(self, show: Callable[[Any, tuple[Any, ...], dict[str, Any]], object], *, higher_order: bool = False):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.supports_higher_order_operators = higher_order
+        self._show = show
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._show(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 def set_inference_mode(enabled: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,21 @@ def size_hint(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | flo
     node: Any = value.node
     hint = node.hint if node.has_hint() else None
     return hint if isinstance(hint, (int, float, bool)) else None
+
+
+def hint_of(value: Any) -> int:
+    """A size as an integer: its value while tracing, or 1 if that is unknown."""
+    if isinstance(value, torch.SymInt):
+        hint = size_hint(value)
+        return 1 if hint is None else int(hint)
+    return int(value)
+
+
+def tensor_bytes(value: Any) -> int | None:
+    """Size in memory of a recorded tensor, with hints for symbolic sizes; None for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return math.prod(map(hint_of, value.shape)) * value.dtype.itemsize
 
 
 def shape_facts(value: Any, symbols: set[str]) -> tuple[dict[str, tuple[int | None, int | None]], list[str]]:

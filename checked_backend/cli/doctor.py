@@ -64,9 +64,7 @@ class Diagnosis:
             "schema": "checked_backend.cli.doctor",
             "version": 1,
             "verdict": self.verdict.value,
-            "environment": dict(self.environment),
-            "backends": list(self.backends),
-            "capabilities": [asdict(capability) for capability in self.capabilities],
+            **asdict(self),
         }
 
     def __str__(self) -> str:

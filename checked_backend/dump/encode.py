@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.operators import triton_kernel
-from checked_backend._torch.symbols import shape_facts, size_hint
+from checked_backend._torch.symbols import hint_of, shape_facts, size_hint, tensor_bytes
 from checked_backend.dump.arguments import BadArgument, argument_nodes, encode_argument, takes_message
 from checked_backend.dump.schema import is_path
 from checked_backend.dump.targets import (
@@ -23,7 +22,7 @@ from checked_backend.dump.targets import (
     known_function,
     needed_import,
 )
-from checked_backend.dump.tensors import TensorTable, hint_of, sizes_of, symbolic_text, unsupported_reason, value_range
+from checked_backend.dump.tensors import TensorTable, sizes_of, symbolic_text, unsupported_reason, value_range
 from checked_backend.graphs.nodes import fetched, recorded_value
 from checked_backend.graphs.source_line import source_line
 
@@ -56,13 +55,6 @@ def encode_graph(gm: fx.GraphModule) -> EncodedGraph:
     found.graph = _graph(gm, found, "")
     _facts(gm, found)
     return found
-
-
-def tensor_bytes(value: Any) -> int | None:
-    """Size in memory of a recorded tensor, with hints for symbolic sizes; None for anything else."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return math.prod(hint_of(size) for size in value.shape) * value.dtype.itemsize
 
 
 def _graph(gm: fx.GraphModule, found: EncodedGraph, path: str) -> dict[str, Any]:

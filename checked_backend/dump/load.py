@@ -42,11 +42,6 @@ _BLOCK = 1 << 20
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 
-def sha256(data: bytes) -> str:
-    """The checksum of a text file."""
-    return hashlib.sha256(data).hexdigest()
-
-
 def with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document with its format, version and checksum."""
     full = {"format": FORMAT, "version": VERSION, **document}
@@ -143,7 +138,8 @@ def read_regions(path: Path, storages: Sequence[Storage]) -> dict[str, torch.Ten
 
 
 def _checksum(document: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii"))
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _no_constant(text: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -28,15 +29,15 @@ from torch import fx
 
 from checked_backend._torch.dynamo import dynamo_restarts
 from checked_backend._torch.modes import disable_current_modes
+from checked_backend._torch.symbols import tensor_bytes
 from checked_backend.dump.encode import (
     EncodedGraph,
     GraphInput,
     describe_inputs,
     encode_graph,
     graph_inputs,
-    tensor_bytes,
 )
-from checked_backend.dump.load import sha256, with_checksum
+from checked_backend.dump.load import with_checksum
 from checked_backend.dump.module import module_source, repro_source
 from checked_backend.errors import DumpError, DumpWarning
 from checked_backend.findings.paths import shown_path
@@ -271,7 +272,7 @@ class RegionDump:
                 "saved": saved_activations(gm, kind),
                 "requires": list(encoded.requires),
                 "unsupported": list(encoded.unsupported),
-                "files": {name: sha256(content) for name, content in data.items()},
+                "files": {name: hashlib.sha256(content).hexdigest() for name, content in data.items()},
             }
         )
         pending.facts["graph"] = graph["checksum"]

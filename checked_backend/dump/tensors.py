@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checked_backend._torch.fake_tensors import FakeTensor
-from checked_backend._torch.symbols import size_hint
+from checked_backend._torch.symbols import hint_of
 from checked_backend._torch.tensors import (
     is_traceable_wrapper_subclass,
     is_zero_tensor,
@@ -27,14 +27,6 @@ from checked_backend.numerics.bits import memory_of
 _ALIGN = 64  # saved pieces start at multiples of this: the rounding of vectorised kernels may depend on alignment
 _CHUNK = 64 << 20
 _ROW = 1024
-
-
-def hint_of(value: Any) -> int:
-    """A size as an integer: its value while tracing, or 1 if that is unknown."""
-    if isinstance(value, torch.SymInt):
-        hint = size_hint(value)
-        return 1 if hint is None else int(hint)
-    return int(value)
 
 
 def symbolic_text(value: Any) -> int | str:

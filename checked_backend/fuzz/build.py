@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 
 from checked_backend.fuzz.control import Block, blocks_of, items_of, run_in_order
 from checked_backend.fuzz.known import INFIX, OPERATORS, operation
@@ -24,7 +25,6 @@ from checked_backend.fuzz.program import (
     Ref,
     Size,
     Statement,
-    map_leaves,
     value_of,
 )
 from checked_backend.scripts.values import write_value
@@ -72,11 +72,7 @@ def _filled(given: Input, count: int) -> torch.Tensor:
         values = torch.randn(count, generator=source, dtype=torch.complex128 if dtype.is_complex else torch.float64)
     else:
         values = torch.rand(count, generator=source, dtype=torch.float64) * (given.high - given.low) + given.low
-    if given.fill == "edges":
-        which = torch.randint(0, len(EDGES), (count,), generator=source)
-        here = torch.rand(count, generator=source) < _SHARE_OF_EDGES
-        values = torch.where(here, torch.tensor(EDGES, dtype=torch.float64)[which].to(values.dtype), values)
-    return values.to(dtype)
+    return _with_edges(given, values, EDGES, source).to(dtype)
 
 
 def _integers(given: Input, count: int, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
@@ -84,20 +80,22 @@ def _integers(given: Input, count: int, dtype: torch.dtype, source: torch.Genera
     low, high = (-3, 3) if given.fill == "normal" else (int(given.low), int(given.high))
     low, high = max(low, limits.min), min(high, limits.max)
     values = torch.randint(low, max(low, high) + 1, (count,), generator=source, dtype=torch.int64)
-    if given.fill == "edges":
-        edges = torch.tensor([0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1])
-        which = torch.randint(0, len(edges), (count,), generator=source)
-        values = torch.where(torch.rand(count, generator=source) < _SHARE_OF_EDGES, edges[which], values)
-    return values.to(dtype)
+    edges = (0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1)
+    return _with_edges(given, values, edges, source).to(dtype)
+
+
+def _with_edges(given: Input, values: torch.Tensor, edges: Sequence[float], source: torch.Generator) -> torch.Tensor:
+    if given.fill != "edges":
+        return values
+    which = torch.randint(0, len(edges), values.shape, generator=source)
+    here = torch.rand(values.shape, generator=source) < _SHARE_OF_EDGES
+    return torch.where(here, torch.tensor(edges, dtype=values.dtype)[which], values)
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
     """The strides of a dense tensor."""
-    strides, step = [0] * len(shape), 1
-    for dim in reversed(order if order is not None else range(len(shape))):
-        strides[dim] = step
-        step *= max(1, shape[dim])
-    return tuple(strides)
+    order = range(len(shape)) if order is None else order
+    return torch.empty_permuted(tuple(shape), tuple(order), device="meta").stride()
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -144,7 +142,7 @@ def eager_value(raw: Any, known: Sequence[Any]) -> Any:
     def value(leaf: Any) -> Any:
         return getattr(torch, leaf.name) if isinstance(leaf, Constant) else value_of(leaf, known)
 
-    return map_leaves(raw, value)
+    return map_aggregate(raw, value)
 
 
 def run_eager(program: FuzzProgram, run: Callable[[Statement, Sequence[Any]], Any] = run_call) -> list[Any]:

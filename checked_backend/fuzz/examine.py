@@ -32,7 +32,7 @@ from checked_backend.fuzz.results import ProgramResult, documented
 from checked_backend.fuzz.text import PLANTED
 from checked_backend.report import Report
 from checked_backend.runs.case import Status
-from checked_backend.sweep.examine import why_undecided
+from checked_backend.sweep.examine import SEED_OF_CHECK, why_undecided
 
 _Key = TypeVar("_Key", bound=Hashable)
 Compiler = str | Callable[..., Any]
@@ -53,9 +53,6 @@ _SHARED = Effort(levels=False)
 _HALF = frozenset({"float16", "bfloat16"})
 _TO_HALF = frozenset({"Tensor.half", "Tensor.bfloat16"})
 _LONGEST = 400
-_SEED = 6_031_769
-"""No seed that a compiler would set: it would not show."""
-
 CHECK_FAILED = "the check itself failed"
 """How the message of a program begins whose check raised an exception."""
 
@@ -248,7 +245,7 @@ def _checked(
     """Check programs as one. There is no report if the check itself failed."""
     began = time.monotonic()
     try:
-        torch.manual_seed(_SEED)
+        torch.manual_seed(SEED_OF_CHECK)
         program, others = merge(programs), merge([on_other_values(one) for one in programs])
         further, refilled = (make_inputs(others.inputs) for _ in range(2))  # in other tensors, then in the first call's
         report = check(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
+from torch.fx.node import map_aggregate
 
 from checked_backend.errors import FuzzError, SuiteError
 from checked_backend.runs.case import STRICT, decode
@@ -119,8 +120,8 @@ class Statement:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def mapped(self, change: Callable[[Any], Any]) -> Statement:
-        """The same with the leaves of its arguments changed, as by `map_leaves`."""
-        return Statement(self.op, map_leaves(self.args, change), map_leaves(dict(self.kwargs), change))
+        """The same with the leaves of its arguments changed: what is in tuples, lists, dicts and slices."""
+        return Statement(self.op, map_aggregate(self.args, change), map_aggregate(dict(self.kwargs), change))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +194,10 @@ def map_refs(call: Statement, moved: Callable[[int], int]) -> Statement:
     return call.mapped(change)
 
 
-def map_leaves(raw: Any, change: Callable[[Any], Any]) -> Any:
-    """The same argument with its leaves changed: what is in tuples, lists, dicts and slices, or the argument itself."""
-    match raw:
-        case tuple():
-            return tuple(map_leaves(item, change) for item in raw)
-        case list():
-            return [map_leaves(item, change) for item in raw]
-        case dict():
-            return {key: map_leaves(item, change) for key, item in raw.items()}
-        case slice():
-            return slice(*(map_leaves(part, change) for part in (raw.start, raw.stop, raw.step)))
-    return change(raw)
-
-
 def leaves_of(call: Statement) -> list[Any]:
     """What is in the arguments of a call."""
     found: list[Any] = []
-    map_leaves((call.args, dict(call.kwargs)), found.append)
+    map_aggregate((call.args, dict(call.kwargs)), found.append)
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
-from checked_backend._torch.modes import TorchDispatchMode, disable_current_modes
+from checked_backend._torch.modes import OperatorWatch, disable_current_modes
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, fake_kernel, higher_order_kernel
 from checked_backend._torch.pytree import tree_leaves, tree_map
 from checked_backend.findings.paths import shown_path
@@ -124,21 +124,6 @@ class _Caught(BaseException):
         self.inputs: Inputs = tuple(args), dict(kwargs)
 
 
-class _Catch(TorchDispatchMode):
-    """Catches the arguments of an operator without running it."""
-
-    def __init__(self, operator: OpOverload) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operator = operator
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is self.operator:
-            raise _Caught(args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
 def unwrap_call(
     target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]] | None:
@@ -163,8 +148,13 @@ def unwrap_call(
     operator, kernel = (args[0] if args else None), higher_order_kernel(target)
     if not isinstance(operator, OpOverload) or kernel is None:
         return None
+
+    def catch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if func is operator:
+            raise _Caught(args, kwargs)
+
     try:
-        with disable_current_modes(), _Catch(operator):
+        with disable_current_modes(), OperatorWatch(catch):
             kernel(*args, **kwargs)
     except _Caught as caught:
         return operator, *caught.inputs

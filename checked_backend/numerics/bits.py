@@ -85,12 +85,12 @@ def is_on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu
 
 
-def slabs(sizes: Iterable[int]) -> Iterator[list[int]]:
-    """Places of the tensors that a GPU works on at once: a few million elements, or a single tensor."""
+def slabs(sizes: Iterable[int], most: int = _SLAB) -> Iterator[list[int]]:
+    """Places of the tensors that a GPU works on at once: so many elements, or a single tensor."""
     slab: list[int] = []
     total = 0
     for place, size in enumerate(sizes):
-        if slab and total + size > _SLAB:
+        if slab and total + size > most:
             yield slab
             slab, total = [], 0
         slab.append(place)

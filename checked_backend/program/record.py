@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from checked_backend._torch.collectives import is_async_result
-from checked_backend._torch.modes import TorchDispatchMode
+from checked_backend._torch.modes import OperatorWatch
 from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.settings import precision_in_effect
 from checked_backend._torch.tensors import inner_tensors
@@ -190,23 +190,21 @@ def _projections(flat: torch.Tensor) -> tuple[float, ...]:
     return tuple((sums / flat.numel() ** 0.5).tolist())
 
 
+@dataclass(eq=False)
 class RecordedRegion:
     """A compiled region, each due call of which is recorded: what it takes, gives and changes, and its gradients.
 
     Its graph is a copy that no compiler has changed. It is kept until the first call.
     """
 
-    def __init__(
-        self, recorder: Recorder, name: str, gm: fx.GraphModule, inputs: Sequence[str], run: Callable[..., Any]
-    ) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._graph: fx.GraphModule | None = gm
-        self._inputs = inputs
-        self._run = run
-        self._calls = 0
-        self._mutated: frozenset[int] = frozenset()
-        self._kinds: frozenset[str] = frozenset()
+    _recorder: Recorder
+    _name: str
+    _graph: fx.GraphModule | None
+    _inputs: Sequence[str]
+    _run: Callable[..., Any]
+    _calls: int = 0
+    _mutated: frozenset[int] = frozenset()
+    _kinds: frozenset[str] = frozenset()
 
     def __call__(self, *args: Any) -> Any:
         """Run the region, and record it if the call is due."""
@@ -255,20 +253,21 @@ class RecordedRegion:
         graph, self._graph = self._graph, None
         if graph is None:
             return
-        log = _ProductLog()
+        kinds: set[str] = set()
 
         def run(*fakes: Any) -> Any:
+            watch = OperatorWatch(lambda func, args, _kwargs: kinds.update(_products(func, args)), higher_order=True)
             try:
-                with log:
+                with watch:
                     return graph.forward(*fakes)
             except BaseException:
-                log.kinds |= {"matmul", "conv"}  # it may have any product
+                kinds.update(("matmul", "conv"))  # it may have any product
                 raise
 
         with random_untouched():
             found = find_effects(run, args).mutated
         self._mutated = frozenset(range(len(args))) if found is None else found
-        self._kinds = frozenset(log.kinds)
+        self._kinds = frozenset(kinds)
 
     def _precision(self, args: Sequence[Any]) -> dict[str, Any]:
         """The members of this call's records that tell how it computes."""
@@ -279,25 +278,14 @@ class RecordedRegion:
         }
 
 
-class _ProductLog(TorchDispatchMode):
-    """Notes which of `PRODUCTS` a graph has, while it runs. An operator that is not torch's own may multiply inside."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.kinds: set[str] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(isinstance(arg, torch.Tensor) and arg.dtype in (torch.float32, torch.complex64) for arg in args):
-            if isinstance(func, OpOverload) and func.namespace in ("aten", "prims", "prim"):
-                name = func._schema.name.partition("::")[2]
-                self.kinds |= {next((kind for part, kind in _NAMES if part in name), "")} - {""}
-            else:
-                self.kinds.add("matmul")
-        return func(*args, **(kwargs or {}))
+def _products(func: Any, args: Sequence[Any]) -> Iterator[str]:
+    """Which of `PRODUCTS` an operator makes of these arguments. One that is not torch's own may multiply inside."""
+    if any(isinstance(arg, torch.Tensor) and arg.dtype in (torch.float32, torch.complex64) for arg in args):
+        if isinstance(func, OpOverload) and func.namespace in ("aten", "prims", "prim"):
+            name = func._schema.name.partition("::")[2]
+            yield from [kind for part, kind in _NAMES if part in name][:1]
+        else:
+            yield "matmul"
 
 
 def coarsest(device: str, operations: Sequence[str] | frozenset[str]) -> float:

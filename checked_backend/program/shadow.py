@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.regions.unchecked_calls import unobserved
 from checked_backend.report.ledger import Ledger
 from checked_backend.report.reporter import Reporter
-from checked_backend.report.session import Session
+from checked_backend.report.session import Session, during
 from checked_backend.report.write import KeptReport
 
 _NEED_DYNAMO = frozenset({"associative_scan", "cond", "flex_attention", "scan", "while_loop"})
@@ -230,18 +230,10 @@ _CHANGED = (
 
 
 _comparing: ContextVar[bool] = ContextVar("checked_backend_comparing_whole_calls", default=False)
+"""Whether a block is part of a whole call: compiled calls inside of it are not compared by themselves."""
 
 
-@contextmanager
-def _outermost() -> Iterator[None]:
-    """Mark a block as part of a whole call, so that compiled calls inside of it are not compared by themselves."""
-    token = _comparing.set(True)
-    try:
-        yield
-    finally:
-        _comparing.reset(token)
-
-
+@dataclass(slots=True, eq=False)
 class Shadows:
     """The compiled functions and modules of a program, each compared as a whole.
 
@@ -251,14 +243,13 @@ class Shadows:
         numpy: Whether Dynamo has traced NumPy's functions into a graph of the program's.
     """
 
-    def __init__(self, options: CheckOptions, session: Callable[[], Session], tell: Callable[[str, int], None]) -> None:
-        self.seconds = 0.0
-        self.numpy = False
-        self.options = options
-        self.session = session
-        self.tell = tell
-        self.began = time.perf_counter()
-        self._shadows: list[_Shadow] = []
+    options: CheckOptions
+    session: Callable[[], Session]
+    tell: Callable[[str, int], None]
+    seconds: float = 0.0
+    numpy: bool = False
+    began: float = field(default_factory=time.perf_counter)
+    _shadows: list[_Shadow] = field(default_factory=list)
 
     def over(self, original: Any, compiled: Any, compile_again: Compile) -> Any:
         """Wrap the result of ``torch.compile``, so that sampled calls are compared with eager.
@@ -322,7 +313,7 @@ class _Shadow(Reporter):
         with self._lock:
             self._calls += 1
             number = self._calls
-        with _outermost():
+        with during(_comparing, True):
             call = None
             if self._due(number):
                 with self._aside():
@@ -350,7 +341,7 @@ class _Shadow(Reporter):
     def _differentiated(self, number: int, call: OwnCall, actual: Outcome) -> None:
         """Compare the gradients of a call, which its backward pass has sent just now."""
         is_known = False
-        with _outermost():
+        with during(_comparing, True):
             with self._aside(_GRADIENTS):
                 call.expected = self._eager_gradients(call, actual)
                 call.ledger.count({_GRADIENTS: len(actual.subjects)})

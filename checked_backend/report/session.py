@@ -41,6 +41,7 @@ class SessionPart(Protocol):
         """End with the session. What could not be checked goes to the session's coverage."""
 
 
+_T = TypeVar("_T")
 _PartT = TypeVar("_PartT", bound=SessionPart)
 
 
@@ -133,14 +134,14 @@ class Session:
         if threads and not alone:
             _open[block] = threading.get_ident(), self
         try:
-            with _during((*around, self)):
+            with during(_sessions, (*around, self)):
                 yield
         finally:
             _open.pop(block, None)
 
     def paused(self) -> AbstractContextManager[None]:
         """Keep what happens in a block from this session."""
-        return _during(tuple(session for session in active_sessions() if session is not self))
+        return during(_sessions, tuple(session for session in active_sessions() if session is not self))
 
 
 _open: dict[object, tuple[int, Session]] = {}  # no lock: forked processes ask too
@@ -148,12 +149,13 @@ _open: dict[object, tuple[int, Session]] = {}  # no lock: forked processes ask t
 
 
 @contextmanager
-def _during(sessions: tuple[Session, ...]) -> Iterator[None]:
-    token = _sessions.set(sessions)
+def during(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    """A block in which a variable of this context has a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _sessions.reset(token)
+        variable.reset(token)
 
 
 def _title(regions: Sequence[RegionInfo]) -> str:

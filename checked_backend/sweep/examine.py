@@ -6,8 +6,8 @@ import copy
 import math
 import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +32,7 @@ from checked_backend.sweep.suites import suite_of
 from checked_backend.sweep.suites.base import Built, Unsupported
 
 _SEED = 0
-_SEED_OF_CHECK = 6_031_769
+SEED_OF_CHECK = 6_031_769
 """No seed that a compiler would set: it would not show."""
 
 _LONGEST = 600
@@ -73,10 +73,11 @@ def examine(
         note(stage)
         _seed(_SEED)
         built = suite_of(spec).build(case, settings)
-        program = _prepare(built, case.mode, settings.run_as or case.dtype, case.device)
+        training = case.mode == "training"
+        program = _prepare(built, training, settings.run_as or case.dtype, case.device)
         stage = "running the model in eager"
         note(stage)
-        empty = _runs_in_eager(program)
+        empty = _runs_in_eager(program, training)
     except (Exception, SystemExit) as error:
         refused = _refused(error, stage)
         excuse = _excuse(built, settings.run_as or case.dtype)
@@ -93,10 +94,10 @@ def examine(
     stage = "checking the compiled program"
     try:
         note(stage)
-        _seed(_SEED_OF_CHECK)
+        _seed(SEED_OF_CHECK)
         session = Session(tell_early)
         with session.entered():
-            report = _override(_checked(built, program, case, settings), settings)
+            report = _override(_checked(program, training, case, settings), settings)
         result = _result_of(report, settings)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
@@ -122,7 +123,7 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _runs_in_eager(program: _Prepared) -> bool:
+def _runs_in_eager(program: Built, training: bool) -> bool:
     """Run the program once in eager, on copies: the check must start from the program's unchanged state.
 
     Returns:
@@ -132,24 +133,24 @@ def _runs_in_eager(program: _Prepared) -> bool:
         copied = copy.deepcopy(program)
     except Exception:  # some models cannot be copied; the check reports that itself
         copied = program
-    results = copied.step()
-    if program.training and _scalar_loss(results) is None:
+    results = _step(copied, training)
+    if training and _scalar_loss(results) is None:
         raise Unsupported("nothing of what it returns has gradients, so there is nothing to train")
     tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
-def _checked(built: Built, program: _Prepared, case: Case, settings: Settings) -> Report:
-    if built.check is not None:
-        return built.check()
+def _checked(program: Built, training: bool, case: Case, settings: Settings) -> Report:
+    if program.check is not None:
+        return program.check()
     return check(
         program.function,
         tuple(program.args),
         program.kwargs,
         compiler=load_compiler(case.compiler),
-        gradients=program.training,
+        gradients=training,
         dynamic=True if case.dynamic else None,
-        optimizer=parse_optimizer(settings.optimizer) if settings.optimizer and program.training else None,
+        optimizer=parse_optimizer(settings.optimizer) if settings.optimizer and training else None,
         localize=settings.localize,
         compiler_options=settings.compiler_options,
     )
@@ -283,30 +284,16 @@ def _noise(finding: Finding, limits: Mapping[str, tuple[float, str]]) -> str | N
     return f"{reason} (its relative error {metrics.rmse / metrics.reference_rms:.2g} is within {limit:g})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A program to run.
-
-    Attributes:
-        function: A function or a module. The module applies autocast itself if the case asks for it.
-        training: Whether a step has a backward pass.
-    """
-
-    function: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    training: bool
-
-    def step(self) -> object:
-        """Run one step: forward, and in training backward, too. Returns the results of the program."""
-        if not self.training:
-            with torch.no_grad():
-                return self.function(*self.args, **self.kwargs)
-        results = self.function(*self.args, **self.kwargs)
-        loss = _scalar_loss(results)
-        if loss is not None:
-            loss.backward()
-        return results
+def _step(program: Built, training: bool) -> object:
+    """Run one step: forward, and in training backward, too. Returns the results of the program."""
+    if not training:
+        with torch.no_grad():
+            return program.function(*program.args, **program.kwargs)
+    results = program.function(*program.args, **program.kwargs)
+    loss = _scalar_loss(results)
+    if loss is not None:
+        loss.backward()
+    return results
 
 
 def _scalar_loss(results: object) -> torch.Tensor | None:
@@ -318,11 +305,10 @@ def _scalar_loss(results: object) -> torch.Tensor | None:
     return torch.stack([part.cpu() for part in parts]).sum() if len(parts) > 1 else parts[0]
 
 
-def _prepare(built: Built, mode: str, dtype: str, device: str) -> _Prepared:
+def _prepare(built: Built, training: bool, dtype: str, device: str) -> Built:
     """Bring a program to a mode, a device, and the case's dtype or the one that a rule replaces it with."""
-    training = mode == "training"
     if built.ready:
-        return _Prepared(built.function, built.args, built.kwargs, training)
+        return built
     module = built.function if isinstance(built.function, torch.nn.Module) else None
     wanted = _DTYPES.get(dtype)
     if module is not None:
@@ -334,7 +320,7 @@ def _prepare(built: Built, mode: str, dtype: str, device: str) -> _Prepared:
     function = built.function
     if dtype == "amp":
         function = Autocast(module, device) if module is not None else _under_autocast(built.function, device)
-    return _Prepared(function, args, kwargs, training)
+    return replace(built, function=function, args=args, kwargs=kwargs)
 
 
 def _moved(leaf: object, device: str, dtype: torch.dtype | None) -> object:

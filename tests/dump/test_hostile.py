@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.util
 import json
 import os
@@ -18,7 +19,6 @@ import torch
 
 import checked_backend as cb
 from checked_backend.dump import render_dump
-from checked_backend.dump.load import sha256
 from tests.support.dump_tools import Net, dumping, dumps, edit, python
 from tests.support.hostile_edits import GRAPH_EDITS, Edit, relu
 
@@ -188,7 +188,7 @@ def test_code_in_the_folder_is_not_run_by_loading_or_showing(dump: Path, monkeyp
     bomb = "open('pwned', 'w').close()\n"
     for file in ("module.py", "repro.py", "torch.py", "json.py", "numpy.py"):
         (dump / file).write_text(bomb)
-    own = dict.fromkeys(("module.py", "repro.py"), sha256(bomb.encode()))
+    own = dict.fromkeys(("module.py", "repro.py"), hashlib.sha256(bomb.encode()).hexdigest())
     edit(dump / "graph.json", lambda document: document["files"].update(own))
     loaded = cb.load_dump(dump)
     loaded.module(*loaded.inputs())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.modes import TorchDispatchMode
+from checked_backend._torch.modes import OperatorWatch
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 from checked_backend._torch.tensors import middle_lane
 from checked_backend.diagnose.localize.subgraph import called_name, is_view_operator, unshared
@@ -21,21 +21,6 @@ from checked_backend.regions.torch_state import modes_restored
 
 _HELPERS = frozenset({"clone", "lift_fresh", "detach", "_to_copy", "copy", "alias", "scalar_tensor", "expand"})
 """Operators that functions call as helpers, besides their main one."""
-
-
-class _Calls(TorchDispatchMode):
-    """Notes the operators that are called. Composite operators are only seen under inference mode."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[OpOverload] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if isinstance(func, OpOverload):
-            self.found.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
@@ -64,8 +49,13 @@ def aten_name(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> str:
 def operators_called(
     gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node | None = None, mode: Callable[[], Any] = torch.no_grad
 ) -> tuple[Sequence[OpOverload], bool]:
-    """The operators that a node calls, or all nodes of a graph, and whether one raises in eager."""
-    calls, own = _Calls(), eager_graph(gm)
+    """The operators that a node calls, or all nodes of a graph, and whether one raises in eager.
+
+    Composite operators are only seen under inference mode.
+    """
+    found: list[OpOverload] = []
+    calls = OperatorWatch(lambda func, *_: found.extend([func] if isinstance(func, OpOverload) else []))
+    own = eager_graph(gm)
     follower = fx.Interpreter(own)
     try:
         with mode(), modes_restored():
@@ -78,8 +68,8 @@ def operators_called(
                 for used in follower.user_to_last_uses.get(one, ()):
                     del follower.env[used]
     except Exception:  # the node itself raises in eager, or the graph cannot be run under this mode
-        return calls.found, True
-    return calls.found, False
+        return found, True
+    return found, False
 
 
 def _helps(func: OpOverload) -> bool:

@@ -118,12 +118,7 @@ class GradientValues:
         return cls(made, frozenset(node for node in live if node not in written or node.op != "placeholder"), arriving)
 
     def differentiated(self, case: GraphCase, returned: Sequence[fx.Node], sources: Sequence[fx.Node]) -> GraphCase:
-        """A case that is differentiated, as its part is in the whole graph.
-
-        Args:
-            returned: The nodes that it returns.
-            sources: The nodes that are its inputs.
-        """
+        """A case that is differentiated, as its part is in the whole graph; it returns some nodes, given others."""
         wanted = frozenset(place for place, source in enumerate(sources) if source in self.differentiable)
         return replace(case, cotangents=tuple(map(self._cotangent, returned)), wanted=wanted)
 

@@ -28,6 +28,7 @@ from checked_backend.graphs.effects import writes
 from checked_backend.graphs.source_line import source_line
 from checked_backend.modes.float64 import Float64Mode, to_float64
 from checked_backend.modes.random_tape import RandomTape, RecordRandom
+from checked_backend.numerics.measure import measure
 from checked_backend.regions.inputs import copy_values
 from checked_backend.regions.torch_state import modes_restored
 
@@ -91,18 +92,14 @@ def error_flow(
 
 def relative(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """How far a tensor is off, relative to the expected one, in root mean square."""
-    if expected.shape != actual.shape or not expected.numel():
-        return math.inf if expected.shape != actual.shape else 0.0
+    if expected.shape != actual.shape:
+        return math.inf
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    one, two = expected.detach().to(wide), actual.detach().to(wide)
-    same = (one == two) | (one.isnan() & two.isnan())
-    if bool(same.all()):
+    metrics = measure(reference=expected.to(wide), candidate=actual.to(wide))
+    if not metrics.mismatched:
         return 0.0
-    apart = torch.where(same, torch.zeros_like(one), one - two).abs()
-    finite = one.isfinite()
-    size = float(one[finite].abs().square().mean().sqrt()) if bool(finite.any()) else 0.0
-    error = float(apart.square().mean().sqrt())
-    return error / size if size and math.isfinite(error) else math.inf
+    size = 0.0 if metrics.nonfinite_mismatched else metrics.reference_rms
+    return metrics.rmse / size if size else math.inf
 
 
 def _values(

@@ -33,6 +33,7 @@ from checked_backend.findings import Finding, Kind
 from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
+from checked_backend.numerics.bits import slabs
 from checked_backend.numerics.measure import measure
 from checked_backend.process.job import JobEnd
 from checked_backend.regions.compile import Compiler, compile_again
@@ -179,17 +180,9 @@ def _written_input(node: fx.Node) -> fx.Node | None:
 
 def segments(gm: fx.GraphModule, limit: int) -> Iterator[list[fx.Node]]:
     """Split a graph's calls into runs whose exposed tensors together take at most ``limit`` bytes."""
-    part: list[fx.Node] = []
-    size = 0
-    for node in calls_of(gm):
-        own = sum(bytes_of(made) for made in tensors_made(node)) if worth_exposing(node) else 0
-        if part and size + own > limit:
-            yield part
-            part, size = [], 0
-        part.append(node)
-        size += own
-    if part:
-        yield part
+    calls = calls_of(gm)
+    sizes = [sum(map(bytes_of, tensors_made(node))) if worth_exposing(node) else 0 for node in calls]
+    return ([calls[place] for place in slab] for slab in slabs(sizes, limit))
 
 
 def worth_exposing(node: fx.Node) -> bool:

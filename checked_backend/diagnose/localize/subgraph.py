@@ -15,6 +15,7 @@ from torch import fx
 
 from checked_backend._torch.modes import enter_autocast, exit_autocast
 from checked_backend._torch.operators import OpOverload
+from checked_backend._torch.symbols import tensor_bytes
 from checked_backend.graphs.effects import has_effects, mode_name, sets_mode, writes
 from checked_backend.graphs.nodes import is_getitem, recorded_value
 from checked_backend.regions.compile import copy_graph
@@ -150,13 +151,7 @@ def is_view_operator(target: OpOverload) -> bool:
 
 def bytes_of(node: fx.Node) -> int:
     """Bytes of the tensor that a node stands for, 0 if it is none."""
-    value = recorded_value(node)
-    if not isinstance(value, torch.Tensor):
-        return 0
-    elements = 1
-    for size in value.shape:
-        elements *= size if isinstance(size, int) else (size.node.hint or 1)
-    return elements * value.element_size()
+    return tensor_bytes(recorded_value(node)) or 0
 
 
 def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool = False) -> fx.GraphModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -123,44 +124,37 @@ def _made(node: fx.Node) -> int:
     return math.prod(size for size in sizes if type(size) is int)
 
 
+@dataclass(slots=True, eq=False)
 class Problem:
     """The smallest program so far that goes wrong in the same way.
 
-    Args:
+    Attributes:
         deadline: A `time.monotonic` moment after which nothing is tried.
         progress: Called before each program that is tried, with a line for people.
-
-    Attributes:
         shown: Whether the first program showed the finding in a worker process. If not, nothing is reduced.
         stopped: Why reducing ended: ``done``, ``deadline`` or ``interrupted`` (Ctrl-C).
     """
 
-    def __init__(
-        self,
-        program: FailingCase,
-        kind: Kind,
-        deadline: float,
-        *,
-        progress: Callable[[str], None] = lambda _line: None,
-        oracle: Oracle = verdict_oracle,
-    ) -> None:
-        self.best = program
-        self.shown = False
-        self.stopped: Literal["done", "deadline", "interrupted"] = "done"
-        self.tried = 0
-        self.step = "start"
-        self._kind = kind
-        self._deadline = deadline
-        self._progress = progress
-        self._oracle = oracle
-        self.size = measure_size(program)
-        self._signs: set[tuple[str, str]] = set()
-        self._rejected: set[Hashable] = set()
-        self._timeout = 10 * MIN_TIMEOUT_S
-        self._races = has_race(program)
+    best: FailingCase
+    kind: Kind
+    deadline: float
+    progress: Callable[[str], None] = lambda _line: None
+    oracle: Oracle = verdict_oracle
+    shown: bool = False
+    stopped: Literal["done", "deadline", "interrupted"] = "done"
+    tried: int = 0
+    step: str = "start"
+    size: Size = field(init=False)
+    _signs: set[tuple[str, str]] = field(default_factory=set)
+    _rejected: set[Hashable] = field(default_factory=set)
+    _timeout: float = 10 * MIN_TIMEOUT_S
+    _races: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size, self._races = measure_size(self.best), has_race(self.best)
 
     def _timeout_left(self) -> float:
-        left = self._deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise OutOfTime
         return min(self._timeout, left)
@@ -172,13 +166,13 @@ class Problem:
             OutOfTime: The deadline has passed, or passed while it was checked.
         """
         timeout = self._timeout_left()
-        self._progress(f"{self.size}, {self.tried} tried, {self.step}")
+        self.progress(f"{self.size}, {self.tried} tried, {self.step}")
         self.tried += 1
         began = time.monotonic()
-        found = self._oracle(program.case, timeout) or ()
+        found = self.oracle(program.case, timeout) or ()
         self._timeout_left()
-        alike = [item for item in found if (item.kind, item.subject) == (self._kind, program.subject)]
-        raised = self._kind in (Kind.CRASH, Kind.EXCEPTION)  # the exception must stay, too
+        alike = [item for item in found if (item.kind, item.subject) == (self.kind, program.subject)]
+        raised = self.kind in (Kind.CRASH, Kind.EXCEPTION)  # the exception must stay, too
         signs = {(item.detail, f"{item.expected} {item.actual}" if raised else "") for item in alike}
         if not self._signs:
             self._signs = signs
@@ -208,17 +202,13 @@ class Problem:
 
     def wrong_results(self, program: FailingCase) -> list[int]:
         """The outputs of a program that go wrong in the wanted kind."""
-        found = self._oracle(program.case, self._timeout_left()) or ()
-        subjects = {item.subject for item in found if item.kind == self._kind}
+        found = self.oracle(program.case, self._timeout_left()) or ()
+        subjects = {item.subject for item in found if item.kind == self.kind}
         count = len(outputs_of(program.case.graph.graph))
         return [place for place in range(count) if f"output[{place}]" in subjects]
 
     def all_or_each(self, items: Callable[[], Sequence[_T]], changed: Callable[[Sequence[_T]], FailingCase]) -> None:
-        """Accept a program in which all of some items are changed, else programs in which each of them is.
-
-        Args:
-            items: The items that there are now.
-        """
+        """Accept a program in which all items that there are now are changed, else programs in which each is."""
         found = items()
         if len(found) > 1 and self.consider(changed(found)):
             return
@@ -227,12 +217,7 @@ class Problem:
                 self.consider(changed([one]))
 
     def drop_runs(self, items: Callable[[], Sequence[_T]], without: Callable[[Sequence[_T]], FailingCase]) -> None:
-        """Accept programs without ever shorter runs of items.
-
-        Args:
-            items: The items that there are now.
-            without: Makes the program without some of them.
-        """
+        """Accept programs without ever shorter runs of the items that there are now."""
         size = max(1, len(items()) // 2)
         while size:
             place = 0

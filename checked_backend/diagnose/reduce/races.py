@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from checked_backend._torch.modes import TorchDispatchMode
+from checked_backend._torch.modes import OperatorWatch
 from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.regions.inputs import copy_values
 
@@ -28,10 +28,16 @@ def has_race(program: FailingCase) -> bool:
     """
     if not any(map(_may_race, program.case.graph.graph.nodes)):
         return False
-    watch = _Watch()
-    with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
+    found = False
+
+    def look(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal found
+        written = _WRITES.get((func._schema.name.partition("::")[2].strip("_"), func._schema.overload_name))
+        found = found or (written is not None and written(*args, **kwargs))
+
+    with contextlib.suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]), OperatorWatch(look):
         program.case.graph(*copy_values(program.case.inputs))
-    return watch.found
+    return found
 
 
 def _may_race(node: fx.Node) -> bool:
@@ -39,23 +45,6 @@ def _may_race(node: fx.Node) -> bool:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return node.op.startswith("call_") and any(part in name for part in _NAMES)
-
-
-class _Watch(TorchDispatchMode):
-    """Looks at each call that writes by index, in eager."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        schema = func._schema
-        written = _WRITES.get((schema.name.partition("::")[2].strip("_"), schema.overload_name))
-        if written is not None:
-            self.found |= written(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def _differ(where: torch.Tensor, values: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ _MOST_OF_INPUT = 512
 _SCALARS = (0, 1, 1, 2, 2, 3, -1, -2, 5, 7, 0.5, -0.5, 1.5, 2.0, 0.1, 1e-3, 10, 100, 127, True)
 
 
+@dataclass(slots=True, eq=False)
 class Draft:
     """The program so far, and the values that its calls have in eager.
 
@@ -68,18 +69,17 @@ class Draft:
         turns: The loops around what is added now, each as the number of its turn.
     """
 
-    def __init__(self, rng: random.Random, choices: Choices, *, gradients: bool, dynamic: bool) -> None:
-        self.rng = rng
-        self.values: list[Any] = []
-        self.gradients = gradients
-        self.dynamic = dynamic
-        self.turns: list[Ref] = []
-        self._choices = choices
-        self._entries: list[Input | Statement] = []
-        self._open: list[int] = []
-        self._before: list[Any] = []
-        self._hidden: set[int] = set()
-        self._next: Ref | None = None
+    rng: random.Random
+    choices: Choices
+    gradients: bool
+    dynamic: bool
+    values: list[Any] = field(default_factory=list)
+    turns: list[Ref] = field(default_factory=list)
+    _entries: list[Input | Statement] = field(default_factory=list)
+    _open: list[int] = field(default_factory=list)
+    _before: list[Any] = field(default_factory=list)
+    _hidden: set[int] = field(default_factory=set)
+    _next: Ref | None = None
 
     def chance(self, probability: float) -> bool:
         """Whether something of this probability happens."""
@@ -89,7 +89,7 @@ class Draft:
 
     def dtype(self) -> str:
         """A dtype for an input."""
-        allowed = {name: weight for name, weight in _DTYPES.items() if name in (self._choices.dtypes or _DTYPES)}
+        allowed = {name: weight for name, weight in _DTYPES.items() if name in (self.choices.dtypes or _DTYPES)}
         return self.rng.choices(list(allowed), list(allowed.values()))[0]
 
     def shape(self) -> tuple[int, ...]:

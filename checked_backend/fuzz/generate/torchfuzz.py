@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from checked_backend.errors import CheckedBackendError, FuzzError
 from checked_backend.fuzz.build import argument_of, dtype_name, run_eager
@@ -36,7 +37,6 @@ from checked_backend.fuzz.program import (
     Statement,
     decode_program,
     encode_program,
-    map_leaves,
 )
 from checked_backend.random_state import random_untouched
 
@@ -199,7 +199,7 @@ def _statement(node: fx.Node, values: Mapping[fx.Node, Ref]) -> Statement:
     if name is None or node.op not in ("call_method", "call_function") or not is_known(name):
         raise LeftOut(f"{getattr(node.target, '__name__', node.target)}, which no program may call")
     kwargs = {key: value for key, value in node.kwargs.items() if key != "device" or str(value) != "cpu"}
-    args, kwargs = map_leaves((tuple(node.args), kwargs), lambda leaf: _leaf(leaf, values))
+    args, kwargs = map_aggregate((tuple(node.args), kwargs), lambda leaf: _leaf(leaf, values))
     return Statement(name, args, kwargs)
 
 

@@ -70,6 +70,7 @@ class Suite(Protocol):
 
     def fingerprint(self) -> str:
         """A text that changes when the models do; empty if the versions of libraries suffice for that."""
+        return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
         """Make a model and its inputs.

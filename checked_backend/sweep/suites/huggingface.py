@@ -14,7 +14,7 @@ import torch
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
-from checked_backend.sweep.suites.base import Built, Model, Unsupported
+from checked_backend.sweep.suites.base import Built, Model, Suite, Unsupported
 from checked_backend.sweep.suites.tiny_configs import WAYS, tiny_config
 from checked_backend.sweep.suites.tiny_inputs import tiny_inputs
 
@@ -35,16 +35,12 @@ _BATCH = 2
 _SECONDS = 60.0
 
 
-class HuggingFace:
+class HuggingFace(Suite):
     """One class for each model type in the registry of transformers: the one with the head the type is known for."""
 
     def models(self) -> Sequence[Model]:
         """See `Suite`."""
         return [Model(name) for name in sorted(set(_architectures()), key=str.lower)]
-
-    def fingerprint(self) -> str:
-        """See `Suite`. The version of transformers suffices."""
-        return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
         """See `Suite`."""

@@ -10,7 +10,7 @@ import torch
 
 from checked_backend.runs.case import Case
 from checked_backend.sweep.settings import Settings
-from checked_backend.sweep.suites.base import Built, Model, Unsupported
+from checked_backend.sweep.suites.base import Built, Model, Suite, Unsupported
 
 _BATCH = 2
 _HINT = (
@@ -19,16 +19,12 @@ _HINT = (
 )
 
 
-class Timm:
+class Timm(Suite):
     """The models in timm's own registry."""
 
     def models(self) -> Sequence[Model]:
         """See `Suite`."""
         return [Model(name) for name in _timm().list_models()]
-
-    def fingerprint(self) -> str:
-        """See `Suite`. The version of timm suffices."""
-        return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
         """See `Suite`."""
