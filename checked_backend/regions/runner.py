@@ -193,7 +193,10 @@ class RegionRunner:
             stack.enter_context(default_dtype(torch.float64) if widens else nullcontext())
             # A first run, because a lazily compiled backward must not be compiled under the replaying mode.
             values = self._values(region, replace(recipe, replays_draws=False))
-            return self._values(region, recipe) if self.facts.draws else values
+            if self.facts.draws:
+                del values  # the next run makes its own
+                values = self._values(region, recipe)
+            return values
 
     def _record(self) -> None:
         if self._tape.draws is None:

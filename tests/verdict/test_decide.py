@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from checked_backend.verdict import runner, thresholds
 from checked_backend.verdict.decide import decide
 from checked_backend.verdict.decisions import TensorPair
 from checked_backend.verdict.envelope import NoiseBaseline
-from checked_backend.verdict.runner import Control, Runner
+from checked_backend.verdict.runner import Build, Control, Recipe, Runner, Values
 from tests.support.scripted_controls import Scripted, decided, exact, fused
 
 # fused kernels that round less
@@ -332,3 +333,20 @@ def test_a_run_that_is_asked_for_again_is_not_made_again(
     decide([TensorPair("output[0]", "output[0]", right.float(), candidate)], lambda: controls, {}, signs=True)
     assert controls.asked["monte_carlo"] == times * thresholds.FIRST_RUNS
     assert controls.asked["repeat"] == times
+
+
+def test_no_more_than_one_run_of_eager_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "REMEMBERED_BYTES", 0)
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Watched(Scripted):
+        def run(self, recipe: Recipe) -> Values | None:
+            held.append(sum(value() is not None for value in made))
+            values = super().run(recipe)
+            made.extend(map(weakref.ref, () if values is None or recipe.build is not Build.EAGER else values.values()))
+            return values
+
+    held: list[int] = []
+    assert decided(Watched(torch.float32, exact(), exact), exact() * (1 + 1e-7), thorough=False).findings == []
+    assert len(held) > thresholds.FIRST_RUNS
+    assert max(held) == 0

@@ -93,6 +93,7 @@ def perturb(
             return
         for case in cases:
             case.widen(values, large=magnitude >= thresholds.STRONG_MAGNITUDE, float64=float64)
+        del values  # before the next run makes its own
 
 
 def compare_with_noise(cases: Iterable[Evidence]) -> None:

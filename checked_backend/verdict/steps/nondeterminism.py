@@ -46,7 +46,9 @@ def repeat_eager(context: Context) -> None:
     bare = run(BARE) if unlike else None
     steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
     other = run(replace(REPEAT, junk=2)) if steady else None
-    context.repeated = None if recorded is None else dict(recorded)
+    if recorded is not None:  # what eager repeats is not held twice
+        context.repeated = {case.pair.name: case.pair.reference for case in context.cases if case not in unlike}
+        context.repeated |= {case.pair.name: recorded[case.pair.name] for case in unlike if case.pair.name in recorded}
     for case in unlike:
         found = case.sample(recorded)
         if case in steady and context.repeated is not None and bare is not None:
