@@ -342,16 +342,13 @@ class Search:
             recorded, faulty = self._recorded(kernel)
             return replace(self._faulty(recorded, faulty), recorded=recorded, kernel=kernel)
         slight = self._probed()
+        if slight is None:
+            return self._bisected() or self._differentiated() or self._whole()
         # an operator's error may explain all that is wrong with a region
-        share = 0.0 if slight is None else share_of(slight[1].finding)
-        if slight is not None and (share >= CLEAR or max(map(share_of, in_values)) <= MUCH * share):
+        share = share_of(slight[1].finding)
+        if share >= CLEAR or max(map(share_of, in_values)) <= MUCH * share:
             return self._faulty(*slight)
-        found = self._past(slight) or self._differentiated()
-        if found is None and slight is not None:
-            found = self._faulty(*slight)
-            if found.cut is None:  # the slight error explains nothing, and the program compiled anew is right
-                found = None
-        return found or self._whole()
+        return self._past(*slight)
 
     def _recorded(self, kernel: WrongKernel) -> _Hypothesis:
         """The recorded graph that has a node of a lowered one; the lowered one itself if a last pass made the node."""
@@ -380,20 +377,16 @@ class Search:
                 break
         return best
 
-    def _past(self, slight: _Hypothesis | None) -> Location | None:
-        """Bisect for an error that hides from the probe, beyond a slight error that does not explain the findings."""
-        if slight is None:
-            return self._bisected()
-        _, faulty = slight
+    def _past(self, recorded: Recorded, faulty: FaultyOperator) -> Location:
+        """Look for an error that hides from the probe, beyond a slight error that does not explain the findings."""
         least, node = MUCH * share_of(faulty.finding), faulty.node
         grosser = replace(self, oracle=lambda case: [one for one in self.oracle(case) if share_of(one) > least])
-        found = grosser._bisected()
-        if found is None or found.cut is None:
-            return None
-        if any((one.name, one.target) == (node.name, node.target) for one in calls_of(found.cut.case.graph)):
-            return None  # an operator that magnifies the slight error is not at fault
+        found = grosser._bisected() or grosser._differentiated()
+        parts = () if found is None or found.cut is None else calls_of(found.cut.case.graph)
+        if any((one.name, one.target) == (node.name, node.target) for one in parts):
+            return self._faulty(recorded, faulty)  # an operator that magnifies the slight error is not at fault
         self.notes.append(f"{node.name} ({node.target}) is wrong too, but far too slightly to explain it")
-        return replace(found, notes=tuple(self.notes))
+        return replace(found or grosser._whole(), notes=tuple(self.notes))
 
     def _differentiated(self) -> Location | None:
         """Take Dynamo's graph apart with its gradients: forward and backward may only be wrong together."""

@@ -147,8 +147,7 @@ def test_a_gross_bug_that_hides_behind_a_slight_one() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("named", [True, False])
-def test_a_slight_error_is_only_blamed_for_a_gross_one_where_a_part_fails_by_itself(named: bool) -> None:
+def test_a_slight_error_is_not_blamed_for_a_gross_one_that_no_part_shows() -> None:
     """Compiled anew the program may be right, and ``erf`` has a little less precision than eager's as ever."""
     first: list[fx.Graph] = []
 
@@ -158,8 +157,9 @@ def test_a_slight_error_is_only_blamed_for_a_gross_one_where_a_part_fails_by_its
         first.append(node.graph)
         return faults.changed(value) if str(node.target) == "aten.gelu.default" and node.graph is first[0] else value
 
-    location = located(inference, Net(), faults.interpreted(result, "aot"), tries=oracle if named else lambda _case: ())
-    assert operator_of(location) == ("aten.tanh.default" if named else None)
+    location = located(inference, Net(), faults.interpreted(result, "aot"))
+    assert location.node is None
+    assert location.notes[0].startswith("tanh (aten.tanh.default) is wrong too, but far too slightly")
 
 
 @pytest.mark.process
