@@ -16,7 +16,7 @@ from checked_backend.modes.float64 import to_float64
 from checked_backend.numerics.bits import with_memory
 from checked_backend.numerics.fingerprint import is_freed
 from checked_backend.ranks.exchanges import Exchanges
-from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values
+from checked_backend.regions.inputs import Inputs, WriteCounts, copy_values, is_strided
 from checked_backend.regions.schedule import TimedCheck
 from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState
 
@@ -245,6 +245,8 @@ class Call:
         leaves: Mapping[int, torch.Tensor] = {}
         if arguments is None:
             arguments, leaves = self.fresh(wide=wide)
+        copies = [leaf for leaf in leaves.values() if wide and is_strided(leaf)]
+        arguments = _in_views(arguments, copies)
         with self.undisturbed(), ExitStack() as stack:
             (rng or self.rng).restore()
             for mode in modes:
@@ -255,11 +257,20 @@ class Call:
             execution.final_rng = self.rng.now()
             if cotangents is not None:
                 graph = execution.graph(self.inputs.mutated)
-                execution.outputs = ()  # frees what the backward pass does not need
+                execution.outputs = execution.arguments = arguments = ()  # frees what the backward pass does not need
+                for leaf in copies:
+                    leaf.data = leaf.new_empty(0)  # and lets that pass free what it has used
                 with self.exchanges.paired(backward=True) if paired else replayed.backward():
                     execution.gradients = graph.backward(cotangents, retain_graph=False)
         execution.sent = replayed.values()
         return execution
+
+
+def _in_views(arguments: Sequence[Any], leaves: Sequence[torch.Tensor]) -> list[Any]:
+    """Arguments with views in place of leaves: a view keeps the values of a leaf that loses them."""
+    with torch.enable_grad():
+        views = {id(leaf): leaf.view_as(leaf) for leaf in leaves}
+    return [views.get(id(value), value) for value in arguments]
 
 
 def _without_history(value: Any) -> Any:

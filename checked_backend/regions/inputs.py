@@ -302,6 +302,11 @@ def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(plain.shape, plain.stride(), offset).copy_(plain)
 
 
+def is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no subclass, and its elements lie in memory by strides."""
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
+
+
 def span(tensor: torch.Tensor) -> int:
     """The number of elements from a strided tensor's first to its last, in memory."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

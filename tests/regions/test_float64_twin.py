@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import checked_backend as cb
 from checked_backend.regions.float64_twin import computes_in_low_precision, float64_graph
@@ -246,3 +247,23 @@ def test_no_run_in_float64_writes_to_the_users_tensor() -> None:
     x, program = torch.ones(2, 3, dtype=torch.float64), checked(lambda x, y: (x.half().fill_(2), y.sgn())[1], "eager")
     assert agreed(gathered(lambda: program(x, torch.randn(2))))
     assert torch.equal(x, torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_a_backward_pass_in_float64_frees_what_it_has_used() -> None:
+    freed: list[list[bool]] = []
+
+    def compiler(gm: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: torch.Tensor) -> Any:
+            outputs = gm.forward(*args)
+            if args[0].dtype is torch.float64 and outputs[0].requires_grad:
+                inputs = [StorageWeakRef(one.untyped_storage()) for one in args]
+                (inner, _), _ = outputs[0].grad_fn.next_functions
+                inner.register_prehook(lambda _gradients: freed.append([one.expired() for one in inputs]))
+            return outputs
+
+        return run
+
+    inputs = (torch.randn(4, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    compiled = checked(lambda x, a, b: x * a * b, compiler)
+    assert agreed(gathered(lambda: compiled(*inputs).sum().backward()))
+    assert freed == [[False, False, True]]

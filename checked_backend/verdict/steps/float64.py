@@ -174,7 +174,7 @@ def twin_difference(
     found = outside_noise(
         reference=high_precision,
         candidate=twin,
-        envelope=Envelope(torch.zeros_like(distance)) if envelope is None else envelope,
+        envelope=Envelope(distance.new_zeros(()).expand_as(distance)) if envelope is None else envelope,
         strong=further,
         allowances=_by_twin(high_precision, envelope),
     )
