@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from checked_backend.fuzz.control import Block, blocks_of, items_of, run_in_order
 from checked_backend.fuzz.known import INFIX, OPERATORS, operation
 from checked_backend.fuzz.program import (
     CONSTANTS,
+    Block,
     Constant,
     FuzzProgram,
     Input,
     Ref,
     Size,
     Statement,
+    blocks_of,
+    items_of,
+    run_in_order,
     value_of,
 )
 from checked_backend.scripts.values import write_value

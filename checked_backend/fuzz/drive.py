@@ -106,7 +106,7 @@ class ConfirmTask:
         question = {"program": encode_program(self.of.program), "localize": localize, "isolate": died}
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        end = _run("checked_backend.fuzz.confirm:confirm", question, seconds, asked, running)
+        end = _run("checked_backend.fuzz.worker:confirm", question, seconds, asked, running)
         made = Record.from_json(end.answer).group if end.answer else None
         if made is None:  # it took its process with it
             if end.stage != CONFIRMING:

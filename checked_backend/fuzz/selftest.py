@@ -10,13 +10,12 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
-from checked_backend.fuzz.confirm import death_of
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.fuzz.worker import begin
+from checked_backend.fuzz.worker import begin, death_of
 from checked_backend.process.job import AnswerFolder, Job, JobResources, run
 from checked_backend.runs.case import Status
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, run_eager, strides_of
-from checked_backend.fuzz.control import blocks_of, made_from, run_in_order
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import (
     CONTROL,
@@ -25,9 +24,11 @@ from checked_backend.fuzz.program import (
     Ref,
     Size,
     Statement,
+    blocks_of,
     encode_program,
-    map_refs,
+    made_from,
     refs_of,
+    run_in_order,
     value_of,
 )
 
@@ -213,16 +214,12 @@ def _instead(program: FuzzProgram, old: int, new: int) -> FuzzProgram:
 
 
 def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
-    """The same without some calls. What used them makes it invalid, unless that is dropped too."""
+    """The same without some calls; unchanged where a call that stays uses one of them."""
     first = len(program.inputs)
-    kept = [place for place in range(len(program.calls)) if place not in dropped]
-    where = {first + old: first + new for new, old in enumerate(kept)} | {place: place for place in range(first)}
     try:
-        calls = tuple(map_refs(program.calls[place], where.__getitem__) for place in kept)
-        returns = tuple(where[number] for number in program.returns if number in where)
-    except KeyError:  # a call that stays uses one that goes
+        return program.keeping(set(range(first + len(program.calls))) - {first + place for place in dropped})
+    except KeyError:
         return program
-    return replace(program, calls=calls, returns=returns)
 
 
 def _recorded(program: FuzzProgram, number: int) -> Input | None:

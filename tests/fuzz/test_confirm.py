@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from checked_backend.fuzz import confirm as confirming
-from checked_backend.fuzz.confirm import confirm, shows
+from checked_backend.fuzz import worker as confirming
 from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.program import FuzzProgram, encode_program
 from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.text import DIFFERS
-from checked_backend.fuzz.worker import FuzzOptions
+from checked_backend.fuzz.worker import FuzzOptions, confirm, shows
 from checked_backend.process.job import AnswerFolder
 from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import program_of
