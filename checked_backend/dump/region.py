@@ -47,6 +47,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.report.clean import listed
 from checked_backend.report.dot import graph_to_dot, render_svg
 from checked_backend.report.progress import say
+from checked_backend.report.write import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -233,11 +234,14 @@ class RegionDump:
         document, table = describe_inputs(pending.inputs, args)
         values = "inputs.safetensors" if self._values else None
         if values is not None:
-            with _replacing(pending.folder / values) as temporary:
-                document["storages"] = table.save(temporary)
+            try:
+                document["storages"] = table.save(pending.folder / values)
+            except BaseException:
+                (pending.folder / values).unlink(missing_ok=True)
+                raise
         # this file says whether the other one is valid, so replacing it completes the dump
-        with _replacing(pending.folder / "inputs.json") as temporary:
-            temporary.write_bytes(_json(with_checksum({**document, **pending.facts, "values": values})))
+        content = _json(with_checksum({**document, **pending.facts, "values": values}))
+        write_whole(content, pending.folder / "inputs.json")
 
     def _fill(self, target: Path, kind: str, gm: fx.GraphModule, encoded: EncodedGraph, pending: _Pending) -> None:
         title, (rank, world) = pending.folder.name, _rank()
@@ -307,18 +311,6 @@ def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
         {"name": node.name, "source": source_line(node), "bytes": tensor_bytes(recorded_value(node))}
         for node in dict.fromkeys(nodes)
     ]
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of another."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
