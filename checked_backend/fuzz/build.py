@@ -32,7 +32,7 @@ from checked_backend.fuzz.program import (
 )
 from checked_backend.scripts.values import write_value
 
-EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
+_EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
 
 _SHARE_OF_EDGES = 0.3
@@ -69,30 +69,22 @@ def _filled(given: Input, count: int) -> torch.Tensor:
         return torch.rand(count, generator=source) < 0.5
     if given.fill == "distinct":
         return (torch.randperm(count, generator=source) + int(given.low)).to(dtype)
+    edges: Sequence[float] = _EDGES
     if not (dtype.is_floating_point or dtype.is_complex):
-        return _integers(given, count, dtype, source)
-    if given.fill == "normal":
+        limits = torch.iinfo(dtype)
+        edges = (0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1)
+        low, high = (-3, 3) if given.fill == "normal" else (int(given.low), int(given.high))
+        low, high = max(low, limits.min), min(high, limits.max)
+        values = torch.randint(low, max(low, high) + 1, (count,), generator=source, dtype=torch.int64)
+    elif given.fill == "normal":
         values = torch.randn(count, generator=source, dtype=torch.complex128 if dtype.is_complex else torch.float64)
     else:
         values = torch.rand(count, generator=source, dtype=torch.float64) * (given.high - given.low) + given.low
-    return _with_edges(given, values, EDGES, source).to(dtype)
-
-
-def _integers(given: Input, count: int, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
-    limits = torch.iinfo(dtype)
-    low, high = (-3, 3) if given.fill == "normal" else (int(given.low), int(given.high))
-    low, high = max(low, limits.min), min(high, limits.max)
-    values = torch.randint(low, max(low, high) + 1, (count,), generator=source, dtype=torch.int64)
-    edges = (0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1)
-    return _with_edges(given, values, edges, source).to(dtype)
-
-
-def _with_edges(given: Input, values: torch.Tensor, edges: Sequence[float], source: torch.Generator) -> torch.Tensor:
-    if given.fill != "edges":
-        return values
-    which = torch.randint(0, len(edges), values.shape, generator=source)
-    here = torch.rand(values.shape, generator=source) < _SHARE_OF_EDGES
-    return torch.where(here, torch.tensor(edges, dtype=values.dtype)[which], values)
+    if given.fill == "edges":
+        which = torch.randint(0, len(edges), values.shape, generator=source)
+        here = torch.rand(values.shape, generator=source) < _SHARE_OF_EDGES
+        values = torch.where(here, torch.tensor(edges, dtype=values.dtype)[which], values)
+    return values.to(dtype)
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -43,38 +44,24 @@ def shrink(program: FuzzProgram, is_interesting: Interesting, deadline: float) -
     Args:
         deadline: A `time.monotonic` moment after which nothing is tried.
     """
-    best = program
+    best, before = program, None
     tried = {encode_program(program)}
-    before = None
+
+    def is_better(candidate: FuzzProgram) -> bool:
+        text = encode_program(candidate)
+        if text in tried or _cost(candidate) >= _cost(best):
+            return False
+        tried.add(text)
+        return bool(candidate.calls and candidate.returns) and runs_alike(candidate) and is_interesting(candidate)
+
     while before != best:
         before = best
         for step in (_straighter, _fewer_results, _needed_only, _plainer, _fewer_calls, _plainer_inputs):
-            best = _best_of(step, best, is_interesting, tried, deadline)
-    return best
-
-
-def _best_of(
-    step: Callable[[FuzzProgram], Iterator[FuzzProgram]],
-    best: FuzzProgram,
-    wrong: Interesting,
-    tried: set[str],
-    deadline: float,
-) -> FuzzProgram:
-    """Take the first smaller program that a step finds, and ask the step again."""
-    found = True
-    while found:
-        found = False
-        for candidate in step(best):
-            if time.monotonic() > deadline:
-                return best
-            candidate = candidate.unused_dropped()
-            text = encode_program(candidate)
-            if text in tried or _cost(candidate) >= _cost(best):
-                continue
-            tried.add(text)
-            if candidate.calls and candidate.returns and runs_alike(candidate) and wrong(candidate):
-                best, found = candidate, True
-                break
+            better: FuzzProgram | None = best
+            while better is not None:  # the first smaller program that a step finds; then the step is asked again
+                best = better
+                in_time = takewhile(lambda _: time.monotonic() <= deadline, step(best))
+                better = next(filter(is_better, (candidate.unused_dropped() for candidate in in_time)), None)
     return best
 
 
