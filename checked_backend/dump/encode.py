@@ -12,7 +12,7 @@ from torch import fx
 
 from checked_backend._torch.operators import triton_kernel
 from checked_backend._torch.symbols import hint_of, shape_facts, size_hint, tensor_bytes
-from checked_backend.dump.arguments import BadArgument, argument_nodes, encode_argument, takes_message
+from checked_backend.dump.arguments import BadArgument, decode_argument, encode_argument, takes_message
 from checked_backend.dump.schema import is_path
 from checked_backend.dump.targets import (
     Unresolved,
@@ -99,8 +99,7 @@ def _node(node: fx.Node, found: EncodedGraph) -> dict[str, Any]:
         args, kwargs = {"tuple": []}, {"dict": []}
     try:
         for value in (args, kwargs):
-            for _ in argument_nodes(value, message=takes_message(target)):
-                pass
+            decode_argument(value, lambda *_: 0, message=takes_message(target))
     except BadArgument as error:
         found.unsupported[f"node {node.name}: {error}"] = None
     return {
