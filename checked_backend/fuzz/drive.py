@@ -233,7 +233,7 @@ class _Run:
         for entry in found:
             if entry.failed:
                 self._sort(entry)
-        if not self.corpus.totals().checked and self.corpus.left_out().total() >= _GIVEN_UP:
+        if not self.corpus.checked and self.corpus.left_out().total() >= _GIVEN_UP:
             raise FuzzError(f"no programs were generated: {self.corpus.left_out_words()}")
 
     def _sort(self, entry: Entry) -> None:
