@@ -201,9 +201,9 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     program, asked = decode_program(question["program"]), options_of(question)
     begin(asked.folder if question["localize"] else answers.path / "reports")  # other reports are in the answer
     answers.note("loading the compiler")
-    check = partial(check_program, compiler=compiler_of(asked.compiler), options=asked.options)
+    checked = partial(check_program, compiler=compiler_of(asked.compiler), options=asked.options)
     answers.note(CONFIRMING)
-    first = check(program, isolate=_patience(asked) if question["isolate"] else None)
+    first = checked(program, isolate=_patience(asked) if question["isolate"] else None)
 
     def tell(smallest: FuzzProgram, came: ProgramResult, script: str = "", shown: bool = False) -> None:
         group = replace(signature_of(smallest, came), confirmed=True, script=script, script_shows=shown)
@@ -217,12 +217,11 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     if first.detail in DEATHS:
         smallest, last = _smaller_that_dies(program, first, asked, deadline), first
     else:
-        soon = _smaller_at_its_stage(program, first, asked.compiler, deadline)
-        smallest, last = _smaller(program, first, soon, check, deadline, tell)
+        smallest, last = _smaller(program, first, asked, deadline, tell)
     tell(smallest, last)
     if question["localize"]:
         answers.note("localizing")
-        localized = check(smallest, localize=True)
+        localized = checked(smallest, localize=True)
         if localized.kind:
             last = replace(localized, stage=localized.stage or last.stage)
             tell(smallest, last)
@@ -239,46 +238,41 @@ def _patience(asked: FuzzOptions) -> float:
 def _smaller(
     program: FuzzProgram,
     first: ProgramResult,
-    soon: FuzzProgram,
-    check: Callable[..., ProgramResult],
+    asked: FuzzOptions,
     deadline: float,
     tell: Callable[[FuzzProgram, ProgramResult], None],
 ) -> tuple[FuzzProgram, ProgramResult]:
-    """The smallest program found that fails in the same way, and what came out for it; ``soon`` is tried first."""
+    """The smallest program found that fails in the same way, and what came out for it.
+
+    It is looked for where compilation goes no further than the fault's stage: that costs a small part of what a
+    compiler such as Inductor takes. What fails there need not fail so when it is compiled to the end.
+    """
     smallest, last = program, first
     levels = first.stage == "eager"  # only there the kind depends on the level
+    checked = partial(check_program, compiler=compiler_of(asked.compiler), options=asked.options)
 
     def goes_wrong(candidate: FuzzProgram) -> bool:
         nonlocal smallest, last
-        came = check(candidate, levels=levels)
+        came = checked(candidate, levels=levels)
         if not came.fails_as(first):
             return False
         smallest, last = candidate, replace(came, stage=came.stage or first.stage)
         tell(smallest, last)
         return True
 
+    soon, compiler = program, _COMPILER_OF_STAGE.get(first.stage, asked.compiler)
+
+    def goes_wrong_soon(candidate: FuzzProgram) -> bool:
+        return check_program(candidate, compiler, levels=levels).fails_as(first)
+
+    if compiler != asked.compiler and goes_wrong_soon(program):
+        soon = shrink(program, goes_wrong_soon, deadline)
     if soon == program or not goes_wrong(soon):
         shrink(program, goes_wrong, deadline)
     if smallest is not program and not levels:
-        whole = check(smallest)
+        whole = checked(smallest)
         last = whole if whole.fails_as(first) else last
     return smallest, last
-
-
-def _smaller_at_its_stage(program: FuzzProgram, first: ProgramResult, name: str, deadline: float) -> FuzzProgram:
-    """The smallest program found that fails in the same way where compilation goes no further than the fault's stage.
-
-    To compile so far costs a small part of what a compiler such as Inductor takes. What fails there need not fail so
-    when it is compiled to the end.
-    """
-    compiler = _COMPILER_OF_STAGE.get(first.stage)
-    if compiler in (None, name):
-        return program
-
-    def goes_wrong(candidate: FuzzProgram) -> bool:
-        return check_program(candidate, compiler, levels=first.stage == "eager").fails_as(first)
-
-    return shrink(program, goes_wrong, deadline) if goes_wrong(program) else program
 
 
 def _smaller_that_dies(program: FuzzProgram, first: ProgramResult, asked: FuzzOptions, deadline: float) -> FuzzProgram:
