@@ -41,11 +41,8 @@ class BadGraph(Exception):
 def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
     """Check names, targets, arguments and order, without resolving operators that may not be here.
 
-    Args:
-        runs: Whether the graph will be run. A graph that is only shown may call anything.
-
-    Raises:
-        BadGraph: Something in it is wrong or not allowed.
+    A graph that is only shown, and not run, may call anything. `BadGraph` is raised if something is wrong or not
+    allowed.
     """
     if depth > _GRAPH_DEPTH:
         raise BadGraph("subgraphs are nested too deeply")

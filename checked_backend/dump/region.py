@@ -101,10 +101,7 @@ class DumpSlot:
 def claim_slot(root: Path, name: str) -> DumpSlot:
     """Claim the next free index of a region's name, also against other threads and processes.
 
-    Characters that do not belong in a file name become ``_``.
-
-    Raises:
-        DumpError: The folder cannot be made.
+    Characters that do not belong in a file name become ``_``. A DumpError is raised if the folder cannot be made.
     """
     safe = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("._") or "graph"
     folder = root / safe
@@ -129,11 +126,7 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A graph whose inputs are not known yet.
-
-    Attributes:
-        facts: What ``inputs.json`` says of the graph.
-    """
+    """A graph whose inputs are not known yet. ``facts`` are what ``inputs.json`` says of the graph."""
 
     folder: Path
     inputs: list[GraphInput]
@@ -154,11 +147,7 @@ class RegionDump:
     def claim(cls, root: Path, name: str, *, values: bool) -> RegionDump | None:
         """Claim the next index of a name; each rank of a distributed program has its own names.
 
-        Returns:
-            The dump; None, after a warning, if the disk is full.
-
-        Raises:
-            DumpError: The folder cannot be made for another reason.
+        None, after a warning, if the disk is full; a DumpError if the folder cannot be made for another reason.
         """
         rank, world = _rank()
         try:

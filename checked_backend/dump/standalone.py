@@ -34,9 +34,7 @@ def read_storages(path: Any) -> dict[str, torch.Tensor]:
 def build_inputs(document: Mapping[str, Any], saved: Mapping[str, torch.Tensor], seed: int = 0) -> list[Any]:
     """Build the inputs that an ``inputs.json`` describes.
 
-    Args:
-        saved: The result of `read_storages`. Missing values are made from the seed, within the recorded ranges.
-        seed: For values that were not saved.
+    Values that `read_storages` has not read are made from the seed, within the recorded ranges.
     """
     entries = document["inputs"]
     chosen = [entry for entry in entries if entry["type"] == "tensor"]

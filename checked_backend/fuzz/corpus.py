@@ -208,14 +208,9 @@ class Corpus(StoredRun[dict[str, str], Record]):
         self._keep("group", Record(of=entry.name, signature=signature))
 
     def put(self, group: Group, of: Entry | None = None, was: str = "") -> Group:
-        """Add a group, or join it with the one of its signature.
+        """Add a group, or join it with the one of its signature; the group as it is now.
 
-        Args:
-            of: The program that failed so.
-            was: The signature of the group whose place it takes.
-
-        Returns:
-            The group as it is now.
+        Given are the program that failed so, and the signature of a group whose place it takes.
         """
         there = self._groups.get(group.signature)
         changes = bool(was) or there is None or there.joined(group) != there

@@ -46,10 +46,8 @@ class CheckTask:
     def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[list[Entry], CheckTask | None]:
         """What came out, and what to check one by one because a process died at all of it.
 
-        What had no time, or was to come after a death, is missing.
-
-        Raises:
-            FuzzError: The process ended before it made or checked a program.
+        What had no time, or was to come after a death, is missing. A FuzzError is raised if the process ended before it
+        made or checked a program.
         """
         question = {"numbers": list(self.numbers), "batch": self.batch}
         end = _run("checked_backend.fuzz.worker:check", question, math.inf, asked, running)
@@ -134,9 +132,7 @@ def _run(
 def run_fuzz(asked: FuzzOptions, corpus: Corpus, progress: Progress | None = None) -> None:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
-    Raises:
-        FuzzError: No programs could be generated.
-        OSError: The system gives no process.
+    A FuzzError is raised if no programs can be generated, an OSError if the system gives no process.
     """
     run = _Run(asked, corpus, progress)
     with ThreadPoolExecutor(asked.jobs) as pool:

@@ -64,10 +64,8 @@ _PLACE = re.compile(r"\boutput\[\d+\]|\[x\d+\]")
 def compiler_of(name: str) -> Compiler:
     """The compiler that a name stands for: a backend, ``FILE.py:NAME``, or ``planted:`` and the name of a fault.
 
-    The file's code runs: trust it. The faults are those of `checked_backend.fuzz.planted`.
-
-    Raises:
-        CheckedBackendError: There is no such file, function or fault, or the file raised.
+    The file's code runs: trust it. The faults are those of `checked_backend.fuzz.planted`. A CheckedBackendError is
+    raised if there is no such file, function or fault, or the file raised.
     """
     if not name.startswith(_PLANTED):
         return load_compiler(name)
@@ -96,14 +94,9 @@ def examine(
     options: Mapping[str, Any] | None = None,
     note: Callable[[Sequence[_Key]], None] = lambda _: None,
 ) -> Iterator[tuple[_Key, ProgramResult]]:
-    """Check programs, as one compile if that passes.
+    """Check programs, as one compile if that passes: the key of each, and what came out.
 
-    Args:
-        programs: All are differentiated or none, all are dynamic or none.
-        note: Called with the keys of the programs that are checked now.
-
-    Yields:
-        The key of a program, and what came out. Each program comes once.
+    All are differentiated or none, all are dynamic or none. ``note`` gets the keys of those that are checked now.
     """
 
     def some(wanted: Sequence[_Key]) -> Iterator[tuple[_Key, ProgramResult]]:
@@ -159,11 +152,9 @@ def _blamed(
 ) -> tuple[dict[_Key, Finding | None], dict[_Key, Finding]]:
     """The programs of a shared compile that need one of their own, and those with a documented difference alone.
 
-    Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
-    One that names none may be about each.
-
-    Returns:
-        Both by key, with the finding that accuses it; None if it only has no verdict.
+    Both are by key, with the finding that accuses it; None if it only has no verdict. Programs of a compile share
+    nothing, so a finding about the results or inputs of one says nothing about the others. One that names none may be
+    about each.
     """
     blamed: dict[_Key, Finding | None] = {}
     known: dict[_Key, Finding] = {}

@@ -137,11 +137,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class FuzzProgram:
-    """A program.
-
-    Attributes:
-        returns: The numbers of the values that it returns.
-    """
+    """A program. ``returns`` are the numbers of the values that it returns."""
 
     inputs: tuple[Input, ...]
     calls: tuple[Statement, ...]
@@ -210,11 +206,7 @@ def leaves_of(call: Statement) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A loop or a branch, by the positions of its statements.
-
-    Attributes:
-        middle: Its ``else``; its end, where it has none.
-    """
+    """A loop or a branch, by the positions of its statements. ``middle`` is its ``else``, or its end."""
 
     head: int
     middle: int

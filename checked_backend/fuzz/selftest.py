@@ -90,12 +90,7 @@ _WRONG_IN_ONE_COMPILE = "hyperbolic"
 def try_faults(
     names: Sequence[str], *, seed: int, most: int, control: int, note: Callable[[str], None]
 ) -> Iterator[Tried]:
-    """Check programs with each fault until one shows it.
-
-    Args:
-        most: How many programs there are for a fault, at most.
-        control: How many random programs there are for the right compiler, after `PLAIN`.
-    """
+    """Check programs with each fault until one shows it; the right compiler with so many random ones after `PLAIN`."""
     for name in names:
         note(f"trying {name}")
         fault, began = FAULTS[name], time.monotonic()

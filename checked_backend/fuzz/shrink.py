@@ -39,11 +39,7 @@ Interesting = Callable[[FuzzProgram], bool]
 
 
 def shrink(program: FuzzProgram, is_interesting: Interesting, deadline: float) -> FuzzProgram:
-    """The smallest program found that still goes wrong in the same way.
-
-    Args:
-        deadline: A `time.monotonic` moment after which nothing is tried.
-    """
+    """The smallest program found that still goes wrong in the same way, until this moment of `time.monotonic`."""
     best, before = program, None
     tried = {encode_program(program)}
 

@@ -75,9 +75,7 @@ def render_check(
 ) -> str:
     """A program as a script that checks it: for what a plain comparison does not show, as the sign of a zero.
 
-    Args:
-        program: The program. Its inputs are written with all their values.
-        again: Whether to call it again, as fuzz does.
+    Its inputs are written with all their values. It may call the program again, as fuzz does.
     """
     imports, backend = _backend(compiler)
     given = {

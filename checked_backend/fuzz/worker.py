@@ -163,16 +163,10 @@ def check(question: Mapping[str, Any], answers: AnswerFolder) -> None:
 
 
 def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any], seconds: float) -> str:
-    """The finer kind of how a process ends that compiles a program and calls it as a check does, without any check.
+    """How a process ends that compiles a program and calls it as a check does, without any check: one of `DEATHS`.
 
-    Args:
-        seconds: After which it hangs.
-
-    Returns:
-        One of `checked_backend.fuzz.results.DEATHS`; empty if the process does not die.
-
-    Raises:
-        CheckedBackendError: No process can be forked here.
+    Empty if it does not die. It hangs after so many seconds. A CheckedBackendError is raised if no process can be
+    forked.
     """
 
     def run_it() -> str:
@@ -194,9 +188,7 @@ def death_of(program: FuzzProgram, compiler: Compiler, options: Mapping[str, Any
 def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
     """Answer with a record of the group of the smallest program found that fails as the given one does.
 
-    Args:
-        question: The program, the options of the run, and what else to do.
-        answers: Where answers go, each better than the last: a later step may end this process.
+    Each answer is better than the last: a later step may end this process.
     """
     program, asked = decode_program(question["program"]), options_of(question)
     begin(asked.folder if question["localize"] else answers.path / "reports")  # other reports are in the answer

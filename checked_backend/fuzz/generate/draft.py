@@ -101,11 +101,7 @@ class Draft:
                 return shape
 
     def new_input(self, dtype: str = "", shape: Sequence[int] | None = None, **more: Any) -> Ref:
-        """Add an input.
-
-        Args:
-            more: Other fields of `Input`; default any layout, any values.
-        """
+        """Add an input: of any layout and any values, if no other fields of `Input` are given."""
         dtype = dtype or self.dtype()
         shape = self.shape() if shape is None else tuple(shape)
         fill = self.rng.choices(("range", "normal", "edges"), (65, 20, 15))[0]
