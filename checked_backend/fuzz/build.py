@@ -9,6 +9,7 @@ import ast
 import builtins
 import hashlib
 import linecache
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,25 +41,15 @@ _SHARE_OF_EDGES = 0.3
 
 def make_inputs(inputs: Sequence[Input]) -> tuple[torch.Tensor, ...]:
     """The tensors of inputs. Those that share memory are views of one storage."""
-    extents = storage_sizes(inputs)
-    storages: dict[int, torch.Tensor] = {}
-    made: list[torch.Tensor] = []
-    for place, given in enumerate(inputs):
-        root = place if given.shares is None else given.shares
-        if root not in storages:
-            storages[root] = _filled(inputs[root], extents[root])
-        view = storages[root].as_strided(given.shape, given.stride, given.offset)
-        made.append(view.detach().requires_grad_(given.requires_grad))
-    return tuple(made)
-
-
-def storage_sizes(inputs: Sequence[Input]) -> dict[int, int]:
-    """The number of elements of each storage, by the first input in it."""
-    found: dict[int, int] = {}
-    for place, given in enumerate(inputs):
-        root = place if given.shares is None else given.shares
-        found[root] = max(found.get(root, 0), given.extent)
-    return found
+    roots = [place if given.shares is None else given.shares for place, given in enumerate(inputs)]
+    extents: dict[int, int] = defaultdict(int)
+    for root, given in zip(roots, inputs, strict=True):
+        extents[root] = max(extents[root], given.extent)
+    storages = {root: _filled(inputs[root], extent) for root, extent in extents.items()}
+    return tuple(
+        storages[root].as_strided(given.shape, given.stride, given.offset).detach().requires_grad_(given.requires_grad)
+        for root, given in zip(roots, inputs, strict=True)
+    )
 
 
 def _filled(given: Input, count: int) -> torch.Tensor:
