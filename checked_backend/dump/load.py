@@ -64,7 +64,7 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     if values > _MAX_VALUES:
         raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
     try:
-        document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        document = json.loads(data, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{path}: not JSON, or truncated: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -143,14 +143,10 @@ def _checksum(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:60]} is out of range")
+        raise ValueError(f"{text[:60]} is no number here")
     return value
 
 
