@@ -19,7 +19,6 @@ from torch.fx.node import map_aggregate
 from checked_backend.fuzz.known import INFIX, OPERATORS, operation
 from checked_backend.fuzz.program import (
     CONSTANTS,
-    Block,
     Constant,
     FuzzProgram,
     Input,
@@ -178,18 +177,18 @@ class _Writer:
         yield f" return {f'({returned})' if returned else None}"
 
     def _statements(self, places: range, indent: str) -> Iterator[str]:
-        for item in items_of(self._blocks, places):
-            if not isinstance(item, Block):
-                yield from (f"{indent}{line}" for line in self._statement(item))
+        for place, block in items_of(self._blocks, places):
+            if block is None:
+                yield from (f"{indent}{line}" for line in self._statement(place))
                 continue
-            call, name = self._program.calls[item.head], self._names[len(self._inputs) + item.head]
+            call, name = self._program.calls[place], self._names[len(self._inputs) + place]
             if call.op == "if":
                 parts = (raw if isinstance(raw, str) else self._expression(raw) for raw in call.args)  # or a relation
                 yield f"{indent}if {' '.join(parts)}:"
             else:
                 yield f"{indent}for {name} in range({self._expression(call.args[0])}):"
-            yield from list(self._statements(item.body, f"{indent} ")) or [f"{indent} pass"]
-            if otherwise := list(self._statements(item.otherwise, f"{indent} ")):
+            yield from list(self._statements(block.body, f"{indent} ")) or [f"{indent} pass"]
+            if otherwise := list(self._statements(block.otherwise, f"{indent} ")):
                 yield from (f"{indent}else:", *otherwise)
 
     def _statement(self, place: int) -> Sequence[str]:

@@ -308,12 +308,12 @@ def _is_well_formed(program: FuzzProgram, call: Statement) -> bool:
     return False
 
 
-def items_of(blocks: Mapping[int, Block], places: range) -> Iterator[int | Block]:
-    """The statements at these positions in order; those of a block as that block."""
+def items_of(blocks: Mapping[int, Block], places: range) -> Iterator[tuple[int, Block | None]]:
+    """The positions of the statements among these, in order. A block comes as its first one, with the block."""
     place = places.start
     while place < places.stop:
         block = blocks.get(place)
-        yield place if block is None else block
+        yield place, block
         place = place + 1 if block is None else block.end + 1
 
 
@@ -336,10 +336,9 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
 
     def run(places: range) -> None:
         nonlocal steps
-        for item in items_of(blocks, places):
-            place = item.head if isinstance(item, Block) else item
+        for place, block in items_of(blocks, places):
             call = program.calls[place]
-            if not isinstance(item, Block):
+            if block is None:
                 steps += 1
                 if steps > _MOST_STEPS:
                     raise FuzzError(f"a program takes more than {_MOST_STEPS} steps")
@@ -348,14 +347,14 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
                 else:
                     do(place, call)
             elif call.op == "if":
-                run(item.body if holds(call.args) else item.otherwise)
+                run(block.body if holds(call.args) else block.otherwise)
             else:
                 turns = value_of(call.args[0], known)
                 if turns > _MOST_TURNS:
                     raise FuzzError(f"a program: calls[{place}]: more than {_MOST_TURNS} turns")
                 for turn in range(turns):
                     known[first + place] = turn
-                    run(item.body)
+                    run(block.body)
 
     known.extend([None] * len(program.calls))
     run(range(len(program.calls)))
