@@ -38,12 +38,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
 
-ISOLATED_SECONDS = 60.0
-"""Seconds after which a program that is looked at for a crash counts as hung."""
-
-HUNG_SECONDS = 15.0
-"""The same while a program that hangs is made smaller: most that do not hang end before."""
-
 _ALONE = Effort(sizes=6, tiles=3)
 """What one of many programs is checked with: others have other sizes."""
 

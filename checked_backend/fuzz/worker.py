@@ -26,15 +26,7 @@ from checked_backend.checking.program_run import fresh_dynamo
 from checked_backend.errors import CheckedBackendError
 from checked_backend.fuzz.build import build, make_inputs
 from checked_backend.fuzz.corpus import Entry, Record
-from checked_backend.fuzz.examine import (
-    HUNG_SECONDS,
-    ISOLATED_SECONDS,
-    Compiler,
-    alike,
-    check_program,
-    compiler_of,
-    examine,
-)
+from checked_backend.fuzz.examine import Compiler, alike, check_program, compiler_of, examine
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.generate.torchfuzz import TorchFuzz
@@ -55,6 +47,12 @@ GENERATING = "generating program"
 _GENERATE_SECONDS = 300.0
 _SECONDS = 90.0
 """Seconds after which a process begins no other batch, so that results come in time."""
+
+_ISOLATED_SECONDS = 60.0
+"""Seconds after which a program that is looked at for a crash counts as hung."""
+
+_HUNG_SECONDS = 15.0
+"""The same while a program that hangs is made smaller: most that do not hang end before."""
 
 _COMPILER_OF_STAGE: Mapping[str, str] = {"eager": "eager", "aot": "aot_eager"}
 """The compilers that go no further than a stage: Dynamo alone, or Dynamo and AOT autograd."""
@@ -224,7 +222,7 @@ def confirm(question: Mapping[str, Any], answers: AnswerFolder) -> None:
 
 def _patience(asked: FuzzOptions) -> float:
     """Seconds after which a program hangs."""
-    return min(ISOLATED_SECONDS, asked.timeout)
+    return min(_ISOLATED_SECONDS, asked.timeout)
 
 
 def _smaller(
@@ -274,7 +272,7 @@ def _smaller_that_dies(program: FuzzProgram, first: ProgramResult, asked: FuzzOp
     def dies(candidate: FuzzProgram, seconds: float) -> bool:
         return death_of(candidate, compiler, asked.options, seconds) == first.detail
 
-    soon = min(HUNG_SECONDS, patience) if hangs else patience
+    soon = min(_HUNG_SECONDS, patience) if hangs else patience
     smallest = shrink(program, lambda candidate: dies(candidate, soon), deadline)
     slow = hangs and smallest != program and not dies(smallest, patience)
     return program if slow else smallest

@@ -113,8 +113,8 @@ def _confirmed(folder: Path, name: str) -> Group:
 def test_a_failure_is_made_small_and_gets_a_script_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, detail: str
 ) -> None:
-    monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
-    monkeypatch.setattr(confirming, "ISOLATED_SECONDS", 8.0)
+    monkeypatch.setattr(confirming, "_HUNG_SECONDS", 4.0)
+    monkeypatch.setattr(confirming, "_ISOLATED_SECONDS", 8.0)
     group = _confirmed(tmp_path, name)
     assert group.program.ops == ("torch.exp",)
     assert group.result.detail == detail
@@ -125,7 +125,7 @@ def test_a_failure_is_made_small_and_gets_a_script_that_shows_it(
 def test_what_is_slow_but_ends_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller program that only takes longer than one waits while reducing is not taken for the bug."""
     monkeypatch.setattr(confirming, "death_of", lambda *asked: "crash.hang" if asked[-1] < 5 else "")
-    monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
+    monkeypatch.setattr(confirming, "_HUNG_SECONDS", 4.0)
     hung = ProgramResult(Status.FAIL, "did not end", kind="crash", detail="crash.hang")
     monkeypatch.setattr(confirming, "check_program", lambda *_args, **_more: hung)
     monkeypatch.setattr(confirming, "_script", lambda *_: ("", False))
