@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import fx
 
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload
 from checked_backend.dump.schema import DEVICE, named_constant
-from checked_backend.dump.targets import Trusted, encode_target, leaves_uninitialized, resolve_target
+from checked_backend.dump.targets import encode_target, leaves_uninitialized
 
 _DEPTH = 60
 _PLAIN = (bool, int, float, str, type(None))
@@ -30,9 +31,9 @@ class BadArgument(Exception):
     """Raised for JSON values that are no argument."""
 
 
-def _is_operator(value: Any) -> bool:
-    known = isinstance(value, str) and value.startswith(("op:", "higher_order:"))
-    return known and not leaves_uninitialized(value)  # `rebuild_graph` cannot fill the result of an inner call
+def _is_operator(name: str) -> bool:
+    # `rebuild_graph` cannot fill the result of an inner call
+    return name.startswith(("op:", "higher_order:")) and not leaves_uninitialized(name)
 
 
 def _is_a(kind: type) -> Callable[[Any], bool]:
@@ -51,14 +52,19 @@ _COMPOUNDS: Mapping[str, tuple[type, Callable[[Any], list[Any]], int | None, Cal
 _LEAVES: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
     "float": (lambda text: text in ("nan", "inf", "-inf"), float),
     "ellipsis": (lambda mark: mark is True, lambda _: ...),
-    "device": (lambda name: isinstance(name, str) and re.fullmatch(DEVICE, name) is not None, torch.device),
-    "target": (_is_operator, str),
     **{
         kind.__name__: (_is_a(kind), lambda name: vars(torch)[name])
         for kind in (torch.dtype, torch.layout, torch.memory_format)
     },
 }
 """Whether a value fits a kind, and what it is decoded to."""
+
+_NAMED: Mapping[str, Callable[[str], bool]] = {
+    "node": lambda _: True,
+    "device": lambda name: re.fullmatch(DEVICE, name) is not None,
+    "target": _is_operator,
+}
+"""Whether a text may be the name of something that is not in the argument."""
 
 
 def encode_argument(value: Any) -> Any:
@@ -92,73 +98,55 @@ def takes_message(target: str) -> bool:
     return _MESSAGES.search(target) is not None
 
 
-def argument_nodes(value: Any, depth: int = 0, *, message: bool = False) -> Iterator[str]:
-    """Check an argument, and yield the names of the nodes that it refers to.
+def decode_argument(value: Any, named: Callable[[str, str], Any], depth: int = 0, *, message: bool = False) -> Any:
+    """Check an argument, and build it.
 
     Args:
         value: A result of `encode_argument`: plain values, lists, and ``{kind: inner}`` for everything else.
+        named: Gives the ``node``, ``target`` or ``device`` of a name. What it raises is raised here.
         message: Whether texts in it are messages, see `takes_message`.
 
     Raises:
-        BadArgument: The value is of no known kind, or nested too deeply.
+        BadArgument: The value is of no known kind, nested too deeply, or its type does not take it.
     """
     if depth > _DEPTH:
         raise BadArgument("arguments are nested too deeply")
+
+    def decoded(items: Iterable[Any]) -> list[Any]:
+        return [decode_argument(item, named, depth + 1, message=message) for item in items]
+
     if isinstance(value, _PLAIN):
-        _check_plain(value, message)
-        return
+        return _plain(value, message)
     if isinstance(value, list):
-        for item in value:
-            yield from argument_nodes(item, depth + 1, message=message)
-        return
+        return decoded(value)
     if not isinstance(value, dict) or len(value) != 1:
         raise BadArgument(f"an argument is {str(value)[:60]!r}")
     ((kind, inner),) = value.items()
-    if kind == "node" and isinstance(inner, str):
-        yield inner
-    elif kind in _COMPOUNDS and isinstance(inner, list) and _COMPOUNDS[kind][2] in (None, len(inner)):
-        for item in inner:
-            yield from argument_nodes(item, depth + 1, message=message)
-    elif (
-        kind == "dict"
-        and isinstance(inner, list)
-        and all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], _PLAIN) for item in inner)
-    ):
-        for key, item in inner:
-            _check_plain(key, message=False)
-            yield from argument_nodes(item, depth + 1, message=message)
-    elif kind not in _LEAVES or not _LEAVES[kind][0](inner):
-        raise BadArgument(f"an argument of kind {str(kind)[:60]!r} with a bad value")
+    if kind in _NAMED and isinstance(inner, str) and _NAMED[kind](inner):
+        return named(kind, inner)
+    if kind in _LEAVES and _LEAVES[kind][0](inner):
+        return _LEAVES[kind][1](inner)
+    if kind == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
+        keys = [_plain(key, message=False) for key, _ in inner]
+        return dict(zip(keys, decoded(item for _, item in inner), strict=True))
+    if kind in _COMPOUNDS and isinstance(inner, list) and _COMPOUNDS[kind][2] in (None, len(inner)):
+        parts = decoded(inner)
+        with suppress(OverflowError, RuntimeError, TypeError, ValueError):
+            return _COMPOUNDS[kind][3](parts)
+    raise BadArgument(f"an argument of kind {str(kind)[:60]!r} with a bad value")
 
 
-def decode_argument(value: Any, nodes: Mapping[str, fx.Node], trusted: Trusted) -> Any:
-    """Build an argument that passed `argument_nodes`.
-
-    Raises:
-        Unresolved: It names an operator that is not registered here.
-        ValueError, TypeError, RuntimeError: A value that its type does not take.
-    """
-    if isinstance(value, str):
-        return _NO_WORD.sub("_", value)  # only a message has such characters
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list):
-        return [decode_argument(item, nodes, trusted) for item in value]
-    ((kind, inner),) = value.items()
-    if kind == "node":
-        return nodes[inner]
-    if kind in _COMPOUNDS:
-        return _COMPOUNDS[kind][3]([decode_argument(item, nodes, trusted) for item in inner])
-    if kind == "dict":
-        return {key: decode_argument(item, nodes, trusted) for key, item in inner}
-    return resolve_target(inner, trusted) if kind == "target" else _LEAVES[kind][1](inner)
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], _PLAIN)
 
 
-def _check_plain(value: Any, message: bool) -> None:
+def _plain(value: Any, message: bool) -> Any:
     if isinstance(value, str):
         if len(value) > _LONGEST:
             raise BadArgument(f"a text of {len(value)} characters")
         if not message and not _WORD.fullmatch(value):
             raise BadArgument(f"the text {value[:60]!r} has characters that no word has")
-    elif isinstance(value, int) and abs(value) > _GREATEST:
+        return _NO_WORD.sub("_", value)  # only a message has such characters
+    if isinstance(value, int) and abs(value) > _GREATEST:
         raise BadArgument("an integer of more than 64 bits")
+    return value

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import stat
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from checked_backend.dump.rebuild import BadGraph, check_graph, rebuild_graph
 from checked_backend.dump.schema import FORMAT, VERSION, Graph, GraphFile, InputsFile, Storage, Tensor
 from checked_backend.dump.standalone import ambient, build_inputs, build_tensors
 from checked_backend.dump.targets import Trusted, provides_nothing
-from checked_backend.dump.tensors import fingerprint
 from checked_backend.errors import CheckedBackendError, DumpError
+from checked_backend.numerics.bits import memory_of
 from checked_backend.process.memory import whole_memory
 from checked_backend.report.clean import clean
 from checked_backend.report.codec import validated
@@ -63,7 +64,7 @@ def read_json(path: Path, model: type[_ModelT]) -> _ModelT:
     if values > _MAX_VALUES:
         raise DumpError(f"{path}: has {values:,} values, more than the {_MAX_VALUES:,} that a graph may have")
     try:
-        document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+        document = json.loads(data, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{path}: not JSON, or truncated: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -116,7 +117,7 @@ def read_regions(path: Path, storages: Sequence[Storage]) -> dict[str, torch.Ten
     Raises:
         DumpError: A storage is missing, of another size, or has other contents than were written.
     """
-    wanted = {f"storage_{i}": storage for i, storage in enumerate(storages) if storage.fingerprint is not None}
+    wanted = {f"storage_{i}": storage for i, storage in enumerate(storages) if storage.checksum is not None}
     check_memory(path, sum(storage.end - storage.start for storage in wanted.values()))
     _check_header(path, len(wanted), sum(storage.end - storage.start for storage in wanted.values()))
     found: dict[str, torch.Tensor] = {}
@@ -132,7 +133,7 @@ def read_regions(path: Path, storages: Sequence[Storage]) -> dict[str, torch.Ten
         data = found[name]
         if data.dtype is not torch.uint8 or tuple(data.shape) != (storage.end - storage.start,):
             raise DumpError(f"{path}: {name} does not have the recorded size")
-        if fingerprint(data) != storage.fingerprint:
+        if zlib.crc32(memory_of(data)) != storage.checksum:
             raise DumpError(f"{path}: the contents of {name} are not those that were dumped")
     return found
 
@@ -142,14 +143,10 @@ def _checksum(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:60]} is out of range")
+        raise ValueError(f"{text[:60]} is no number here")
     return value
 
 

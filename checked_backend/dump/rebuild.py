@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument, takes_message
+from checked_backend.dump.arguments import BadArgument, decode_argument, takes_message
 from checked_backend.dump.schema import Graph, Node
 from checked_backend.dump.targets import (
     Trusted,
@@ -41,11 +41,8 @@ class BadGraph(Exception):
 def check_graph(graph: Graph, *, runs: bool = True, depth: int = 0) -> None:
     """Check names, targets, arguments and order, without resolving operators that may not be here.
 
-    Args:
-        runs: Whether the graph will be run. A graph that is only shown may call anything.
-
-    Raises:
-        BadGraph: Something in it is wrong or not allowed.
+    A graph that is only shown, and not run, may call anything. `BadGraph` is raised if something is wrong or not
+    allowed.
     """
     if depth > _GRAPH_DEPTH:
         raise BadGraph("subgraphs are nested too deeply")
@@ -84,13 +81,17 @@ def _check_arguments(node: Node, where: str, seen: Collection[str], *, runs: boo
         raise BadGraph(f"{where}: its arguments are no tuple")
     if not (isinstance(node.kwargs, dict) and "dict" in node.kwargs):
         raise BadGraph(f"{where}: its keyword arguments are no dictionary")
+
+    def named(kind: str, name: str) -> int:
+        if kind == "node" and name not in seen:
+            raise BadGraph(f"{where}: uses {name!r}, which no earlier node is")
+        if kind == "node" and runs and name in bodies and not node.target.startswith("higher_order:"):
+            raise BadGraph(f"{where}: uses {name!r}, which is a graph and no value")
+        return 0
+
     try:
         for value in (node.args, node.kwargs):
-            for name in argument_nodes(value, message=not runs or takes_message(node.target)):
-                if name not in seen:
-                    raise BadGraph(f"{where}: uses {name!r}, which no earlier node is")
-                if runs and name in bodies and not node.target.startswith("higher_order:"):
-                    raise BadGraph(f"{where}: uses {name!r}, which is a graph and no value")
+            decode_argument(value, named, message=not runs or takes_message(node.target))
     except BadArgument as error:
         raise BadGraph(f"{where}: {error}") from None
     keys = [key for key, _ in node.kwargs["dict"]]
@@ -148,14 +149,20 @@ def rebuild_graph(
         _attach(root, name, constants[f"{path}{name}"])
     built = fx.Graph()
     nodes: dict[str, fx.Node] = {}
+
+    def named(kind: str, name: str) -> Any:
+        if kind == "target":
+            return resolve_target(name, trusted)
+        return nodes[name] if kind == "node" else torch.device(name)
+
     for node in graph.nodes:
+        message = takes_message(node.target)
         try:
             target = _target(node, trusted)
-            args = decode_argument(node.args, nodes, trusted)
-            kwargs = decode_argument(node.kwargs, nodes, trusted)
+            args, kwargs = (decode_argument(value, named, message=message) for value in (node.args, node.kwargs))
             made = built.create_node(node.op, target, args, kwargs, name=node.name)
         # fx looks into the arguments too, and fails on some that no real graph has
-        except (Unresolved, BadGraph, LookupError, TypeError, ValueError, RuntimeError) as error:
+        except (Unresolved, BadArgument, BadGraph, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise BadGraph(f"node {path}{node.name}: {error}") from None
         if made.name != node.name:
             raise BadGraph(f"node {path}{node.name}: the name is reserved")

@@ -47,6 +47,7 @@ from checked_backend.random_state import random_untouched
 from checked_backend.report.clean import listed
 from checked_backend.report.dot import graph_to_dot, render_svg
 from checked_backend.report.progress import say
+from checked_backend.report.write import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -55,55 +56,10 @@ _CLAIMS = ".claims"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
-@dataclass(frozen=True, slots=True)
-class DumpSlot:
-    """One index of one name. The graphs of one region share it."""
+def claim_index(root: Path, name: str) -> tuple[Path, str, int]:
+    """Claim the next free index of a region's name, also against other threads and processes: its folder, name, index.
 
-    folder: Path
-    name: str
-    index: int
-
-    def path(self, kind: str) -> Path:
-        """Folder of the graph of this kind."""
-        return self.folder / f"{self.name}_{kind}_{self.index}"
-
-    def write(self, kind: str, fill: Callable[[Path], None]) -> Path:
-        """Have a graph's folder filled, and rename it into place, so that no reader sees half of it.
-
-        Raises:
-            DumpError: The folder cannot be written.
-        """
-        target = self.path(kind)
-        try:
-            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=self.folder))
-            try:
-                fill(temporary)
-                temporary.chmod(0o755)  # mkdtemp makes folders that only the owner can read
-                os.rename(temporary, target)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
-        except OSError as error:
-            raise DumpError(
-                f"cannot write the dump {target}: {error}. Set the option dump to another folder."
-            ) from error
-        return target
-
-    def discard(self) -> None:
-        """Remove the graphs of this index, and free the index. Files that cannot be removed stay."""
-        for path in self.folder.glob(f"{self.name}_*_{self.index}"):
-            shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):
-            (self.folder / _CLAIMS / str(self.index)).unlink()
-
-
-def claim_slot(root: Path, name: str) -> DumpSlot:
-    """Claim the next free index of a region's name, also against other threads and processes.
-
-    Characters that do not belong in a file name become ``_``.
-
-    Raises:
-        DumpError: The folder cannot be made.
+    Characters that do not belong in a file name become ``_``. A DumpError is raised if the folder cannot be made.
     """
     safe = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("._") or "graph"
     folder = root / safe
@@ -118,7 +74,7 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
             with suppress(FileExistsError):
                 # exclusive creation makes the claim; it lasts, because forward and backward come at different times
                 os.close(os.open(claims / str(index), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                return DumpSlot(folder, safe, index)
+                return folder, safe, index
             index += 1
     except OSError as error:
         raise DumpError(
@@ -128,11 +84,7 @@ def claim_slot(root: Path, name: str) -> DumpSlot:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A graph whose inputs are not known yet.
-
-    Attributes:
-        facts: What ``inputs.json`` says of the graph.
-    """
+    """A graph whose inputs are not known yet. ``facts`` are what ``inputs.json`` says of the graph."""
 
     folder: Path
     inputs: list[GraphInput]
@@ -140,10 +92,12 @@ class _Pending:
 
 
 class RegionDump:
-    """The dump of one region: its graphs share an index. With ``values``, the values of the inputs are saved."""
+    """The dump of one region: its graphs share an index of one name. With ``values``, those of the inputs are saved."""
 
-    def __init__(self, slot: DumpSlot, *, values: bool) -> None:
-        self._slot = slot
+    def __init__(self, folder: Path, name: str, index: int, *, values: bool) -> None:
+        self._folder = folder
+        self._name = name
+        self._index = index
         self._values = values
         self._pending: dict[str, _Pending] = {}
         self._written: dict[str, str] = {}
@@ -153,20 +107,49 @@ class RegionDump:
     def claim(cls, root: Path, name: str, *, values: bool) -> RegionDump | None:
         """Claim the next index of a name; each rank of a distributed program has its own names.
 
-        Returns:
-            The dump; None, after a warning, if the disk is full.
-
-        Raises:
-            DumpError: The folder cannot be made for another reason.
+        None, after a warning, if the disk is full; a DumpError if the folder cannot be made for another reason.
         """
         rank, world = _rank()
         try:
-            return cls(claim_slot(root, f"{name}.rank{rank}" if world > 1 else name), values=values)
+            return cls(*claim_index(root, f"{name}.rank{rank}" if world > 1 else name), values=values)
         except DumpError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
                 _warn(error)
                 return None
             raise
+
+    def path(self, kind: str) -> Path:
+        """Folder of the graph of this kind."""
+        return self._folder / f"{self._name}_{kind}_{self._index}"
+
+    def place(self, kind: str, fill: Callable[[Path], None]) -> Path:
+        """Have a graph's folder filled, and rename it into place, so that no reader sees half of it.
+
+        Raises:
+            DumpError: The folder cannot be written.
+        """
+        target = self.path(kind)
+        try:
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=self._folder))
+            try:
+                fill(temporary)
+                temporary.chmod(0o755)  # mkdtemp makes folders that only the owner can read
+                os.rename(temporary, target)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise DumpError(
+                f"cannot write the dump {target}: {error}. Set the option dump to another folder."
+            ) from error
+        return target
+
+    def _discard(self) -> None:
+        """Remove the graphs of this index, and free the index. Files that cannot be removed stay."""
+        for path in self._folder.glob(f"{self._name}_*_{self._index}"):
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            (self._folder / _CLAIMS / str(self._index)).unlink()
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -174,29 +157,29 @@ class RegionDump:
         try:
             yield
         except dynamo_restarts():
-            self._slot.discard()
+            self._discard()
             raise
-        written = [kind for kind in self._written if self._slot.path(kind).exists()]
+        written = [kind for kind in self._written if self.path(kind).exists()]
         if written:
-            first, others = shown_path(str(self._slot.path(written[0]))), listed(written[1:])
+            first, others = shown_path(str(self.path(written[0]))), listed(written[1:])
             more = f", and beside it {others}" if others else ""
             say(log, f"checked-backend: wrote the graph {first}{more} (checked-backend show {first})")
 
     def write(self, kind: str, gm: fx.GraphModule) -> None:
         """Write a graph, with the facts known about its inputs so far. A failure is a warning."""
         text = str(gm.graph)
-        if self._slot.path(kind).exists():
+        if self.path(kind).exists():
             # AOT autograd compiles a backward again if its first compilation failed; the graph is then written already
             if self._written.get(kind) != text:
-                _warn(DumpError(f"{self._slot.path(kind)} is there already, with another graph of this region"))
+                _warn(DumpError(f"{self.path(kind)} is there already, with another graph of this region"))
             return
         self._written[kind] = text
         try:
             with _real_tensors():
                 encoded = encode_graph(gm)
                 facts = {"symbols": encoded.symbols, "relations": encoded.relations}
-                pending = _Pending(self._slot.path(kind), graph_inputs(gm), facts)
-                self._slot.write(kind, lambda target: self._fill(target, kind, gm, encoded, pending))
+                pending = _Pending(self.path(kind), graph_inputs(gm), facts)
+                self.place(kind, lambda target: self._fill(target, kind, gm, encoded, pending))
                 self._pending[kind] = pending
         except Exception as error:  # see the module's docstring
             _warn(error)
@@ -233,11 +216,14 @@ class RegionDump:
         document, table = describe_inputs(pending.inputs, args)
         values = "inputs.safetensors" if self._values else None
         if values is not None:
-            with _replacing(pending.folder / values) as temporary:
-                document["storages"] = table.save(temporary)
+            try:
+                document["storages"] = table.save(pending.folder / values)
+            except BaseException:
+                (pending.folder / values).unlink(missing_ok=True)
+                raise
         # this file says whether the other one is valid, so replacing it completes the dump
-        with _replacing(pending.folder / "inputs.json") as temporary:
-            temporary.write_bytes(_json(with_checksum({**document, **pending.facts, "values": values})))
+        content = _json(with_checksum({**document, **pending.facts, "values": values}))
+        write_whole(content, pending.folder / "inputs.json")
 
     def _fill(self, target: Path, kind: str, gm: fx.GraphModule, encoded: EncodedGraph, pending: _Pending) -> None:
         title, (rank, world) = pending.folder.name, _rank()
@@ -256,9 +242,9 @@ class RegionDump:
             render_svg(target / "graph.dot", _SVG_SECONDS)
         graph = with_checksum(
             {
-                "name": self._slot.name,
+                "name": self._name,
                 "kind": kind,
-                "index": self._slot.index,
+                "index": self._index,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "process": os.getpid(),
@@ -283,9 +269,9 @@ class RegionDump:
     def _pairs(self, kind: str) -> dict[str, str]:
         others = {"forward": ("joint", "backward"), "backward": ("joint", "forward"), "joint": ("forward", "backward")}
         found = list(others.get(kind, ()))
-        if kind != "dynamo" and self._slot.path("dynamo").exists():
+        if kind != "dynamo" and self.path("dynamo").exists():
             found.append("dynamo")
-        return {other: self._slot.path(other).name for other in found}
+        return {other: self.path(other).name for other in found}
 
 
 def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
@@ -307,18 +293,6 @@ def saved_activations(gm: fx.GraphModule, kind: str) -> list[dict[str, Any]]:
         {"name": node.name, "source": source_line(node), "bytes": tensor_bytes(recorded_value(node))}
         for node in dict.fromkeys(nodes)
     ]
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of another."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator, with_config
+from typing_extensions import TypedDict
 
 FORMAT = "checked_backend dump"
-VERSION = 2
+VERSION = 3
 
 GraphKind = Literal["dynamo", "joint", "forward", "backward", "inference"]
 
@@ -153,7 +154,7 @@ class Storage(_Model):
     device: Device
     start: Size
     end: Size
-    fingerprint: Hash | None
+    checksum: int | None
 
     @model_validator(mode="after")
     def _ordered(self) -> Storage:
@@ -175,32 +176,15 @@ class TensorFacts(_Model):
     symbolic: Symbolic | None = None
 
 
-class ExpectedTensor(_Model):
-    """A node whose value is a tensor."""
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Expected(TypedDict, total=False):
+    """The value of a node: a tensor, a symbolic number with its hint, the items of a list, or another type."""
 
     tensor: TensorFacts
-
-
-class ExpectedSymbol(_Model):
-    """A node whose value is a symbolic size, float or bool."""
-
     symbol: Line
     hint: int | float | bool | dict[Line, Line] | None
-
-
-class ExpectedOther(_Model):
-    """A node whose value is something else."""
-
-    type: Line
-
-
-class ExpectedItems(_Model):
-    """A node whose value is a list or a tuple."""
-
     items: list[Expected | None]
-
-
-Expected = Annotated[ExpectedTensor | ExpectedSymbol | ExpectedItems | ExpectedOther, Field(union_mode="left_to_right")]
+    type: Line
 
 
 class Node(_Model):

@@ -107,7 +107,7 @@ def _expected(expected: Mapping[str, Any] | None) -> str:
         shape = (tensor["symbolic"] or tensor)["shape"]
         return f" -> {tensor['dtype']}[{', '.join(map(str, shape))}]"
     if "symbol" in expected:
-        return f" -> {expected['symbol']} = {expected['hint']}"
+        return f" -> {expected['symbol']} = {expected.get('hint')}"
     return ""
 
 

@@ -34,9 +34,7 @@ def read_storages(path: Any) -> dict[str, torch.Tensor]:
 def build_inputs(document: Mapping[str, Any], saved: Mapping[str, torch.Tensor], seed: int = 0) -> list[Any]:
     """Build the inputs that an ``inputs.json`` describes.
 
-    Args:
-        saved: The result of `read_storages`. Missing values are made from the seed, within the recorded ranges.
-        seed: For values that were not saved.
+    Values that `read_storages` has not read are made from the seed, within the recorded ranges.
     """
     entries = document["inputs"]
     chosen = [entry for entry in entries if entry["type"] == "tensor"]
@@ -134,32 +132,17 @@ def _finish(tensor: torch.Tensor, spec: Mapping[str, Any]) -> torch.Tensor:
 def ambient(document: Mapping[str, Any]) -> Iterator[None]:
     """Enter the modes and the random state that the graph was called under, and restore the previous ones."""
     state, states = document["ambient"], document["rng"] or {}
-    before = {place: _random_state(place) for place in states if place == "cpu" or torch.cuda.is_available()}
+    there = [place for place in states if place == "cpu" or torch.cuda.is_available()]
     with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([place for place in there if place != "cpu"], device_type="cuda"))
         stack.enter_context(torch.inference_mode(state["inference"]))
         stack.enter_context(torch.set_grad_enabled(state["grad"]))
         for device, dtype in state["autocast"].items():
             stack.enter_context(torch.autocast(device, dtype=getattr(torch, dtype)))
-        try:
-            for place in before:
-                _set_random_state(
-                    place, torch.frombuffer(bytearray(base64.b64decode(states[place])), dtype=torch.uint8)
-                )
-            yield
-        finally:
-            for place, known in before.items():
-                _set_random_state(place, known)
-
-
-def _random_state(place: str) -> torch.Tensor:
-    return torch.get_rng_state() if place == "cpu" else torch.cuda.get_rng_state(place)
-
-
-def _set_random_state(place: str, state: torch.Tensor) -> None:
-    if place == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, place)
+        for place in there:
+            known = torch.frombuffer(bytearray(base64.b64decode(states[place])), dtype=torch.uint8)
+            torch.set_rng_state(known) if place == "cpu" else torch.cuda.set_rng_state(known, place)
+        yield
 
 
 def mark_dynamic(document: Mapping[str, Any], inputs: Sequence[Any]) -> None:

@@ -141,11 +141,7 @@ def is_custom(name: str) -> bool:
 
 
 def refusal_by_name(name: str) -> str | None:
-    """Why a dump may not call an operator, by its name alone; None if it may.
-
-    Args:
-        name: ``namespace.name``, or the name of a higher-order operator.
-    """
+    """Why a dump may not call an operator by its name, ``namespace.name`` or a higher-order one's; None if it may."""
     name = checked_form(name)
     namespace, dot, rest = name.rpartition(".")
     if not dot or namespace == "higher_order":

@@ -9,13 +9,13 @@ import ast
 import builtins
 import hashlib
 import linecache
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
 
-from checked_backend.fuzz.control import Block, blocks_of, items_of, run_in_order
 from checked_backend.fuzz.known import INFIX, OPERATORS, operation
 from checked_backend.fuzz.program import (
     CONSTANTS,
@@ -25,11 +25,14 @@ from checked_backend.fuzz.program import (
     Ref,
     Size,
     Statement,
+    blocks_of,
+    items_of,
+    run_in_order,
     value_of,
 )
 from checked_backend.scripts.values import write_value
 
-EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
+_EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
 
 _SHARE_OF_EDGES = 0.3
@@ -37,25 +40,15 @@ _SHARE_OF_EDGES = 0.3
 
 def make_inputs(inputs: Sequence[Input]) -> tuple[torch.Tensor, ...]:
     """The tensors of inputs. Those that share memory are views of one storage."""
-    extents = storage_sizes(inputs)
-    storages: dict[int, torch.Tensor] = {}
-    made: list[torch.Tensor] = []
-    for place, given in enumerate(inputs):
-        root = place if given.shares is None else given.shares
-        if root not in storages:
-            storages[root] = _filled(inputs[root], extents[root])
-        view = storages[root].as_strided(given.shape, given.stride, given.offset)
-        made.append(view.detach().requires_grad_(given.requires_grad))
-    return tuple(made)
-
-
-def storage_sizes(inputs: Sequence[Input]) -> dict[int, int]:
-    """The number of elements of each storage, by the first input in it."""
-    found: dict[int, int] = {}
-    for place, given in enumerate(inputs):
-        root = place if given.shares is None else given.shares
-        found[root] = max(found.get(root, 0), given.extent)
-    return found
+    roots = [place if given.shares is None else given.shares for place, given in enumerate(inputs)]
+    extents: dict[int, int] = defaultdict(int)
+    for root, given in zip(roots, inputs, strict=True):
+        extents[root] = max(extents[root], given.extent)
+    storages = {root: _filled(inputs[root], extent) for root, extent in extents.items()}
+    return tuple(
+        storages[root].as_strided(given.shape, given.stride, given.offset).detach().requires_grad_(given.requires_grad)
+        for root, given in zip(roots, inputs, strict=True)
+    )
 
 
 def _filled(given: Input, count: int) -> torch.Tensor:
@@ -66,30 +59,22 @@ def _filled(given: Input, count: int) -> torch.Tensor:
         return torch.rand(count, generator=source) < 0.5
     if given.fill == "distinct":
         return (torch.randperm(count, generator=source) + int(given.low)).to(dtype)
+    edges: Sequence[float] = _EDGES
     if not (dtype.is_floating_point or dtype.is_complex):
-        return _integers(given, count, dtype, source)
-    if given.fill == "normal":
+        limits = torch.iinfo(dtype)
+        edges = (0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1)
+        low, high = (-3, 3) if given.fill == "normal" else (int(given.low), int(given.high))
+        low, high = max(low, limits.min), min(high, limits.max)
+        values = torch.randint(low, max(low, high) + 1, (count,), generator=source, dtype=torch.int64)
+    elif given.fill == "normal":
         values = torch.randn(count, generator=source, dtype=torch.complex128 if dtype.is_complex else torch.float64)
     else:
         values = torch.rand(count, generator=source, dtype=torch.float64) * (given.high - given.low) + given.low
-    return _with_edges(given, values, EDGES, source).to(dtype)
-
-
-def _integers(given: Input, count: int, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
-    limits = torch.iinfo(dtype)
-    low, high = (-3, 3) if given.fill == "normal" else (int(given.low), int(given.high))
-    low, high = max(low, limits.min), min(high, limits.max)
-    values = torch.randint(low, max(low, high) + 1, (count,), generator=source, dtype=torch.int64)
-    edges = (0, 1, limits.min, limits.max, limits.max - 1, limits.min + 1)
-    return _with_edges(given, values, edges, source).to(dtype)
-
-
-def _with_edges(given: Input, values: torch.Tensor, edges: Sequence[float], source: torch.Generator) -> torch.Tensor:
-    if given.fill != "edges":
-        return values
-    which = torch.randint(0, len(edges), values.shape, generator=source)
-    here = torch.rand(values.shape, generator=source) < _SHARE_OF_EDGES
-    return torch.where(here, torch.tensor(edges, dtype=values.dtype)[which], values)
+    if given.fill == "edges":
+        which = torch.randint(0, len(edges), values.shape, generator=source)
+        here = torch.rand(values.shape, generator=source) < _SHARE_OF_EDGES
+        values = torch.where(here, torch.tensor(edges, dtype=values.dtype)[which], values)
+    return values.to(dtype)
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -192,18 +177,18 @@ class _Writer:
         yield f" return {f'({returned})' if returned else None}"
 
     def _statements(self, places: range, indent: str) -> Iterator[str]:
-        for item in items_of(self._blocks, places):
-            if not isinstance(item, Block):
-                yield from (f"{indent}{line}" for line in self._statement(item))
+        for place, block in items_of(self._blocks, places):
+            if block is None:
+                yield from (f"{indent}{line}" for line in self._statement(place))
                 continue
-            call, name = self._program.calls[item.head], self._names[len(self._inputs) + item.head]
+            call, name = self._program.calls[place], self._names[len(self._inputs) + place]
             if call.op == "if":
                 parts = (raw if isinstance(raw, str) else self._expression(raw) for raw in call.args)  # or a relation
                 yield f"{indent}if {' '.join(parts)}:"
             else:
                 yield f"{indent}for {name} in range({self._expression(call.args[0])}):"
-            yield from list(self._statements(item.body, f"{indent} ")) or [f"{indent} pass"]
-            if otherwise := list(self._statements(item.otherwise, f"{indent} ")):
+            yield from list(self._statements(block.body, f"{indent} ")) or [f"{indent} pass"]
+            if otherwise := list(self._statements(block.otherwise, f"{indent} ")):
                 yield from (f"{indent}else:", *otherwise)
 
     def _statement(self, place: int) -> Sequence[str]:

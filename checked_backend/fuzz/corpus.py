@@ -21,7 +21,6 @@ from checked_backend.fuzz.results import Group, ProgramResult, callable_program
 from checked_backend.runs.case import Status, decode, encode
 from checked_backend.runs.folder import StoredRun, case_name
 
-_DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _FAILED = (Status.FAIL, Status.CRASH, Status.HANG)
 _UNCONFIRMED = ""
 _REASONS = 6
@@ -91,30 +90,6 @@ class Record:
 _RECORD, _SETTINGS = TypeAdapter(Record), TypeAdapter(dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts over a corpus.
-
-    Attributes:
-        compiled: How many of them were compiled, at least in part.
-        ops: Distinct operations of them.
-    """
-
-    statuses: Mapping[str, int]
-    compiled: int
-    ops: int
-
-    @property
-    def checked(self) -> int:
-        """How many programs were checked."""
-        return sum(self.statuses.values())
-
-    @property
-    def decided(self) -> int:
-        """How many of them have a verdict, or took their process with them."""
-        return sum(self.statuses.get(status.value, 0) for status in _DECIDED)
-
-
 class Corpus(StoredRun[dict[str, str], Record]):
     """A fuzz in its folder, opened as `checked_backend.runs.folder.RunFolder` is.
 
@@ -177,29 +152,31 @@ class Corpus(StoredRun[dict[str, str], Record]):
     def failures(self) -> list[Entry]:
         """The programs that failed, and belong to no group yet."""
         known = {*self._groups, _UNCONFIRMED}
-        return [one for one in self._checked if one.failed and self._group_of.get(one.name) not in known]
+        return [one for one in self.checked if one.failed and self._group_of.get(one.name) not in known]
 
     def unconfirmed(self) -> list[tuple[str, str]]:
         """The programs whose failures did not show again, each with what failed."""
-        return [(one.name, one.result.message) for one in self._checked if self._group_of.get(one.name) == _UNCONFIRMED]
+        return [(one.name, one.result.message) for one in self.checked if self._group_of.get(one.name) == _UNCONFIRMED]
 
     def inconclusive(self) -> list[tuple[str, str]]:
         """The programs without a verdict, each with the reason."""
         undecided = (Status.INCONCLUSIVE, Status.OUT_OF_MEMORY)
-        return [(one.name, one.result.message) for one in self._checked if one.result.status in undecided]
+        return [(one.name, one.result.message) for one in self.checked if one.result.status in undecided]
 
     @property
-    def _checked(self) -> list[Entry]:
+    def checked(self) -> list[Entry]:
+        """The programs that were checked."""
         return [entry for entry in self._programs.values() if entry.text]
 
-    def totals(self) -> Totals:
-        """Counts over the programs that were checked."""
-        checked = self._checked
-        return Totals(
-            Counter(one.result.status.value for one in checked),
-            sum(one.result.compiled for one in checked),
-            len({op for one in checked for op in one.ops}),
-        )
+    @property
+    def compiled(self) -> int:
+        """How many of them were compiled, at least in part."""
+        return sum(entry.result.compiled for entry in self.checked)
+
+    @property
+    def ops(self) -> int:
+        """How many distinct operations they have."""
+        return len({op for entry in self.checked for op in entry.ops})
 
     def left_out(self) -> Counter[str]:
         """Why how many numbers give no program."""
@@ -231,14 +208,9 @@ class Corpus(StoredRun[dict[str, str], Record]):
         self._keep("group", Record(of=entry.name, signature=signature))
 
     def put(self, group: Group, of: Entry | None = None, was: str = "") -> Group:
-        """Add a group, or join it with the one of its signature.
+        """Add a group, or join it with the one of its signature; the group as it is now.
 
-        Args:
-            of: The program that failed so.
-            was: The signature of the group whose place it takes.
-
-        Returns:
-            The group as it is now.
+        Given are the program that failed so, and the signature of a group whose place it takes.
         """
         there = self._groups.get(group.signature)
         changes = bool(was) or there is None or there.joined(group) != there

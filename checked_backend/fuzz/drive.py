@@ -46,10 +46,8 @@ class CheckTask:
     def run(self, asked: FuzzOptions, running: RunningProcesses) -> tuple[list[Entry], CheckTask | None]:
         """What came out, and what to check one by one because a process died at all of it.
 
-        What had no time, or was to come after a death, is missing.
-
-        Raises:
-            FuzzError: The process ended before it made or checked a program.
+        What had no time, or was to come after a death, is missing. A FuzzError is raised if the process ended before it
+        made or checked a program.
         """
         question = {"numbers": list(self.numbers), "batch": self.batch}
         end = _run("checked_backend.fuzz.worker:check", question, math.inf, asked, running)
@@ -106,7 +104,7 @@ class ConfirmTask:
         question = {"program": encode_program(self.of.program), "localize": localize, "isolate": died}
         times = _TIMES_OF_DEATH if died else 2
         seconds = asked.reduce_seconds + (_LOCALIZE_SECONDS + asked.timeout if localize else times * asked.timeout)
-        end = _run("checked_backend.fuzz.confirm:confirm", question, seconds, asked, running)
+        end = _run("checked_backend.fuzz.worker:confirm", question, seconds, asked, running)
         made = Record.from_json(end.answer).group if end.answer else None
         if made is None:  # it took its process with it
             if end.stage != CONFIRMING:
@@ -134,9 +132,7 @@ def _run(
 def run_fuzz(asked: FuzzOptions, corpus: Corpus, progress: Progress | None = None) -> None:
     """Generate, check, confirm and localize until the time is over or so many programs were checked.
 
-    Raises:
-        FuzzError: No programs could be generated.
-        OSError: The system gives no process.
+    A FuzzError is raised if no programs can be generated, an OSError if the system gives no process.
     """
     run = _Run(asked, corpus, progress)
     with ThreadPoolExecutor(asked.jobs) as pool:
@@ -233,7 +229,7 @@ class _Run:
         for entry in found:
             if entry.failed:
                 self._sort(entry)
-        if not self.corpus.totals().checked and self.corpus.left_out().total() >= _GIVEN_UP:
+        if not self.corpus.checked and self.corpus.left_out().total() >= _GIVEN_UP:
             raise FuzzError(f"no programs were generated: {self.corpus.left_out_words()}")
 
     def _sort(self, entry: Entry) -> None:

@@ -38,12 +38,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 Compiler = str | Callable[..., Any]
 """A backend of ``torch.compile``, by its name or itself."""
 
-ISOLATED_SECONDS = 60.0
-"""Seconds after which a program that is looked at for a crash counts as hung."""
-
-HUNG_SECONDS = 15.0
-"""The same while a program that hangs is made smaller: most that do not hang end before."""
-
 _ALONE = Effort(sizes=6, tiles=3)
 """What one of many programs is checked with: others have other sizes."""
 
@@ -64,10 +58,8 @@ _PLACE = re.compile(r"\boutput\[\d+\]|\[x\d+\]")
 def compiler_of(name: str) -> Compiler:
     """The compiler that a name stands for: a backend, ``FILE.py:NAME``, or ``planted:`` and the name of a fault.
 
-    The file's code runs: trust it. The faults are those of `checked_backend.fuzz.planted`.
-
-    Raises:
-        CheckedBackendError: There is no such file, function or fault, or the file raised.
+    The file's code runs: trust it. The faults are those of `checked_backend.fuzz.planted`. A CheckedBackendError is
+    raised if there is no such file, function or fault, or the file raised.
     """
     if not name.startswith(_PLANTED):
         return load_compiler(name)
@@ -96,14 +88,9 @@ def examine(
     options: Mapping[str, Any] | None = None,
     note: Callable[[Sequence[_Key]], None] = lambda _: None,
 ) -> Iterator[tuple[_Key, ProgramResult]]:
-    """Check programs, as one compile if that passes.
+    """Check programs, as one compile if that passes: the key of each, and what came out.
 
-    Args:
-        programs: All are differentiated or none, all are dynamic or none.
-        note: Called with the keys of the programs that are checked now.
-
-    Yields:
-        The key of a program, and what came out. Each program comes once.
+    All are differentiated or none, all are dynamic or none. ``note`` gets the keys of those that are checked now.
     """
 
     def some(wanted: Sequence[_Key]) -> Iterator[tuple[_Key, ProgramResult]]:
@@ -159,11 +146,9 @@ def _blamed(
 ) -> tuple[dict[_Key, Finding | None], dict[_Key, Finding]]:
     """The programs of a shared compile that need one of their own, and those with a documented difference alone.
 
-    Programs of a compile share nothing, so a finding about the results or inputs of one says nothing about the others.
-    One that names none may be about each.
-
-    Returns:
-        Both by key, with the finding that accuses it; None if it only has no verdict.
+    Both are by key, with the finding that accuses it; None if it only has no verdict. Programs of a compile share
+    nothing, so a finding about the results or inputs of one says nothing about the others. One that names none may be
+    about each.
     """
     blamed: dict[_Key, Finding | None] = {}
     known: dict[_Key, Finding] = {}

@@ -1,8 +1,11 @@
 """A torch program as plain data: inputs, calls, and what it returns. It is stored as JSON, which is not trusted.
 
 Values are numbered: first the inputs, then the result of each statement. A call names an operation of
-`checked_backend.fuzz.known`, so that a program from disk can call nothing else. Other statements make loops and
-branches (`checked_backend.fuzz.control`).
+`checked_backend.fuzz.known`, so that a program from disk can call nothing else.
+
+A block is what stands between ``for`` or ``if`` and its ``end``. How often it runs depends on numbers, sizes, flags and
+the turn, and on no tensor's values. What a block computes is known in it alone: the rest of the program sees what it
+writes in place, and the values that ``let`` gives to an earlier name. So a program is also a straight line of calls.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import keyword
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -18,6 +21,7 @@ from pydantic import Field, TypeAdapter
 from torch.fx.node import map_aggregate
 
 from checked_backend.errors import FuzzError, SuiteError
+from checked_backend.fuzz.known import OPERATORS
 from checked_backend.runs.case import STRICT, decode
 
 DTYPES = (
@@ -34,11 +38,18 @@ FILLS = ("normal", "range", "edges", "distinct")
 _MARKS = frozenset({"else", "end", "let", "flag"})
 
 CONTROL = _MARKS | {"for", "if"}
-"""Statements that are no calls: see `checked_backend.fuzz.control`."""
+"""Statements that are no calls: they make loops and branches."""
+
+RELATIONS = ("<", "<=", "==", "!=", ">", ">=", "%")
+"""The operators of a condition. A remainder is true unless it is 0."""
 
 _VERSION = 1
 _MOST_ELEMENTS = 2**22
 _DEEPEST = 6
+_MOST_TURNS = 64
+_MOST_STEPS = 2000
+_DEEPEST_BLOCK = 4
+_COMPARISONS = ("<=", "==", "!=", ">=")
 
 _MANY = Field(max_length=1000)
 _Whole = Annotated[int, Field(ge=0, le=_MOST_ELEMENTS)]
@@ -126,11 +137,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class FuzzProgram:
-    """A program.
-
-    Attributes:
-        returns: The numbers of the values that it returns.
-    """
+    """A program. ``returns`` are the numbers of the values that it returns."""
 
     inputs: tuple[Input, ...]
     calls: tuple[Statement, ...]
@@ -153,21 +160,26 @@ class FuzzProgram:
         """The same without inputs that nothing uses."""
         used = set(self.returns) | {ref.value for call in self.calls for ref in refs_of(call)}
         used |= {given.shares for place, given in enumerate(self.inputs) if place in used and given.shares is not None}
-        kept = [place for place in range(len(self.inputs)) if place in used]
-        where = {old: new for new, old in enumerate(kept)}
-        shift = len(self.inputs) - len(kept)
+        return self.keeping({*used, *range(len(self.inputs), len(self.inputs) + len(self.calls))})
 
-        def moved(number: int) -> int:
-            return where[number] if number < len(self.inputs) else number - shift
-
-        inputs = [self.inputs[place] for place in kept]
-        shared = (given if given.shares is None else replace(given, shares=where[given.shares]) for given in inputs)
-        return replace(self.renumbered(moved), inputs=tuple(shared))
+    def keeping(self, kept: Collection[int]) -> FuzzProgram:
+        """The same with these of its values alone, by their numbers; a KeyError if one of them uses another."""
+        first = len(self.inputs)
+        where = {old: new for new, old in enumerate(sorted(kept))}
+        inputs = tuple(given for place, given in enumerate(self.inputs) if place in where)
+        calls = tuple(call for place, call in enumerate(self.calls, first) if place in where)
+        returns = tuple(number for number in self.returns if number in where)
+        return replace(self, inputs=inputs, calls=calls, returns=returns).renumbered(where.__getitem__)
 
     def renumbered(self, moved: Callable[[int], int]) -> FuzzProgram:
-        """The same with other numbers for the values that its calls use and that it returns."""
-        calls = tuple(map_refs(call, moved) for call in self.calls)
-        return replace(self, calls=calls, returns=tuple(map(moved, self.returns)))
+        """The same with other numbers for the values that its inputs share, that its calls use and that it returns."""
+
+        def change(leaf: Any) -> Any:
+            return replace(leaf, value=moved(leaf.value)) if isinstance(leaf, Ref | Size) else leaf
+
+        inputs = (one if one.shares is None else replace(one, shares=moved(one.shares)) for one in self.inputs)
+        calls = (call.mapped(change) for call in self.calls)
+        return replace(self, inputs=tuple(inputs), calls=tuple(calls), returns=tuple(map(moved, self.returns)))
 
 
 def value_of(leaf: Any, known: Sequence[Any]) -> Any:
@@ -185,19 +197,195 @@ def refs_of(call: Statement) -> list[Ref | Size]:
     return [leaf for leaf in leaves_of(call) if isinstance(leaf, Ref | Size)]
 
 
-def map_refs(call: Statement, moved: Callable[[int], int]) -> Statement:
-    """The same call, with other numbers for values."""
-
-    def change(leaf: Any) -> Any:
-        return replace(leaf, value=moved(leaf.value)) if isinstance(leaf, Ref | Size) else leaf
-
-    return call.mapped(change)
-
-
 def leaves_of(call: Statement) -> list[Any]:
     """What is in the arguments of a call."""
     found: list[Any] = []
     map_aggregate((call.args, dict(call.kwargs)), found.append)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A loop or a branch, by the positions of its statements. ``middle`` is its ``else``, or its end."""
+
+    head: int
+    middle: int
+    end: int
+
+    @property
+    def body(self) -> range:
+        """The positions of what runs in each turn, or if the condition holds."""
+        return range(self.head + 1, self.middle)
+
+    @property
+    def otherwise(self) -> range:
+        """The positions of what runs if it does not."""
+        return range(self.middle + 1, self.end)
+
+    @property
+    def places(self) -> range:
+        """The positions of all of its statements."""
+        return range(self.head, self.end + 1)
+
+
+def blocks_of(program: FuzzProgram) -> dict[int, Block]:
+    """The loops and branches of a program by the positions where they begin, the outer before the inner.
+
+    Raises:
+        FuzzError: A block has no end, a loop is too long, a condition depends on data, or a value is not known where it
+            is used.
+    """
+    calls, first = program.calls, len(program.inputs)
+    known, turns = frozenset(range(first)), 1
+    begun: list[tuple[int, int, frozenset[int], int]] = []  # its head, its else, and what was known and so on before
+    found: dict[int, Block] = {}
+    for place, call in enumerate(calls):
+        where = f"a program: calls[{place}]"
+        if call.op in ("else", "end"):
+            if not begun:
+                raise FuzzError(f"{where}: {call.op} without a beginning")
+            head, middle, outer, turns_before = begun.pop()
+            if call.op == "end":
+                found[head] = Block(head, middle or place, place)
+                turns = turns_before
+            elif middle or calls[head].op == "for":
+                raise _endless(calls, head)
+            else:
+                begun.append((head, place, outer, turns_before))
+            known = outer
+            continue
+        if not known.issuperset(ref.value for ref in refs_of(call)):
+            raise FuzzError(f"{where}: {call.op:.80} uses a value that is not known there")
+        if call.op in CONTROL and not _is_well_formed(program, call):
+            raise FuzzError(f"{where}: {call.op} got {call.args!r:.80}, which it cannot take")
+        if call.op in ("for", "if"):
+            if len(begun) == _DEEPEST_BLOCK:
+                raise FuzzError(f"{where}: blocks are nested too deep")
+            begun.append((place, 0, known, turns))
+            turns *= call.args[0] if call.op == "for" and isinstance(call.args[0], int) else 1
+            if turns > _MOST_TURNS:
+                raise FuzzError(f"{where}: more than {_MOST_TURNS} turns")
+        if call.op not in ("if", "let"):
+            known |= {first + place}
+    if begun:
+        raise _endless(calls, begun[-1][0])
+    if not known.issuperset(program.returns):
+        raise FuzzError("a program: it returns a value that is known in a block alone")
+    return dict(sorted(found.items()))
+
+
+def _endless(calls: Sequence[Statement], head: int) -> FuzzError:
+    return FuzzError(f"a program: calls[{head}]: {calls[head].op} without an end")
+
+
+def _is_well_formed(program: FuzzProgram, call: Statement) -> bool:
+    first = len(program.inputs)
+
+    def op(value: int) -> str:
+        return program.calls[value - first].op if value >= first else ""
+
+    def is_number(raw: Any) -> bool:
+        if isinstance(raw, Ref):
+            return op(raw.value) == "for"
+        return isinstance(raw, Size) or (isinstance(raw, int) and not isinstance(raw, bool))
+
+    if call.kwargs:
+        return False
+    match call.op, call.args:
+        case "flag", (bool(),):
+            return True
+        case "for", (Size(),):
+            return True
+        case "for", (int(turns),):
+            return not isinstance(turns, bool) and turns >= 0
+        case "if", (Ref(value),):
+            return op(value) == "flag"
+        case "if", (left, str(relation), right):
+            return relation in RELATIONS and is_number(left) and is_number(right)
+        case "let", (Ref(target), Ref(source)):
+            computed = target >= first  # the caller's tensors keep their names
+            return computed and not {op(one) for one in (target, source)} & CONTROL
+    return False
+
+
+def items_of(blocks: Mapping[int, Block], places: range) -> Iterator[tuple[int, Block | None]]:
+    """The positions of the statements among these, in order. A block comes as its first one, with the block."""
+    place = places.start
+    while place < places.stop:
+        block = blocks.get(place)
+        yield place, block
+        place = place + 1 if block is None else block.end + 1
+
+
+def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Statement], None]) -> None:
+    """Run the statements of a program as often and in the order as its loops and branches say.
+
+    Args:
+        known: The inputs. It gets a value for each statement: a turn's number, a flag, and what ``do`` puts there. None
+            where a statement did not run.
+        do: Runs a call or a ``let``, given its position.
+
+    Raises:
+        FuzzError: It is no program, or it takes too many steps.
+    """
+    blocks, first, steps = blocks_of(program), len(known), 0
+
+    def holds(condition: Sequence[Any]) -> bool:
+        left, *others = (value_of(leaf, known) for leaf in condition)
+        return bool(OPERATORS[others[0]](left, others[1]) if others else left)
+
+    def run(places: range) -> None:
+        nonlocal steps
+        for place, block in items_of(blocks, places):
+            call = program.calls[place]
+            if block is None:
+                steps += 1
+                if steps > _MOST_STEPS:
+                    raise FuzzError(f"a program takes more than {_MOST_STEPS} steps")
+                if call.op == "flag":
+                    known[first + place] = call.args[0]
+                else:
+                    do(place, call)
+            elif call.op == "if":
+                run(block.body if holds(call.args) else block.otherwise)
+            else:
+                turns = value_of(call.args[0], known)
+                if turns > _MOST_TURNS:
+                    raise FuzzError(f"a program: calls[{place}]: more than {_MOST_TURNS} turns")
+                for turn in range(turns):
+                    known[first + place] = turn
+                    run(block.body)
+
+    known.extend([None] * len(program.calls))
+    run(range(len(program.calls)))
+
+
+def writes(call: Statement) -> bool:
+    """Whether a statement may change an earlier value: a tensor's memory, or the tensor of a name."""
+    in_place = call.op.endswith(("_", "=")) and call.op not in _COMPARISONS
+    return in_place or call.op in ("setitem", "let") or "out" in call.kwargs
+
+
+def made_from(program: FuzzProgram, wanted: Sequence[int]) -> set[int]:
+    """The statements, by position, that values may depend on: also writes to memory that they may share.
+
+    A block that holds one of them is needed, with its condition.
+    """
+    first = len(program.inputs)
+    marks = {mark: b for b in blocks_of(program).values() for mark in (b.head, b.middle, b.end)}
+    needed, found = set(wanted), set[int]()
+    before = -1
+    while before != len(found):
+        before = len(found)
+        for place, call in enumerate(program.calls):
+            read = {ref.value for ref in refs_of(call)}
+            block = marks.get(place)
+            wants = first + place in needed or (writes(call) and bool(read & needed))
+            if block is not None:
+                wants = wants or not found.isdisjoint(block.places)
+            if wants and place not in found:
+                found.add(place)
+                needed |= read | {first + place}
     return found
 
 
@@ -273,14 +461,14 @@ def decode_program(text: str) -> FuzzProgram:
     except SuiteError as error:
         raise FuzzError(str(error)) from None
     for place, given in enumerate(raw.inputs):
-        _refuse(given, raw.inputs[:place])
+        _refuse_input(given, raw.inputs[:place])
     first = len(raw.inputs)
     calls = [_decode_call(name, args, kwargs, first + n) for n, (name, args, kwargs) in enumerate(raw.calls)]
     returns = tuple(_whole(item, "returns", first + len(calls)) for item in raw.returns)
     return FuzzProgram(tuple(raw.inputs), tuple(calls), returns, raw.gradients, raw.dynamic)
 
 
-def _refuse(given: Input, before: Sequence[Input]) -> None:
+def _refuse_input(given: Input, before: Sequence[Input]) -> None:
     where = f"a program: inputs[{len(before)}]"
     if len(given.shape) != len(given.stride):
         raise FuzzError(f"{where}: shape and stride have {len(given.shape)} and {len(given.stride)} dimensions")
@@ -344,17 +532,16 @@ def merge(programs: Sequence[FuzzProgram]) -> FuzzProgram:
     Args:
         programs: At least one. All are differentiated or none, all are dynamic or none.
     """
-    inputs: list[Input] = []
-    calls: list[Statement] = []
-    returns: list[int] = []
+    merged = replace(programs[0], inputs=(), calls=(), returns=())
     count = sum(len(program.inputs) for program in programs)
     for program in programs:
-        numbers = [*range(len(inputs), len(inputs) + len(program.inputs))]
-        numbers += range(count + len(calls), count + len(calls) + len(program.calls))
-        inputs += [
-            given if given.shares is None else replace(given, shares=numbers[given.shares]) for given in program.inputs
-        ]
-        calls += [map_refs(call, numbers.__getitem__) for call in program.calls]
-        returns += [numbers[value] for value in program.returns]
-    first = programs[0]
-    return FuzzProgram(tuple(inputs), tuple(calls), tuple(returns), first.gradients, first.dynamic)
+        numbers = [*range(len(merged.inputs), len(merged.inputs) + len(program.inputs))]
+        numbers += range(count + len(merged.calls), count + len(merged.calls) + len(program.calls))
+        more = program.renumbered(numbers.__getitem__)
+        merged = replace(
+            merged,
+            inputs=merged.inputs + more.inputs,
+            calls=merged.calls + more.calls,
+            returns=merged.returns + more.returns,
+        )
+    return merged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from checked_backend.fuzz.build import function_source
-from checked_backend.fuzz.corpus import Corpus, Totals
+from checked_backend.fuzz.corpus import Corpus
 from checked_backend.fuzz.examine import CHECK_FAILED
 from checked_backend.fuzz.results import Group
 from checked_backend.fuzz.text import describe, describe_inputs
@@ -24,6 +25,7 @@ from checked_backend.runs.summary import CaseSummary, Summary
 PROGRAMS = "all programs"
 """The case that stands for the programs without a group."""
 
+_DECIDED = (Status.PASS, Status.FAIL, Status.CRASH, Status.HANG)
 _DIFFERS = {"crash": "raises or crashes, eager does not", "structure": "returns other metadata than eager"}
 _DATA = ("kind", "detail", "stage", "op", "met", "script", "script_shows")
 _EXAMPLES = 50
@@ -36,23 +38,24 @@ def summarize(corpus: Corpus, known: set[str]) -> Summary:
 
     *Fail* if a group is new. *Inconclusive* if the compiler cannot pass.
     """
-    settings, totals, groups = corpus.settings, corpus.totals(), corpus.groups()
-    statuses = ", ".join(f"{number} {status}" for status, number in sorted(totals.statuses.items()))
+    settings, checked, groups = corpus.settings, corpus.checked, corpus.groups()
+    counts = Counter(entry.result.status.value for entry in checked)
+    statuses = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
     compiler = settings.get("compiler", "?")
     title = (
-        f"{compiler} on torch {settings.get('torch', '?')}, {totals.checked} programs ({statuses}), "
-        f"{totals.compiled} of them compiled, {totals.ops} operations"
+        f"{compiler} on torch {settings.get('torch', '?')}, {len(checked)} programs ({statuses}), "
+        f"{corpus.compiled} of them compiled, {corpus.ops} operations"
     )
     gone, undecided = corpus.unconfirmed(), corpus.inconclusive()
     unconfirmed = len(gone) + sum(standing(group, known) == "unconfirmed" for group in groups)
-    doubts = list(_doubts(totals, len(corpus.failures()), unconfirmed, [reason for _, reason in undecided]))
+    doubts = list(_doubts(counts, len(corpus.failures()), unconfirmed, [reason for _, reason in undecided]))
     rest = CaseResult(Status.INCONCLUSIVE if doubts else Status.PASS, "; ".join(doubts))
     examples = [
         *(f"{name}: did not show again: {reason}" for name, reason in gone[:_EXAMPLES]),
         *(f"{name}: no verdict: {reason}" for name, reason in undecided[:_EXAMPLES]),
     ]
     example = "\n".join(_line(line) for line in examples)
-    data = {"programs": dict(totals.statuses), "compiled": totals.compiled, "operations": totals.ops, "doubts": doubts}
+    data = {"programs": dict(counts), "compiled": corpus.compiled, "operations": corpus.ops, "doubts": doubts}
     everything = Case("fuzz", PROGRAMS, "random", "any dtype", compiler=compiler)
     return Summary(
         title,
@@ -66,9 +69,10 @@ def summarize(corpus: Corpus, known: set[str]) -> Summary:
     )
 
 
-def _doubts(totals: Totals, waiting: int, unconfirmed: int, undecided: list[str]) -> Iterator[str]:
+def _doubts(counts: Counter[str], waiting: int, unconfirmed: int, undecided: list[str]) -> Iterator[str]:
     """The reasons why the compiler cannot pass."""
-    if not totals.checked:
+    checked, decided = counts.total(), sum(counts[status.value] for status in _DECIDED)
+    if not checked:
         yield "no program was checked"
     if waiting:
         yield f"{waiting} failures are not confirmed yet: run again with the same --out"
@@ -79,8 +83,8 @@ def _doubts(totals: Totals, waiting: int, unconfirmed: int, undecided: list[str]
     failed = sum(reason.startswith(CHECK_FAILED) for reason in undecided)
     if failed:
         yield f"{failed} checks failed themselves: that is a bug in checked_backend; please report it"
-    if totals.checked and 2 * totals.decided <= totals.checked:
-        yield f"only {totals.decided} of {totals.checked} programs have a verdict"
+    if checked and 2 * decided <= checked:
+        yield f"only {decided} of {checked} programs have a verdict"
 
 
 def standing(group: Group, known: set[str]) -> str:
@@ -163,7 +167,7 @@ class Progress(Live):
         self._known = known
         self._clock = clock
         self._begun = self._told = clock()
-        self._before = corpus.totals().checked
+        self._before = len(corpus.checked)
 
     def found(self, group: Group) -> None:
         """Tell of a group that is new in this corpus."""
@@ -183,12 +187,11 @@ class Progress(Live):
 
     def line(self) -> str:
         """The counts in one line."""
-        totals, spent = self._corpus.totals(), self._clock() - self._begun
-        rate = (totals.checked - self._before) / max(spent, 1e-9)
-        share = totals.compiled / totals.checked if totals.checked else 0.0
-        groups = self._corpus.groups()
-        bugs = sum(group.confirmed and group.difference is None for group in groups)
+        corpus, checked, spent = self._corpus, len(self._corpus.checked), self._clock() - self._begun
+        rate = (checked - self._before) / max(spent, 1e-9)
+        share = corpus.compiled / checked if checked else 0.0
+        bugs = sum(group.confirmed and group.difference is None for group in corpus.groups())
         return (
-            f"{duration(spent)}: {totals.checked} programs, {rate:.2f} a second, {share:.0%} compiled, "
-            f"{totals.ops} operations, {bugs} groups"
+            f"{duration(spent)}: {checked} programs, {rate:.2f} a second, {share:.0%} compiled, "
+            f"{corpus.ops} operations, {bugs} groups"
         )

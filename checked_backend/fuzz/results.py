@@ -40,11 +40,7 @@ _AT_THE_EDGE = (
 
 @functools.lru_cache(maxsize=1024)
 def callable_program(text: str) -> FuzzProgram:
-    """A program that has a source.
-
-    Raises:
-        FuzzError: It is none: a call has too few arguments, or others than it takes.
-    """
+    """A program that has a source; a FuzzError if a call has too few arguments, or others than it takes."""
     program = decode_program(text)
     try:
         function_source(program)

@@ -10,13 +10,12 @@ from typing import Any
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz import examine as examining
-from checked_backend.fuzz.confirm import death_of
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.planted import CONTROL, FAULTS, SHARED, Fault
 from checked_backend.fuzz.program import Constant, FuzzProgram, Input, Ref, Statement
 from checked_backend.fuzz.results import ProgramResult
-from checked_backend.fuzz.worker import begin
+from checked_backend.fuzz.worker import begin, death_of
 from checked_backend.process.job import AnswerFolder, Job, JobResources, run
 from checked_backend.runs.case import Status
 
@@ -91,12 +90,7 @@ _WRONG_IN_ONE_COMPILE = "hyperbolic"
 def try_faults(
     names: Sequence[str], *, seed: int, most: int, control: int, note: Callable[[str], None]
 ) -> Iterator[Tried]:
-    """Check programs with each fault until one shows it.
-
-    Args:
-        most: How many programs there are for a fault, at most.
-        control: How many random programs there are for the right compiler, after `PLAIN`.
-    """
+    """Check programs with each fault until one shows it; the right compiler with so many random ones after `PLAIN`."""
     for name in names:
         note(f"trying {name}")
         fault, began = FAULTS[name], time.monotonic()

@@ -10,12 +10,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import torch
 
 from checked_backend.fuzz.build import dtype_name, make_inputs, run_call, run_eager, strides_of
-from checked_backend.fuzz.control import blocks_of, made_from, run_in_order
 from checked_backend.fuzz.generate.defined import runs_alike
 from checked_backend.fuzz.program import (
     CONTROL,
@@ -25,9 +25,11 @@ from checked_backend.fuzz.program import (
     Ref,
     Size,
     Statement,
+    blocks_of,
     encode_program,
-    map_refs,
+    made_from,
     refs_of,
+    run_in_order,
     value_of,
 )
 
@@ -37,43 +39,25 @@ Interesting = Callable[[FuzzProgram], bool]
 
 
 def shrink(program: FuzzProgram, is_interesting: Interesting, deadline: float) -> FuzzProgram:
-    """The smallest program found that still goes wrong in the same way.
-
-    Args:
-        deadline: A `time.monotonic` moment after which nothing is tried.
-    """
-    best = program
+    """The smallest program found that still goes wrong in the same way, until this moment of `time.monotonic`."""
+    best, before = program, None
     tried = {encode_program(program)}
-    before = None
+
+    def is_better(candidate: FuzzProgram) -> bool:
+        text = encode_program(candidate)
+        if text in tried or _cost(candidate) >= _cost(best):
+            return False
+        tried.add(text)
+        return bool(candidate.calls and candidate.returns) and runs_alike(candidate) and is_interesting(candidate)
+
     while before != best:
         before = best
         for step in (_straighter, _fewer_results, _needed_only, _plainer, _fewer_calls, _plainer_inputs):
-            best = _best_of(step, best, is_interesting, tried, deadline)
-    return best
-
-
-def _best_of(
-    step: Callable[[FuzzProgram], Iterator[FuzzProgram]],
-    best: FuzzProgram,
-    wrong: Interesting,
-    tried: set[str],
-    deadline: float,
-) -> FuzzProgram:
-    """Take the first smaller program that a step finds, and ask the step again."""
-    found = True
-    while found:
-        found = False
-        for candidate in step(best):
-            if time.monotonic() > deadline:
-                return best
-            candidate = candidate.unused_dropped()
-            text = encode_program(candidate)
-            if text in tried or _cost(candidate) >= _cost(best):
-                continue
-            tried.add(text)
-            if candidate.calls and candidate.returns and runs_alike(candidate) and wrong(candidate):
-                best, found = candidate, True
-                break
+            better: FuzzProgram | None = best
+            while better is not None:  # the first smaller program that a step finds; then the step is asked again
+                best = better
+                in_time = takewhile(lambda _: time.monotonic() <= deadline, step(best))
+                better = next(filter(is_better, (candidate.unused_dropped() for candidate in in_time)), None)
     return best
 
 
@@ -213,16 +197,12 @@ def _instead(program: FuzzProgram, old: int, new: int) -> FuzzProgram:
 
 
 def _without(program: FuzzProgram, dropped: set[int]) -> FuzzProgram:
-    """The same without some calls. What used them makes it invalid, unless that is dropped too."""
+    """The same without some calls; unchanged where a call that stays uses one of them."""
     first = len(program.inputs)
-    kept = [place for place in range(len(program.calls)) if place not in dropped]
-    where = {first + old: first + new for new, old in enumerate(kept)} | {place: place for place in range(first)}
     try:
-        calls = tuple(map_refs(program.calls[place], where.__getitem__) for place in kept)
-        returns = tuple(where[number] for number in program.returns if number in where)
-    except KeyError:  # a call that stays uses one that goes
+        return program.keeping(set(range(first + len(program.calls))) - {first + place for place in dropped})
+    except KeyError:
         return program
-    return replace(program, calls=calls, returns=returns)
 
 
 def _recorded(program: FuzzProgram, number: int) -> Input | None:

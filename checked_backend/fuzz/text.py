@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checked_backend.fuzz.build import function_source, make_inputs, storage_sizes, strides_of
+from checked_backend.fuzz.build import function_source, make_inputs, strides_of
 from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import FuzzProgram
 from checked_backend.report.clean import clean
@@ -75,9 +75,7 @@ def render_check(
 ) -> str:
     """A program as a script that checks it: for what a plain comparison does not show, as the sign of a zero.
 
-    Args:
-        program: The program. Its inputs are written with all their values.
-        again: Whether to call it again, as fuzz does.
+    Its inputs are written with all their values. It may call the program again, as fuzz does.
     """
     imports, backend = _backend(compiler)
     given = {
@@ -129,12 +127,12 @@ def _inputs(program: FuzzProgram, name: str, *, exact: bool = False, seed: int =
     made = make_inputs(program.inputs)
     storages: list[str] = []
     inputs: list[str] = []
-    sizes = storage_sizes(program.inputs)
     for place, given in enumerate(program.inputs):
         root = place if given.shares is None else given.shares
         if root == place:
-            storage = made[place].as_strided((sizes[place],), (1,), 0)
-            few = exact or sizes[place] <= _FEW_VALUES or given.dtype == "bool"
+            size = made[place].untyped_storage().nbytes() // made[place].element_size()
+            storage = made[place].as_strided((size,), (1,), 0)
+            few = exact or size <= _FEW_VALUES or given.dtype == "bool"
             values = literal(storage) if few else _random(storage, given.dtype, seed)
             storages.append(f"    m{place} = {values}")
         grad = ".requires_grad_()" if given.requires_grad else ""

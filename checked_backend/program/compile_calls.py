@@ -110,10 +110,8 @@ class CompileWatch:
     def check_run(self) -> RunOptions:
         """Check this process, whose ``torch.compile`` `checking` wraps.
 
-        Its options are those in the environment, and those that it had when the process began.
-
-        Raises:
-            OptionError: One is unknown or bad.
+        Its options are those in the environment, and those that it had when the process began; an OptionError if one is
+        bad.
         """
         gone = {name: value for name, value in self._began_with.items() if environment_variable(name) not in os.environ}
         options = parse_options(RunOptions, "numcheck", gone)

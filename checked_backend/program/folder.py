@@ -66,16 +66,12 @@ def _completed(report: Report, beside: Path, killed: Sequence[str]) -> Report:
     began = next((one.partition("-")[0] for one in killed if one.rpartition("-")[2] == number), None)
     if began is None:
         return report
-    known: dict[tuple[str, ...], Finding] = {}
+    known: dict[tuple[str, str, str], Finding] = {}
     for file in sorted(beside.glob(f"*-{number}-*.json")):
         if file.stem.rsplit("Z-", 1)[0].rpartition("-")[2] + "Z" >= began:  # not of another process of this number
             with contextlib.suppress(OSError):
-                known |= {_key(finding): finding for one in read_reports(file).reports for finding in one.findings}
-    return replace(report, findings=tuple(known.get(_key(finding), finding) for finding in report.findings))
-
-
-def _key(finding: Finding) -> tuple[str, ...]:
-    return finding.region, finding.subject, str(finding.kind), finding.detail, str(finding.severity), finding.ignored
+                known |= {finding.identity: finding for one in read_reports(file).reports for finding in one.findings}
+    return replace(report, findings=tuple(known.get(finding.identity, finding) for finding in report.findings))
 
 
 def tidy(folder: Path) -> None:

@@ -32,9 +32,7 @@ def missing_files() -> list[str]:
 def install_hook() -> None:
     """Write the files.
 
-    Raises:
-        CheckedBackendError: Somebody else's file has the name of one.
-        OSError: One cannot be written.
+    A CheckedBackendError is raised if somebody else's file has the name of one, an OSError if one cannot be written.
     """
     _refuse_others()
     for name in missing_files():

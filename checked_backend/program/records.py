@@ -70,11 +70,9 @@ class TensorRecord:
 
 @dataclass(slots=True)
 class Recording:
-    """The records of all processes of a run.
+    """The records of all processes of a run, each tensor in the order in which its process saw it.
 
-    Attributes:
-        tensors: In the order in which each process saw them.
-        environments: The versions and devices of each process, by its name.
+    The versions and devices of each process are by its name.
     """
 
     tensors: dict[Place, TensorRecord] = field(default_factory=dict)
@@ -117,11 +115,7 @@ def written_by(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Recording:
-    """Read the records of all processes of a run.
-
-    Raises:
-        CheckedBackendError: There is none, or a file is none of a recording.
-    """
+    """Read the records of all processes of a run; a CheckedBackendError if there is none, or a file has others."""
     if not written_by(folder):
         raise CheckedBackendError(f"{folder}: no recording of a program that compiled (checked-backend record)")
     found = Recording()

@@ -457,11 +457,7 @@ class _Shadow(Reporter):
     def _report(
         self, differences: Sequence[Finding], coverage: Coverage, number: int, *, raises: bool, what: str
     ) -> None:
-        """Record findings and coverage, and raise or warn as the user asked.
-
-        Raises:
-            DivergenceError: With ``on_divergence="raise"``, if a finding fails.
-        """
+        """Record findings and coverage, and raise or warn as the user asked."""
         session, name, options = self._shadows.session(), self._region.name, self._shadows.options
         if what == _WHOLE:
             with self._lock:

@@ -37,14 +37,9 @@ from checked_backend.report.words import plain_names
 
 
 class ProgramWatch(CompileWatch):
-    """Checks what a process compiles, from its first ``torch.compile`` to its end.
+    """Checks what a process compiles, from its first ``torch.compile`` to its end; an OptionError for a bad option.
 
-    Args:
-        began: The time by `time.perf_counter` when the process began.
-        first: The id of that process. A process with another id is a fork of it.
-
-    Raises:
-        OptionError: The environment has an unknown or bad option.
+    ``first`` is the id of the process that began then, by `time.perf_counter`. One with another id is a fork of it.
     """
 
     def __init__(self, folder: str, began: float, first: int, began_with: Mapping[str, str]) -> None:

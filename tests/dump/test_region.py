@@ -17,7 +17,7 @@ from functorch.compile import aot_function, aot_module
 
 import checked_backend as cb
 from checked_backend.dump import RegionDump
-from checked_backend.dump.region import claim_slot
+from checked_backend.dump.region import claim_index
 from tests.support.dump_tools import Net, dumping, dumps, python, run, same_leaf
 from tests.support.raising import raising
 
@@ -351,38 +351,37 @@ def test_each_backward_graph_of_one_compiler_gets_the_index_of_its_forward_graph
 
 def test_indices_are_never_shared(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        slots = list(pool.map(lambda _: claim_slot(tmp_path, "net"), range(32)))
-    assert sorted(slot.index for slot in slots) == list(range(32))
+        claimed = list(pool.map(lambda _: claim_index(tmp_path, "net"), range(32)))
+    assert sorted(claimed) == [(tmp_path / "net", "net", index) for index in range(32)]
 
 
 def test_numbering_goes_on_after_folders_that_are_there(tmp_path: Path) -> None:
     (tmp_path / "net" / "net_backward_6").mkdir(parents=True)
     (tmp_path / "net" / "net_backward_x").mkdir()
-    assert claim_slot(tmp_path, "net").index == 7
-    assert claim_slot(tmp_path, "net").index == 8
+    assert [claim_index(tmp_path, "net")[-1] for _ in range(2)] == [7, 8]
 
 
 def test_names_become_file_names(tmp_path: Path) -> None:
-    assert claim_slot(tmp_path, "../a b/<lambda>").path("joint") == tmp_path / "a_b_lambda" / "a_b_lambda_joint_0"
-    assert claim_slot(tmp_path, "<>").name == "graph"
+    assert claim_index(tmp_path, "../a b/<lambda>") == (tmp_path / "a_b_lambda", "a_b_lambda", 0)
+    assert claim_index(tmp_path, "<>")[1] == "graph"
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    slot = claim_slot(tmp_path, "net")
+    dump = RegionDump(*claim_index(tmp_path, "net"), values=False)
 
     def fail(folder: Path) -> None:
         (folder / "half").write_text("")
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        slot.write("forward", fail)
-    assert [path.name for path in slot.folder.iterdir()] == [".claims"]
+        dump.place("forward", fail)
+    assert [path.name for path in (tmp_path / "net").iterdir()] == [".claims"]
 
 
 def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
-    slot = claim_slot(tmp_path, "net")
-    target = slot.write("forward", lambda folder: (folder / "module.py").write_text("1") and None)
+    dump = RegionDump(*claim_index(tmp_path, "net"), values=False)
+    target = dump.place("forward", lambda folder: (folder / "module.py").write_text("1") and None)
     assert target == tmp_path / "net" / "net_forward_0"
     with pytest.raises(cb.DumpError, match="cannot write the dump"):
-        slot.write("forward", lambda folder: (folder / "module.py").write_text("2") and None)
+        dump.place("forward", lambda folder: (folder / "module.py").write_text("2") and None)
     assert (target / "module.py").read_text() == "1"

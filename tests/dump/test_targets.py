@@ -14,11 +14,10 @@ import torch
 from torch import fx, nn
 
 from checked_backend._torch.operators import find_op_packet, has_dispatched, operator_names
-from checked_backend.dump.arguments import BadArgument, argument_nodes, decode_argument
+from checked_backend.dump.arguments import BadArgument, decode_argument
 from checked_backend.dump.encode import encode_graph
 from checked_backend.dump.module import module_source
 from checked_backend.dump.targets import (
-    Trusted,
     Unresolved,
     encode_target,
     functions,
@@ -98,11 +97,10 @@ def test_an_index_that_is_not_checked_becomes_one_that_is() -> None:
 
 def test_a_message_of_a_stranger_holds_no_code() -> None:
     text = "wrong\"); system(\"touch pwned\"); //\n''' {x} \\"
-    (name,) = list(argument_nodes({"tuple": [{"node": "x"}, text]}, message=True))
-    assert name == "x"
-    assert decode_argument({"tuple": [text]}, {}, Trusted()) == ("wrong_); system(_touch pwned_); //____ _x_ _",)
+    told = decode_argument({"tuple": [{"node": "x"}, text]}, lambda kind, name: (kind, name), message=True)
+    assert told == (("node", "x"), "wrong_); system(_touch pwned_); //____ _x_ _")
     with pytest.raises(BadArgument, match="no word"):
-        list(argument_nodes({"tuple": [text]}))
+        decode_argument({"tuple": [text]}, lambda *_: 0)
 
 
 # what op_db, forward and backward, and the optimizers call in torch 2.13

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from checked_backend.fuzz import confirm as confirming
-from checked_backend.fuzz.confirm import confirm, shows
+from checked_backend.fuzz import worker as confirming
 from checked_backend.fuzz.corpus import Record
 from checked_backend.fuzz.program import FuzzProgram, encode_program
 from checked_backend.fuzz.results import Group, ProgramResult
 from checked_backend.fuzz.text import DIFFERS
-from checked_backend.fuzz.worker import FuzzOptions
+from checked_backend.fuzz.worker import FuzzOptions, confirm, shows
 from checked_backend.process.job import AnswerFolder
 from checked_backend.runs.case import Status
 from tests.support.fuzz_tools import program_of
@@ -114,8 +113,8 @@ def _confirmed(folder: Path, name: str) -> Group:
 def test_a_failure_is_made_small_and_gets_a_script_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, detail: str
 ) -> None:
-    monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
-    monkeypatch.setattr(confirming, "ISOLATED_SECONDS", 8.0)
+    monkeypatch.setattr(confirming, "_HUNG_SECONDS", 4.0)
+    monkeypatch.setattr(confirming, "_ISOLATED_SECONDS", 8.0)
     group = _confirmed(tmp_path, name)
     assert group.program.ops == ("torch.exp",)
     assert group.result.detail == detail
@@ -126,7 +125,7 @@ def test_a_failure_is_made_small_and_gets_a_script_that_shows_it(
 def test_what_is_slow_but_ends_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller program that only takes longer than one waits while reducing is not taken for the bug."""
     monkeypatch.setattr(confirming, "death_of", lambda *asked: "crash.hang" if asked[-1] < 5 else "")
-    monkeypatch.setattr(confirming, "HUNG_SECONDS", 4.0)
+    monkeypatch.setattr(confirming, "_HUNG_SECONDS", 4.0)
     hung = ProgramResult(Status.FAIL, "did not end", kind="crash", detail="crash.hang")
     monkeypatch.setattr(confirming, "check_program", lambda *_args, **_more: hung)
     monkeypatch.setattr(confirming, "_script", lambda *_: ("", False))

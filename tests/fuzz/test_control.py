@@ -9,8 +9,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import build, function_source, make_inputs, run_call, run_eager
-from checked_backend.fuzz.control import blocks_of, made_from
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, merge
+from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, blocks_of, made_from, merge
 from checked_backend.fuzz.shrink import straightened
 
 END, ELSE = Statement("end"), Statement("else")

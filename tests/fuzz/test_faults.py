@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.fuzz.examine import ISOLATED_SECONDS, check_program
+from checked_backend.fuzz.examine import check_program
 from checked_backend.fuzz.generate.draft import Choices
 from checked_backend.fuzz.generate.make import make_program
 from checked_backend.fuzz.program import FuzzProgram
@@ -202,7 +202,7 @@ def _found_after(planted: Planted, most: int) -> tuple[int, ProgramResult] | Non
     """After how many programs a fault is found, and what came out; None if it is not."""
     for number in range(most):
         program = _program(number, planted.training, planted.dynamic)
-        result = check_program(program, planted.make(), isolate=ISOLATED_SECONDS if planted.isolate else None)
+        result = check_program(program, planted.make(), isolate=60.0 if planted.isolate else None)
         if result.kind in planted.kinds and not check_program(program, planted.control).kind:
             return number + 1, result
     return None

@@ -98,7 +98,7 @@ GRAPH_EDITS: dict[str, tuple[Edit, str]] = {
     "kind": (lambda d: d.update(kind="../../x"), "kind"),
     "name": (lambda d: d.update(name="../../x"), "name"),
     "file": (lambda d: d["files"].update({"../../etc/passwd": "0" * 64}), "files"),
-    "huge": (lambda d: d["storages"][0].update(end=2**47, fingerprint=None), "."),
+    "huge": (lambda d: d["storages"][0].update(end=2**47, checksum=None), "."),
     "negative": (lambda d: d["graph"]["constants"]["_tensor_constant0"].update(storage_offset=-1), "storage_offset"),
     "beyond": (lambda d: d["graph"]["constants"]["_tensor_constant0"].update(shape=[10**6]), "beyond its storage"),
     "dtype": (lambda d: d["graph"]["constants"]["_tensor_constant0"].update(dtype="load"), "no dtype"),

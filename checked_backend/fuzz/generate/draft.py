@@ -101,11 +101,7 @@ class Draft:
                 return shape
 
     def new_input(self, dtype: str = "", shape: Sequence[int] | None = None, **more: Any) -> Ref:
-        """Add an input.
-
-        Args:
-            more: Other fields of `Input`; default any layout, any values.
-        """
+        """Add an input: of any layout and any values, if no other fields of `Input` are given."""
         dtype = dtype or self.dtype()
         shape = self.shape() if shape is None else tuple(shape)
         fill = self.rng.choices(("range", "normal", "edges"), (65, 20, 15))[0]
@@ -331,18 +327,16 @@ class Draft:
 
     def _ordered(self, returns: Sequence[Ref]) -> tuple[FuzzProgram, dict[int, int]]:
         """The program with its inputs first, and the new numbers of values by their numbers here."""
-        inputs = [place for place, entry in enumerate(self._entries) if isinstance(entry, Input)]
-        others = [place for place, entry in enumerate(self._entries) if isinstance(entry, Statement)]
-        where = {old: new for new, old in enumerate([*inputs, *others])}
-        given = [entry for entry in self._entries if isinstance(entry, Input)]
+        order = sorted(range(len(self._entries)), key=lambda place: isinstance(self._entries[place], Statement))
+        where = {old: new for new, old in enumerate(order)}
         program = FuzzProgram(
-            tuple(one if one.shares is None else replace(one, shares=where[one.shares]) for one in given),
+            tuple(entry for entry in self._entries if isinstance(entry, Input)),
             tuple(self.calls),
             tuple(ref.value for ref in returns),
             self.gradients,
             self.dynamic,
-        ).renumbered(where.__getitem__)
-        return program, where
+        )
+        return program.renumbered(where.__getitem__), where
 
 
 def _broadcast(one: Sequence[int], other: Sequence[int]) -> bool:

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from checked_backend.fuzz.control import RELATIONS, writes
 from checked_backend.fuzz.generate.defined import draws, runs_alike
 from checked_backend.fuzz.generate.draft import Choices, Draft, chance
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule, rules_of_samples
 from checked_backend.fuzz.known import is_known, plain, spelled
-from checked_backend.fuzz.program import FuzzProgram, Input, Ref, Size, Statement, refs_of
+from checked_backend.fuzz.program import RELATIONS, FuzzProgram, Input, Ref, Size, Statement, refs_of, writes
 from checked_backend.random_state import random_untouched
 
 _MOST_TURNS = 4

@@ -42,8 +42,10 @@ def _view_in_place(draft: Draft, op: str) -> Statement | None:
 _LEAST = {"diagonal": 2, "rot90": 2, "transpose": 2, "permute": 2, "movedim": 2, "swapaxes": 2}
 
 
-def _dim(draft: Draft, tensor: Any) -> int:
-    return draft.rng.randrange(-tensor.dim(), tensor.dim()) if tensor.dim() else 0
+def _dim(draft: Draft, of: Any) -> int:
+    """Any dimension of a tensor, or of the tensor of a `Ref`."""
+    dims = (draft.value(of) if isinstance(of, Ref) else of).dim()
+    return draft.rng.randrange(-dims, dims) if dims else 0
 
 
 def _size(draft: Draft, ref: Ref, dim: int) -> Any:
@@ -409,15 +411,6 @@ def _with_out(draft: Draft, op: str) -> Statement | None:
     return None if out is None else Statement(op, call.args, {**call.kwargs, "out": out})
 
 
-def _dims(draft: Draft, ref: Ref, *, several: bool = False) -> Any:
-    dims = draft.value(ref).dim()
-    if not dims:
-        return 0
-    if several and draft.chance(0.3):
-        return tuple(sorted(draft.rng.sample(range(dims), draft.rng.randint(1, dims))))
-    return draft.rng.randrange(-dims, dims)
-
-
 _WITHOUT_DIM = frozenset(_torch("std_mean var_mean prod argmax argmin any all std var sum mean amax amin norm max min"))
 _SEVERAL = frozenset(_torch("sum mean amax amin std var logsumexp nansum norm std_mean var_mean count_nonzero"))
 _KEEPS = frozenset(_torch("sum mean amax amin std var logsumexp argmax argmin any all prod max min"))
@@ -427,7 +420,11 @@ def _reduction(draft: Draft, op: str) -> Statement | None:
     ref = draft.some()
     if op in _WITHOUT_DIM and draft.chance(0.3):
         return Statement(op, (ref,))
-    more: dict[str, Any] = {"dim": _dims(draft, ref, several=op in _SEVERAL)}
+    dims = draft.value(ref).dim()
+    if dims and op in _SEVERAL and draft.chance(0.3):
+        more: dict[str, Any] = {"dim": tuple(sorted(draft.rng.sample(range(dims), draft.rng.randint(1, dims))))}
+    else:
+        more = {"dim": _dim(draft, ref)}
     if op in _KEEPS and draft.chance(0.4):
         more["keepdim"] = True
     if op in _torch("std var std_mean var_mean") and draft.chance(0.4):
@@ -469,7 +466,7 @@ def _combining(draft: Draft, op: str) -> Statement | None:
     parts = [ref, *draft.rng.choices(same, k=draft.rng.choice((0, 1, 1, 2)))]
     if draft.chance(0.3):
         parts.append(draft.new_input(shape=tensor.shape))
-    dim = (_dims(draft, ref),) if op in _torch("cat stack concatenate") else ()
+    dim = (_dim(draft, ref),) if op in _torch("cat stack concatenate") else ()
     return Statement(op, tuple(parts) if op == "torch.block_diag" else (parts, *dim))
 
 
@@ -535,7 +532,7 @@ def _normalizing(draft: Draft, op: str) -> Statement | None:
         case "layer_norm":
             return Statement(op, (ref, [tensor.shape[-1]]))
         case "softmax" | "log_softmax" | "normalize" | "glu":
-            return Statement(op, (ref,), {"dim": _dims(draft, ref)})
+            return Statement(op, (ref,), {"dim": _dim(draft, ref)})
         case "pad":
             widths = [draft.rng.choice((0, 1, 2, -1)) for _ in range(2 * draft.rng.randint(1, min(2, tensor.dim())))]
             how = draft.rng.choice(("constant", "constant", "reflect", "replicate", "circular"))
@@ -545,8 +542,8 @@ def _normalizing(draft: Draft, op: str) -> Statement | None:
         case "tril" | "triu":
             return Statement(op, (ref,), {"diagonal": draft.rng.choice((-1, 0, 1, 2))})
         case "flip":
-            return Statement(op, (ref, [_dims(draft, ref)]))
-    return Statement(op, (ref, draft.rng.choice((1, -1, 2))), {"dims": _dims(draft, ref)})
+            return Statement(op, (ref, [_dim(draft, ref)]))
+    return Statement(op, (ref, draft.rng.choice((1, -1, 2))), {"dims": _dim(draft, ref)})
 
 
 def _random(draft: Draft, op: str) -> Statement | None:
