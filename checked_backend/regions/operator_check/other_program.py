@@ -17,11 +17,10 @@ from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayC
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.execution import Call
 from checked_backend.regions.operator_check.findings import reached
 from checked_backend.regions.operator_check.probe import Probed, run_region
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.regions.torch_state import RngState
 from checked_backend.verdict.elements import difference, root_mean_square
 
 FAR = 4.0
@@ -34,9 +33,7 @@ Place = tuple[bool, int]
 """Whether it is a gradient, and its place among the results or the inputs."""
 
 
-def other_places(
-    probed: Probed, region: Callable[..., Any], eager: Callable[..., Any], inputs: Inputs, rng: RngState
-) -> set[Place]:
+def other_places(probed: Probed, region: Callable[..., Any], eager: Callable[..., Any], call: Call) -> set[Place]:
     """The results and gradients in which a probe is another program than the region as it was compiled.
 
     Args:
@@ -44,7 +41,7 @@ def other_places(
     """
 
     def ran(program: Callable[..., Any], *modes: AbstractContextManager[Any]) -> dict[Place, Any]:
-        return _by_place(run_region(program, inputs, rng, lambda _results: probed.cotangents, modes=modes))
+        return _by_place(run_region(program, call, lambda _results: probed.cotangents, modes=modes))
 
     tape, choices = RandomTape(), ChoiceTape()
     own, right = ran(region), ran(eager, RecordRandom(tape), RecordChoices(choices))

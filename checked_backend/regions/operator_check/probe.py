@@ -22,8 +22,8 @@ from checked_backend._torch.symbols import evaluate_expression, size_hint
 from checked_backend.graphs.effects import has_effects, sets_mode, written_by
 from checked_backend.graphs.nodes import recorded_value
 from checked_backend.regions.compile import copy_graph
-from checked_backend.regions.inputs import Inputs, storage_key
-from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.execution import Call
+from checked_backend.regions.inputs import storage_key
 
 CALLS = ("call_function", "call_method", "call_module")
 
@@ -91,8 +91,7 @@ class Probed:
 
 def run_region(
     region: Callable[..., Any],
-    inputs: Inputs,
-    rng: RngState,
+    call: Call,
     cotangents: Callable[[Sequence[Any]], Mapping[int, torch.Tensor]],
     make_taps: Callable[[Sequence[Any]], Mapping[str, torch.Tensor]] = lambda _arguments: {},
     modes: Sequence[AbstractContextManager[Any]] = (),
@@ -103,12 +102,12 @@ def run_region(
         make_taps: Makes the taps of a probe.
         modes: Modes to run it in.
     """
-    arguments, leaves = inputs.fresh()
+    arguments, leaves = call.fresh()
     taps = make_taps(arguments)
     names: list[str | int] = [*taps, *leaves]
     wanted = dict(zip(names, [*taps.values(), *leaves.values()], strict=True))
     gradients: dict[str | int, torch.Tensor | None] = {}
-    rng.restore()
+    call.rng.restore()
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
