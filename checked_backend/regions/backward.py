@@ -57,9 +57,6 @@ class UnseenError(CheckedBackendError):
 Gradients = Mapping[int, "torch.Tensor | None"]
 """Gradients of inputs, by position."""
 
-_ABOUT = "checked_backend"
-"""Where the nodes of a region keep what `eager_uses` needs."""
-
 
 @dataclass(slots=True)
 class BackwardPass:
@@ -211,7 +208,6 @@ class BackwardWatch:
         since: The autograd sequence number when the candidate began to run; the user's nodes are older.
         observer: It must not hold the outputs: they hold the nodes whose hooks hold it.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
-        eager: Runs the call in eager once more; gives its outputs.
 
     Attributes:
         context: That of the call, in which the observer is told.
@@ -227,7 +223,6 @@ class BackwardWatch:
         observer: BackwardObserver,
         *,
         exchanges: bool = False,
-        eager: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         self.context = CallersContext()
         self._observer = observer
@@ -246,10 +241,6 @@ class BackwardWatch:
             node.register_prehook(partial(_hook, self, BackwardWatch._entered))
             node.register_hook(partial(_hook, self, BackwardWatch._left))
         for number, node in enumerate(sites):
-            if eager is not None:
-                results = self._sites[number].results
-                places = {output: index for output, (place, index) in results if place == "output"}
-                _metadata(node)[_ABOUT] = eager, places
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
             if observer.of_errors:
@@ -401,47 +392,6 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
     if not plain or is_functorch_wrapped_tensor(grad):
         return grad
     return grad if repeats_elements(grad) else copy_in_layout(grad)
-
-
-def _metadata(node: Node) -> dict[str, Any]:
-    kept: Any = node.metadata  # a property, which torch declares as a method
-    known: dict[str, Any] = kept
-    return known
-
-
-def eager_uses(result: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool | None:
-    """Whether, in eager, tensors depend on a result of a region as far as its other results go into them.
-
-    Compiled, no result of a region depends on another: the region is one node of autograd's graph.
-
-    Returns:
-        None if it is no result of a checked region, or if eager could not be asked.
-    """
-    node = result.grad_fn
-    about = None if node is None else _metadata(node).get(_ABOUT)
-    if about is None:
-        return None
-    eager, places = about
-    used: set[int] = set()
-    queue = [(root.grad_fn, root.output_nr) for root in roots]
-    seen = set()
-    while queue:
-        target, number = queue.pop()
-        if target is node and number in places:
-            used.add(places[number])
-        if target is not None and target is not node and target not in seen:
-            seen.add(target)
-            queue += target.next_functions
-    if result.output_nr not in places or not used:
-        return None
-    try:
-        with torch.enable_grad():
-            outputs = eager()
-            others = [outputs[index].sum() for index in used if outputs[index].requires_grad]
-            wanted = outputs[places[result.output_nr]]
-            return torch.autograd.grad(others, wanted, allow_unused=True)[0] is not None
-    except Exception:  # eager raises, or its inputs have been written to
-        return None
 
 
 def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:

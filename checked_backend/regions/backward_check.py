@@ -27,7 +27,7 @@ from checked_backend.regions.call_findings import candidate_crashed, compare_exc
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.eager import NOT_CONTINUED, eager_outputs
+from checked_backend.regions.eager import NOT_CONTINUED
 from checked_backend.regions.execution import Call
 from checked_backend.regions.gradient_gate import copied_edge
 from checked_backend.regions.graph_info import GraphInfo
@@ -146,7 +146,6 @@ class BackwardCheck(BackwardObserver):
             record.since,
             check,
             exchanges=bool(call.exchanges),
-            eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
         check._has_outside_edges = bool(watch.outside_edges)
         views = [args[place] for place in call.inputs.mutated if args[place].requires_grad and args[place]._is_view()]
