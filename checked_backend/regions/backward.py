@@ -14,7 +14,6 @@ through, and would keep every activation of the region.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from checked_backend._torch.tensors import is_functorch_wrapped_tensor, is_legac
 from checked_backend.errors import CheckedBackendError
 from checked_backend.numerics.bits import same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
+from checked_backend.regions import schedule
 from checked_backend.regions.execution import Cotangents, Result
 from checked_backend.regions.gradient_gate import Edge, Site, find_sites
 from checked_backend.regions.inputs import copy_in_layout, repeats_elements
@@ -145,7 +145,6 @@ class BackwardObserver:
 
     Args:
         on_passed: What `passed` does.
-        clock: Gives the time in seconds.
 
     Attributes:
         of_errors: Whether it is told of exceptions of the candidate's compiled backward.
@@ -153,13 +152,8 @@ class BackwardObserver:
 
     of_errors: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None) -> None:
         self._on_passed = on_passed
-        self.clock = clock
 
     def begins(self, running: ExitStack) -> Any:
         """A pass comes to the region. `BackwardPass.begun` is the result.
@@ -255,7 +249,7 @@ class BackwardWatch:
         return False
 
     def _arriving(self, number: int, grad_outputs: Any) -> None:
-        began, passed, site = self._observer.clock(), self._pass(), self._sites[number]
+        began, passed, site = schedule.clock(), self._pass(), self._sites[number]
         passed.arrived += memory_ranges(grad_outputs)
         passed.elsewhere |= any(
             gradient is not None and output not in site.known for output, gradient in enumerate(grad_outputs)
@@ -267,7 +261,7 @@ class BackwardWatch:
                 if grad_outputs[output] is not None:
                     passed.copies[result] = _kept(grad_outputs[output])
                     passed.came[result] = memory_range(grad_outputs[output])
-        passed.seconds += self._observer.clock() - began
+        passed.seconds += schedule.clock() - began
 
     def _pass(self) -> BackwardPass:
         """The pass that is running; it may have come to the region just now."""
@@ -310,13 +304,13 @@ class BackwardWatch:
             passed.copies.clear()
 
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
-        began, task = self._observer.clock(), current_graph_task_id()
+        began, task = schedule.clock(), current_graph_task_id()
         passed, site = self._passes[task], self._sites[number]
         passed.ended = ProcessState.capture()
         leaving = list(grad_outputs if site.is_gate else grad_inputs)
         with self._unless_short(passed):
             passed.leaves(site, leaving, grad_outputs)
-        passed.seconds += self._observer.clock() - began
+        passed.seconds += schedule.clock() - began
         replacements = dict((self._finish(task) if number == self._exit else None) or {})
         for index, position in site.to_inputs:
             if site.is_gate or leaving[index] is not None:  # torch lets no hook replace a gradient that is None

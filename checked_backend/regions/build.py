@@ -53,16 +53,17 @@ from checked_backend.regions.float64_twin import (
     needs_default_dtype,
 )
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.local_region import LocalRegion, investigate_alone, time_to_search
+from checked_backend.regions.health import HEALTH, Health, RegionHealth
+from checked_backend.regions.local_region import LocalRegion, time_to_search
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import SET_BACK_BY_DYNAMO, ProcessState, settings_changed
 from checked_backend.regions.region import CheckedRegion
-from checked_backend.regions.reporter import Investigate
+from checked_backend.regions.reporter import Investigate, RegionReporter
 from checked_backend.regions.runner import Variants
 from checked_backend.regions.schedule import schedule_of
-from checked_backend.regions.unsupported import compile_with_any_cache
+from checked_backend.regions.unsupported import MachineLimits, compile_with_any_cache
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import Build
 
@@ -131,6 +132,8 @@ def build_region(
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
     kernels = None if modules is None else _kernels(source, candidate, modules, local)
     variants = _variants(source, candidate, local, compiling, kernels)
+    investigate = _investigation(source, local, kernels, investigator) if investigator and options.localize else None
+    reporter = RegionReporter(info, options, silent=silent, investigate=investigate)
     checks = Checks(
         info,
         variants,
@@ -142,12 +145,11 @@ def build_region(
             nodes=info.nodes,
             low_precision=variants.low_precision,
         ),
-        thorough=thorough,
-        silent=silent,
-        can_compile=can_compile,
-        needed=lambda: _bytes_of(pristine),
-        investigate=_investigation(source, local, kernels, investigator) if investigator and options.localize else None,
-        draws=DrawInputs(compiler, pristine, source.traced) or None,
+        reporter,
+        MachineLimits(lambda: _bytes_of(pristine), options.compiler == "inductor", works=can_compile),
+        RegionHealth(info.name, reporter.note, Health() if silent else HEALTH),
+        thorough,
+        DrawInputs(compiler, pristine, source.traced) or None,
     )
     region = CheckedRegion(checks, remark=remark, left_compiling=left)
     if spread is not None:
@@ -281,12 +283,18 @@ def _investigation(
     ) -> Sequence[Finding]:
         if isinstance(local, str):
             return not_localized(findings, f"no: the region exchanges tensors with other ranks, and {local}")
-        how = source.options, source.mode
-        if isinstance(local, LocalRegion):
-            return investigate_alone(local, call, cotangents, findings, keep, how, investigator)
-        patience, traced = time_to_search(), tuple(source.traced)
-        failure = Failure(source.graph, traced, call, cotangents, *how, keep, kernels, patience)
-        return investigator(failure, findings)
+        failure = Failure(
+            source.graph,
+            tuple(source.traced),
+            call,
+            cotangents,
+            source.options,
+            source.mode,
+            keep,
+            kernels,
+            time_to_search(),
+        )
+        return investigator(failure, findings) if local is None else local.investigate(failure, findings, investigator)
 
     return investigate
 

@@ -20,7 +20,7 @@ from torch import fx
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.symbols import evaluate_expression, size_hint
 from checked_backend.graphs.effects import has_effects, sets_mode, written_by
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.execution import Call
 from checked_backend.regions.inputs import storage_key
@@ -157,8 +157,7 @@ def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     for node in plan.taps:
         taps[node.name] = recorded_value(node)
         behind[node] = _tapped(graph, node, len(taps))
-    [output] = graph.find_nodes(op="output")
-    results = list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    results = outputs_of(graph)
     count = len(results)
     for node in plan.values:
         values[node.name] = len(results)
@@ -168,7 +167,7 @@ def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
         for owner in owners:
             versions[writer.name][owner.name] = len(results)
             results.append(_copied(graph, behind.get(owner, owner), writer))
-    output.args = (tuple(results),)
+    graph.output_node().args = (tuple(results),)
     probe.recompile()
     handed = [*plan.values, *(owner for owners in plan.versions.values() for owner in owners)]
     return Exposed(probe, count, values, versions, taps, sum(map(_bytes, handed)))

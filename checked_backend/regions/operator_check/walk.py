@@ -20,7 +20,7 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend._torch.tensors import clone_preserve_strides
 from checked_backend.graphs.effects import has_effects, may_write_undeclared, sets_mode, writes, written_by
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
@@ -379,8 +379,7 @@ class Walk:
         return True
 
     def _results(self, node: fx.Node) -> None:
-        returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
-        for place, source in enumerate(returned[: self._exposed.outputs]):
+        for place, source in enumerate(outputs_of(node.graph)[: self._exposed.outputs]):
             if not isinstance(source, fx.Node):
                 continue
             found = self._probed.results[place]
