@@ -126,10 +126,6 @@ def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
 def compare_draw_inputs(draws: DrawInputs, own: RegionRunner, outputs: Sequence[str], *, thorough: bool) -> Decisions:
     """Compare the parameters of a region's draws.
 
-    Args:
-        draws: The graph that has them as results.
-        thorough: Run the float64 twin for every difference.
-
     Raises:
         Exception: Whatever keeps the graph from being compiled, or from running.
     """

@@ -151,6 +151,3 @@ def compile_twin(
     """
     with default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext():
         return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, promoted_dtype)
-
-
-Region = Callable[..., Any]
