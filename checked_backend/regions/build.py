@@ -146,7 +146,7 @@ def build_region(
             low_precision=variants.low_precision,
         ),
         reporter,
-        MachineLimits(lambda: _bytes_of(pristine), options.compiler == "inductor", works=can_compile),
+        MachineLimits(lambda: _bytes_of(pristine), options.compiler == "inductor", can_compile),
         RegionHealth(info.name, reporter.note, Health() if silent else HEALTH),
         thorough,
         DrawInputs(compiler, pristine, source.traced) or None,
