@@ -26,9 +26,8 @@ with random_untouched():
     from checked_backend.diagnose.investigate import investigate
     from checked_backend.dump import RegionDump
     from checked_backend.errors import CheckedBackendError, OptionError
-    from checked_backend.findings import Finding
     from checked_backend.graphs.graph_name import graph_name
-    from checked_backend.metadata.dropped_calls import DroppedCallCheck, Site, dropped_calls, operators_in
+    from checked_backend.metadata.dropped_calls import Site, dropped_calls, operators_in
     from checked_backend.metadata.interpreter import MetadataInterpreter
     from checked_backend.metadata.reporter import MetadataReporter
     from checked_backend.metadata.run import History
@@ -96,8 +95,8 @@ def debug_interpreter(
     """AOT autograd around graphs that compare every node's output with the recorded metadata.
 
     Compared are number and structure, dtype, shape, significant strides, storage offset, device, layout, lazy bits,
-    symbolic values, and, against the operator's schema, shared memory and undeclared writes. A call of a custom
-    operator that AOT autograd drops, because nothing takes its results, is made once alone, on copies.
+    symbolic values, and, against the operator's schema, shared memory and undeclared writes. The coverage names each
+    call of a custom operator that AOT autograd drops, because nothing takes its results.
 
     Args:
         options: ``on_divergence``, ``layout``, ``checks``, ``graphs``, ``ignore``, ``ignore_ops``, ``nonfinite``, and
@@ -115,12 +114,8 @@ def debug_interpreter(
 
     history = History()
     compiled_calls: Counter[Site] = Counter()
-
-    def interpreter_of(
-        graph: fx.GraphModule, kind: str, on_findings: Callable[[Sequence[Finding]], None], *, immediate: bool
-    ) -> MetadataInterpreter:
-        settings = CheckSettings(parsed.checks, parsed.ignore_ops, parsed.ignore, parsed.nonfinite, immediate)
-        return MetadataInterpreter(graph, kind, on_findings, settings, history)
+    immediate = parsed.on_divergence == "raise"
+    settings = CheckSettings(parsed.checks, parsed.ignore_ops, parsed.ignore, parsed.nonfinite, immediate)
 
     def compiler_for(kind: str) -> AotCompiler:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], /) -> BoxedCallable:
@@ -128,7 +123,7 @@ def debug_interpreter(
                 compiled_calls.update(operators_in(graph))
             if kind not in parsed.graphs:
                 return _after(aot_compilers.nop(graph, inputs), lambda: reporter.left_out(kind))
-            interpreter = interpreter_of(graph, kind, reporter.report, immediate=parsed.on_divergence == "raise")
+            interpreter = MetadataInterpreter(graph, kind, reporter.report, settings, history)
             counts = (interpreter.checked_nodes, interpreter.asserts, interpreter.unchecked)
             return _after(interpreter, lambda: reporter.ran(kind, *counts))
 
@@ -142,19 +137,14 @@ def debug_interpreter(
         parsed.dump,
         on_joint=lambda joint, _inputs: compiled_calls.update(operators_in(joint)),
     )
-    dropped = dropped_calls(gm, compiled_calls)
-    if not dropped:
-        return compiled
-    alone = DroppedCallCheck(
-        gm, dropped, lambda graph, found: interpreter_of(graph, "dynamo", found, immediate=False), reporter
-    )
+    dropped = [*dropped_calls(gm, compiled_calls, settings)]
 
     def run(*args: Any) -> Any:
-        with random_untouched():
-            alone.check(args)
+        for skip in dropped:
+            reporter.skip(skip)
         return compiled(*args)
 
-    return run
+    return run if dropped else compiled
 
 
 def _after(run: BoxedCallable, then: Callable[[], None]) -> BoxedCallable:

@@ -20,7 +20,7 @@ from checked_backend.regions.call_findings import compare_exceptions, described_
 from checked_backend.regions.compare_call import COMPARABLE, FREE_IN_GRADIENTS, settle_none
 from checked_backend.regions.compare_parts import Part, compare_aliasing, compare_parts, value_pairs
 from checked_backend.regions.process_state import settings_changed
-from checked_backend.regions.unsupported import unsupported_here
+from checked_backend.regions.unsupported import MachineLimits
 from checked_backend.report.advice import PROGRAM_RUNS
 from checked_backend.report.environment import here_and_now
 from checked_backend.report.ledger import Ledger
@@ -284,7 +284,7 @@ def compare_errors(
     def needed() -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in reference.values.values())
 
-    if compiled is not None and (short := unsupported_here(compiled, needed=needed)) is not None:
+    if compiled is not None and (short := MachineLimits(needed)(compiled)) is not None:
         yield short
         return
     message = f"eager and the compiled program raise different exceptions{where}"

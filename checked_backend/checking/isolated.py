@@ -16,7 +16,7 @@ from checked_backend.process.job import JobEnd
 from checked_backend.process.memory import memory_limit_lifted, process_limited
 from checked_backend.process.worker import NoWorkerError, cannot_differentiate_in_worker, run_in_worker
 from checked_backend.regions.failure import Keep
-from checked_backend.regions.unsupported import no_process_here, nothing_compiles, out_of_memory, unsupported_here
+from checked_backend.regions.unsupported import limit_of, no_process_here, nothing_compiles, out_of_memory
 from checked_backend.report import Report
 from checked_backend.report.environment import environment
 from checked_backend.report.write import write_whole
@@ -136,7 +136,7 @@ def _told(make_report: Callable[[Keep], Report], known: Path) -> str:
     except CheckedBackendError as error:
         return f"{_MISUSED if isinstance(error, OptionError) else _IMPOSSIBLE}:{error}"
     except (MemoryError, OSError) as error:
-        short = unsupported_here(error, control=False)  # the check itself got no memory, or no room
+        short = limit_of(error)  # the check itself got no memory, or no room
         if short is None:
             raise
         return f"{_DONE}:{_report_of(short).to_json()}"

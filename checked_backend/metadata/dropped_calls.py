@@ -1,59 +1,29 @@
-"""Find the calls of custom operators that compilation dropped, and make a graph that calls them alone.
+"""Find the calls of custom operators that compilation dropped.
 
 AOT autograd removes a call whose result nobody takes and whose schema declares no write. If the operator does write, or
 returns a number that the trace took from its fake kernel, the compiled program is wrong and no graph has a node to
-compare. Such calls are found by comparing Dynamo's graph with AOT autograd's. A part of Dynamo's graph computes their
-real arguments, and the calls get copies of those.
+compare. Such calls are found by comparing Dynamo's graph with AOT autograd's.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.operators import HigherOrderOperator, OpOverload, OpOverloadPacket, is_composite
-from checked_backend._torch.tensors import (
-    clone_preserve_strides,
-    is_functorch_wrapped_tensor,
-    is_traceable_wrapper_subclass,
-)
-from checked_backend.findings import Finding, Skip
-from checked_backend.graphs.effects import sets_mode, writes
+from checked_backend._torch.tensors import is_traceable_wrapper_subclass
+from checked_backend.findings import Skip
+from checked_backend.graphs.effects import writes
 from checked_backend.graphs.nodes import graph_fetched, recorded_value
 from checked_backend.graphs.schema import is_built_in, wrapped_operator
 from checked_backend.graphs.source_line import source_line
-from checked_backend.metadata.interpreter import MetadataInterpreter
-from checked_backend.metadata.reporter import MetadataReporter
+from checked_backend.metadata.steps import CheckSettings
 
-_TRANSFORM = "a transform of torch.func"
 Site = tuple[str, "str | None"]  # an operator, and the user's line that calls it
-_Interpreters = Callable[[fx.GraphModule, Callable[[Sequence[Finding]], None]], MetadataInterpreter]
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A call that no compiled graph makes.
-
-    Attributes:
-        inside: The graph or transform that it lies in, so that it cannot be called alone; "" if it can.
-        pointless: Whether, by its schema, it neither returns nor writes anything.
-    """
-
-    node: fx.Node
-    operator: str
-    inside: str
-    pointless: bool
-
-    def __str__(self) -> str:
-        source = source_line(self.node)
-        return f"the call of {self.operator}{f' at {source}' if source else ''}"
 
 
 def operators_in(gm: fx.GraphModule) -> Counter[Site]:
@@ -61,8 +31,11 @@ def operators_in(gm: fx.GraphModule) -> Counter[Site]:
     return Counter(site for node, _ in _calls(gm, inside=False) if (site := _site(node)) is not None)
 
 
-def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropped]:
-    """The calls in Dynamo's graph that are missing from AOT autograd's.
+def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site], settings: CheckSettings) -> Iterator[Skip]:
+    """Skips for the calls in Dynamo's graph that are missing from AOT autograd's.
+
+    One matters unless by its schema the operator returns tensors and nothing else: then it may be left out, if its
+    schema is right.
 
     Args:
         compiled: The result of `operators_in` for AOT autograd's joint graph, or for its inference graph.
@@ -75,17 +48,27 @@ def dropped_calls(dynamo: fx.GraphModule, compiled: Counter[Site]) -> list[Dropp
     dead = _dead(dynamo.graph) if wrapped else set()
     # in the compiled graph, torch.vmap and torch.func.grad call whatever the operator's rule calls
     transformed = any("_increment_nesting" in str(node.target) for node in dynamo.graph.nodes)
-    found = []
     for node, inside in _calls(dynamo, inside=False):
         site = _site(node)
         if site is None or (wanted[site] <= compiled[site] and node not in dead):
             continue
         if (inside or transformed) and site[0] in names:
             continue  # how often it is called there says nothing
-        schema = _overloads(node.target)[0]._schema
-        place = "a graph that a higher-order operator runs" if inside else _TRANSFORM if transformed else ""
-        found.append(Dropped(node, site[0], place, pointless=not schema.returns and not schema.is_mutable))
-    return found
+        operator = _overloads(wrapped_operator(node) or node.target)[0]
+        if settings.ignores(operator):
+            continue
+        schema = operator._schema
+        why, matters = "nothing takes its results", any(str(one.type) != "Tensor" for one in schema.returns)
+        if inside:
+            why, matters = "it lies in a graph that a higher-order operator runs", True
+        elif transformed:  # its rule may rightly have replaced the operator
+            why, matters = "it lies in a transform of torch.func", False
+        elif not schema.returns and not schema.is_mutable:
+            advice = "declare what it writes to, or its effect, or compiled code leaves it out"
+            why, matters = f"by its schema it does nothing: {advice}", True
+        line = f" at {site[1]}" if site[1] else ""
+        reason = f"it is in no compiled graph ({why}), so that it was not compared with its schema and its fake kernel"
+        yield Skip(f"the call of {site[0]}{line}", reason, matters=matters)
 
 
 def _dead(graph: fx.Graph) -> set[fx.Node]:
@@ -126,150 +109,3 @@ def _site(node: fx.Node) -> Site | None:
     if not overloads or is_built_in(overloads[0]) or any(map(is_composite, overloads)):
         return None  # the graph has the parts of a composite operator, not the operator itself
     return overloads[0]._schema.name.replace("::", "."), source_line(node)
-
-
-def _calls_alone(dynamo: fx.GraphModule, calls: Sequence[Dropped]) -> tuple[fx.GraphModule, set[str]]:
-    """The part of Dynamo's graph that makes these calls, each on copies of its arguments.
-
-    Args:
-        dynamo: Dynamo's graph; it stays as it is.
-        calls: Calls in it, none inside of a higher-order operator's graph.
-
-    Returns:
-        The part, which takes the same inputs and returns nothing, and the names of the calls in it.
-
-    Raises:
-        ValueError: The part cannot be run a second time. The message gives the reason.
-    """
-    targets = {call.node for call in calls}
-    needed = _needed(dynamo.graph, targets)
-    graph = fx.Graph()
-    copied: dict[fx.Node, fx.Node] = {}
-    rewrites = any(map(_writes, needed))
-    names = set()
-    for node in dynamo.graph.nodes:
-        if node.op == "output":
-            graph.output(())
-        elif node.op == "placeholder" or node in needed:
-            if node in targets:
-                # a call that writes gets the originals, because the calls after it must see what it wrote
-                apart = [] if _writes(node) else node.all_input_nodes
-                copies = copied | {item: graph.call_function(_copy, (copied[item],)) for item in apart}
-                copied[node] = graph.node_copy(node, copies.__getitem__)
-                [copied[node].target, *others] = _overloads(node.target)
-                if others:
-                    raise ValueError(f"{node.target} has several overloads")
-                names.add(copied[node].name)
-            else:
-                copied[node] = graph.node_copy(node, copied.__getitem__)
-            if node.op == "placeholder" and rewrites and node in needed:
-                copied[node] = graph.call_function(_copy, (copied[node],))
-    return fx.GraphModule(dynamo, graph), names
-
-
-def _needed(graph: fx.Graph, targets: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that the calls depend on: by their arguments, by writes, and by modes such as autocast."""
-    nodes = list(graph.nodes)
-    last = max(map(nodes.index, targets))
-    needed: set[fx.Node] = set()
-    waiting = [*targets, *(node for node in nodes[:last] if _writes(node)), *filter(sets_mode, nodes)]
-    while waiting:
-        node = waiting.pop()
-        if node in needed:
-            continue
-        if isinstance(node.target, (OpOverload, OpOverloadPacket)) and "c10d" in str(node.target):
-            raise ValueError("it depends on a collective operation, which all processes would have to run once more")
-        needed.add(node)
-        waiting.extend(node.all_input_nodes)
-    return needed
-
-
-def _copy(value: Any) -> Any:
-    """A copy of a tensor with the same layout; any other value itself."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested:
-        return clone_preserve_strides(value.detach())
-    return value.detach().clone()
-
-
-class DroppedCallCheck:
-    """Checks the calls of one region that no compiled graph makes. It makes each once, alone, and watches its operator.
-
-    Args:
-        dropped: The calls in it that are missing from the compiled graphs.
-    """
-
-    def __init__(
-        self, dynamo: fx.GraphModule, dropped: Sequence[Dropped], interpreter: _Interpreters, reporter: MetadataReporter
-    ) -> None:
-        self._lock = threading.Lock()
-        self._reporter = reporter
-        self._ran = False
-        self._found: list[Finding] = []
-        self._calls = [call for call in dropped if not call.inside]
-        self._skips = [_skip(call, f"it lies in {call.inside}") for call in dropped if call.inside]
-        self._interpreter: MetadataInterpreter | None = None
-        self._names: set[str] = set()
-        if self._calls:
-            try:
-                part, self._names = _calls_alone(dynamo, self._calls)
-                self._interpreter = interpreter(part, self._found.extend)
-            except Exception as error:
-                self._fail(str(error))
-
-    def check(self, args: Sequence[Any]) -> None:
-        """Check at the first call. Report the findings and the unchecked calls at every call.
-
-        Args:
-            args: The region's real inputs; they are not changed.
-
-        Raises:
-            MetadataError: With ``on_divergence="raise"``.
-        """
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if any(isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor) for tensor in tensors):
-            return  # another tracer traces the region
-        with self._lock:
-            if not self._ran:
-                self._run(args)
-        if self._calls:
-            self._reporter.count({"calls that compilation dropped": len(self._calls)})
-        for call in self._calls:
-            self._reporter.note(_note(call))
-        for skip in self._skips:
-            self._reporter.skip(skip)
-        self._reporter.report(self._found)
-
-    def _run(self, args: Sequence[Any]) -> None:
-        self._ran = True
-        interpreter, self._interpreter = self._interpreter, None
-        if interpreter is None:
-            return
-        devices = {arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
-                interpreter(list(args))
-        except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}")
-        told = [f for f in self._found if f.node in self._names and not f.inherited]
-        self._found = [
-            replace(finding, message=f"{finding.message}\n    compilation dropped this call: nothing takes its results")
-            for finding in told
-        ]
-
-    def _fail(self, why: str) -> None:
-        self._skips += [_skip(call, why) for call in self._calls]
-        self._calls = []
-
-
-def _skip(call: Dropped, why: str) -> Skip:
-    # a transform's rule may rightly have replaced the operator
-    matters = call.inside != _TRANSFORM
-    return Skip(str(call), f"it is in no compiled graph, and it could not be made alone: {why}", matters=matters)
-
-
-def _note(call: Dropped) -> str:
-    text = f"{call} is in no compiled graph, for nothing takes its results; it was made once, alone, on copies"
-    advice = "; by its schema it does nothing: declare what it writes to, or its effect, or compiled code leaves it out"
-    return text + advice if call.pointless else text

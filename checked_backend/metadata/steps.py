@@ -48,9 +48,9 @@ class CheckSettings:
     immediate: bool = False
     light: bool = False
 
-    def ignores(self, node: fx.Node) -> str | None:
-        """The entry of ``ignore_ops`` that names this node's operator; None if there is none."""
-        name = operator_name(node)
+    def ignores(self, operator: fx.Node | OpOverload) -> str | None:
+        """The entry of ``ignore_ops`` that names an operator, or this node's; None if there is none."""
+        name = operator_name(operator) if isinstance(operator, fx.Node) else str(operator)
         names = (name, name.rpartition(".")[0])
         return next((entry for entry in self.ignore_ops if _plain_name(entry) in names), None)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from checked_backend.numerics.bits import unit_roundoff
+from checked_backend.numerics.bits import flat_view, unit_roundoff
 
 # Noise is a slice, at a random offset, of a pool of this many values. An operator then costs two passes and no call of
 # a generator. On a CPU the pool should stay in the cache; on an accelerator each piece costs a launch.
@@ -25,15 +25,6 @@ _UNIFORM_FROM = 2.0
 _INTEGERS = {
     torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16,
 }  # fmt: skip
-
-
-def _flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A one-dimensional view in memory order; None if the tensor has gaps or overlaps itself."""
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    strides = tensor.stride()
-    ordered = tensor.permute(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True))
-    return ordered.view(-1) if ordered.is_contiguous() else None
 
 
 class NoiseSource:
@@ -111,7 +102,7 @@ class NoiseSource:
 
     def _pieces(self, tensor: torch.Tensor, pool: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Parts of a tensor, together all of it, each with as many values of a pool."""
-        flat, count, size = _flat_view(tensor), tensor.numel(), pool.numel() // 2
+        flat, count, size = flat_view(tensor), tensor.numel(), pool.numel() // 2
         if flat is None:
             yield tensor, self._slice(pool, count).view(tensor.shape)
             return

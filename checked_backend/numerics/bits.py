@@ -19,28 +19,25 @@ class FloatFormat:
 
     Attributes:
         bits: Integer dtype of the same size.
-        precision: Significant bits, the hidden one included. The spacing at ``x`` is at least
-            ``|x| * 2 ** -precision``.
         largest: Bit pattern of the greatest finite number.
         signed: Whether the format is sign and magnitude (``float8_e8m0fnu`` is an exponent only).
     """
 
     bits: torch.dtype
-    precision: int
     largest: int
     signed: bool = True
 
 
 FORMATS = {
-    torch.float64: FloatFormat(torch.int64, 53, 0x7FEFFFFFFFFFFFFF),
-    torch.float32: FloatFormat(torch.int32, 24, 0x7F7FFFFF),
-    torch.float16: FloatFormat(torch.int16, 11, 0x7BFF),
-    torch.bfloat16: FloatFormat(torch.int16, 8, 0x7F7F),
-    torch.float8_e5m2: FloatFormat(torch.int8, 3, 0x7B),
-    torch.float8_e5m2fnuz: FloatFormat(torch.int8, 3, 0x7F),
-    torch.float8_e4m3fn: FloatFormat(torch.int8, 4, 0x7E),
-    torch.float8_e4m3fnuz: FloatFormat(torch.int8, 4, 0x7F),
-    torch.float8_e8m0fnu: FloatFormat(torch.uint8, 1, 0xFE, signed=False),
+    torch.float64: FloatFormat(torch.int64, 0x7FEFFFFFFFFFFFFF),
+    torch.float32: FloatFormat(torch.int32, 0x7F7FFFFF),
+    torch.float16: FloatFormat(torch.int16, 0x7BFF),
+    torch.bfloat16: FloatFormat(torch.int16, 0x7F7F),
+    torch.float8_e5m2: FloatFormat(torch.int8, 0x7B),
+    torch.float8_e5m2fnuz: FloatFormat(torch.int8, 0x7F),
+    torch.float8_e4m3fn: FloatFormat(torch.int8, 0x7E),
+    torch.float8_e4m3fnuz: FloatFormat(torch.int8, 0x7F),
+    torch.float8_e8m0fnu: FloatFormat(torch.uint8, 0xFE, signed=False),
 }
 """The real floating-point formats of torch that have an arithmetic."""
 
@@ -78,6 +75,15 @@ def with_memory(tensor: torch.Tensor) -> torch.Tensor:
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """The values in memory as they are read, without history: nothing waits to be conjugated or negated."""
     return with_memory(tensor.detach()).resolve_conj().resolve_neg()
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A one-dimensional view in memory order; None if the tensor has gaps or overlaps itself."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    strides = tensor.stride()
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True))
+    return ordered.view(-1) if ordered.is_contiguous() else None
 
 
 def is_on_cpu(tensor: torch.Tensor) -> bool:

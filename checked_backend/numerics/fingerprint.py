@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from checked_backend.numerics.bits import is_on_cpu, memory_of, resolved, slabs
+from checked_backend.numerics.bits import flat_view, is_on_cpu, memory_of, resolved, slabs
 
 _CHUNK = 1 << 17
 
@@ -61,7 +61,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
     plain = resolved(tensor)
     if plain.dtype.is_complex:
         plain = torch.view_as_real(plain)
-    flat = _flat(plain)
+    flat = flat_view(plain)
+    flat = plain.contiguous().view(-1) if flat is None else flat
     size = flat.element_size()
     if flat.numel() < 2:  # its stride may be anything, which a view as smaller integers does not take
         flat = flat.as_strided(flat.shape, (1,))
@@ -96,12 +97,3 @@ def _sums(slab: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
     ends = torch.tensor(list(accumulate(chunk.numel() for chunk in slab))) - 1
     ends = ends.pin_memory().to(mixed.device, non_blocking=True) if mixed.is_cuda else ends.to(mixed.device)
     return mixed.cumsum(0, dtype=torch.int64)[ends].diff(prepend=mixed.new_zeros(1, dtype=torch.int64))
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in memory order if they fill their memory, else a copy in logical order."""
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim), reverse=True)
-    permuted = tensor.permute(order)
-    return permuted.view(-1) if permuted.is_contiguous() else tensor.contiguous().view(-1)

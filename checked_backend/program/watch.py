@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from traceback import walk_tb
@@ -29,7 +29,6 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.program.compile_calls import CompileWatch
 from checked_backend.program.folder import Mark
 from checked_backend.program.shadow import Shadows
-from checked_backend.regions.backward import eager_uses
 from checked_backend.regions.call_findings import described_exception
 from checked_backend.regions.health import HEALTH, CheckRecord
 from checked_backend.report.session import Session, active_sessions
@@ -150,7 +149,6 @@ _TORCH = Path(torch.__file__).parent
 _COMPILERS = ("_dynamo", "_functorch", "_higher_order_ops", "_inductor", "autograd", "fx")
 _REGIONS = "checked_backend.regions"
 
-_UNUSED = "appears to not have been used in the graph"
 _TWICE = "does not currently support double backward"
 
 
@@ -177,17 +175,6 @@ def _of_compiler(error: Exception, frames: list[tuple[FrameType, int]]) -> Findi
     line = _users_line(frames)
     if _TWICE in str(error):
         return _finding(error, line, "AOT autograd compiles no second derivative, eager has one")
-    if _UNUSED in str(error) and (where := next(_asked(frames), None)) is not None:
-        inputs, outputs = where
-        asked = [eager_uses(tensor, outputs) for tensor in inputs]
-        if False in asked:
-            return None  # eager raises it too
-        if True in asked:
-            told = (
-                "both tensors are results of one compiled region, in which none depends on another; eager, asked once "
-                "more, differentiates one by the other"
-            )
-            return _finding(error, line, told)
     reason = (
         f"it ended by {_described(error)}, raised beside the compiled code; eager was not asked, so nothing is known "
         "of whether it raises that too"
@@ -224,15 +211,3 @@ def _users_line(frames: list[tuple[FrameType, int]]) -> str:
             code = linecache.getline(str(path), number).strip()
             return f"{path.name}:{number} in {frame.f_code.co_name}: {code}"
     return ""
-
-
-def _asked(frames: list[tuple[FrameType, int]]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """The tensors by which ``torch.autograd.grad`` was to differentiate, and those that it was to differentiate."""
-    for frame, _ in frames:
-        if frame.f_code.co_name == "grad" and _is_compilers((frame, 0)):
-            given: dict[str, Any] = frame.f_locals
-            inputs, outputs = (
-                [one for one in given.get(name) or () if isinstance(one, torch.Tensor)]
-                for name in ("t_inputs", "t_outputs")
-            )
-            yield inputs, outputs

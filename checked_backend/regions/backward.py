@@ -14,7 +14,6 @@ through, and would keep every activation of the region.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from checked_backend._torch.tensors import is_functorch_wrapped_tensor, is_legac
 from checked_backend.errors import CheckedBackendError
 from checked_backend.numerics.bits import same_bits
 from checked_backend.ranks.tape import CollectiveTape, RecordCollectives
+from checked_backend.regions import schedule
 from checked_backend.regions.execution import Cotangents, Result
 from checked_backend.regions.gradient_gate import Edge, Site, find_sites
 from checked_backend.regions.inputs import copy_in_layout, repeats_elements
@@ -56,9 +56,6 @@ class UnseenError(CheckedBackendError):
 
 Gradients = Mapping[int, "torch.Tensor | None"]
 """Gradients of inputs, by position."""
-
-_ABOUT = "checked_backend"
-"""Where the nodes of a region keep what `eager_uses` needs."""
 
 
 @dataclass(slots=True)
@@ -148,7 +145,6 @@ class BackwardObserver:
 
     Args:
         on_passed: What `passed` does.
-        clock: Gives the time in seconds.
 
     Attributes:
         of_errors: Whether it is told of exceptions of the candidate's compiled backward.
@@ -156,13 +152,8 @@ class BackwardObserver:
 
     of_errors: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, on_passed: Callable[[BackwardPass], Gradients | None] = lambda _passed: None) -> None:
         self._on_passed = on_passed
-        self.clock = clock
 
     def begins(self, running: ExitStack) -> Any:
         """A pass comes to the region. `BackwardPass.begun` is the result.
@@ -211,7 +202,6 @@ class BackwardWatch:
         since: The autograd sequence number when the candidate began to run; the user's nodes are older.
         observer: It must not hold the outputs: they hold the nodes whose hooks hold it.
         exchanges: Whether the region exchanges tensors with other ranks. These exchanges are recorded.
-        eager: Runs the call in eager once more; gives its outputs.
 
     Attributes:
         context: That of the call, in which the observer is told.
@@ -227,7 +217,6 @@ class BackwardWatch:
         observer: BackwardObserver,
         *,
         exchanges: bool = False,
-        eager: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         self.context = CallersContext()
         self._observer = observer
@@ -246,10 +235,6 @@ class BackwardWatch:
             node.register_prehook(partial(_hook, self, BackwardWatch._entered))
             node.register_hook(partial(_hook, self, BackwardWatch._left))
         for number, node in enumerate(sites):
-            if eager is not None:
-                results = self._sites[number].results
-                places = {output: index for output, (place, index) in results if place == "output"}
-                _metadata(node)[_ABOUT] = eager, places
             node.register_prehook(partial(_hook, self, BackwardWatch._arriving, number))
             node.register_hook(partial(_hook, self, BackwardWatch._fired, number))
             if observer.of_errors:
@@ -264,7 +249,7 @@ class BackwardWatch:
         return False
 
     def _arriving(self, number: int, grad_outputs: Any) -> None:
-        began, passed, site = self._observer.clock(), self._pass(), self._sites[number]
+        began, passed, site = schedule.clock(), self._pass(), self._sites[number]
         passed.arrived += memory_ranges(grad_outputs)
         passed.elsewhere |= any(
             gradient is not None and output not in site.known for output, gradient in enumerate(grad_outputs)
@@ -276,7 +261,7 @@ class BackwardWatch:
                 if grad_outputs[output] is not None:
                     passed.copies[result] = _kept(grad_outputs[output])
                     passed.came[result] = memory_range(grad_outputs[output])
-        passed.seconds += self._observer.clock() - began
+        passed.seconds += schedule.clock() - began
 
     def _pass(self) -> BackwardPass:
         """The pass that is running; it may have come to the region just now."""
@@ -319,13 +304,13 @@ class BackwardWatch:
             passed.copies.clear()
 
     def _fired(self, number: int, grad_inputs: Any, grad_outputs: Any) -> tuple[torch.Tensor | None, ...] | None:
-        began, task = self._observer.clock(), current_graph_task_id()
+        began, task = schedule.clock(), current_graph_task_id()
         passed, site = self._passes[task], self._sites[number]
         passed.ended = ProcessState.capture()
         leaving = list(grad_outputs if site.is_gate else grad_inputs)
         with self._unless_short(passed):
             passed.leaves(site, leaving, grad_outputs)
-        passed.seconds += self._observer.clock() - began
+        passed.seconds += schedule.clock() - began
         replacements = dict((self._finish(task) if number == self._exit else None) or {})
         for index, position in site.to_inputs:
             if site.is_gate or leaving[index] is not None:  # torch lets no hook replace a gradient that is None
@@ -401,47 +386,6 @@ def _kept(grad: torch.Tensor) -> torch.Tensor:
     if not plain or is_functorch_wrapped_tensor(grad):
         return grad
     return grad if repeats_elements(grad) else copy_in_layout(grad)
-
-
-def _metadata(node: Node) -> dict[str, Any]:
-    kept: Any = node.metadata  # a property, which torch declares as a method
-    known: dict[str, Any] = kept
-    return known
-
-
-def eager_uses(result: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool | None:
-    """Whether, in eager, tensors depend on a result of a region as far as its other results go into them.
-
-    Compiled, no result of a region depends on another: the region is one node of autograd's graph.
-
-    Returns:
-        None if it is no result of a checked region, or if eager could not be asked.
-    """
-    node = result.grad_fn
-    about = None if node is None else _metadata(node).get(_ABOUT)
-    if about is None:
-        return None
-    eager, places = about
-    used: set[int] = set()
-    queue = [(root.grad_fn, root.output_nr) for root in roots]
-    seen = set()
-    while queue:
-        target, number = queue.pop()
-        if target is node and number in places:
-            used.add(places[number])
-        if target is not None and target is not node and target not in seen:
-            seen.add(target)
-            queue += target.next_functions
-    if result.output_nr not in places or not used:
-        return None
-    try:
-        with torch.enable_grad():
-            outputs = eager()
-            others = [outputs[index].sum() for index in used if outputs[index].requires_grad]
-            wanted = outputs[places[result.output_nr]]
-            return torch.autograd.grad(others, wanted, allow_unused=True)[0] is not None
-    except Exception:  # eager raises, or its inputs have been written to
-        return None
 
 
 def was_written_to(kept: torch.Tensor | None, grad: torch.Tensor | None) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from checked_backend.findings import Finding, Skip
 from checked_backend.options import CheckOptions
 from checked_backend.random_state import random_untouched
 from checked_backend.ranks.tape import CollectiveReplayError
-from checked_backend.regions import schedule
 from checked_backend.regions.backward import (
     BackwardObserver,
     BackwardPass,
@@ -27,14 +27,14 @@ from checked_backend.regions.call_findings import candidate_crashed, compare_exc
 from checked_backend.regions.compare_call import CallComparison
 from checked_backend.regions.compile import Candidate
 from checked_backend.regions.draw_inputs import DrawInputs
-from checked_backend.regions.eager import NOT_CONTINUED, eager_outputs
+from checked_backend.regions.eager import NOT_CONTINUED
 from checked_backend.regions.execution import Call
 from checked_backend.regions.gradient_gate import copied_edge
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.health import HEALTH, Health, RegionHealth
+from checked_backend.regions.health import RegionHealth
 from checked_backend.regions.memory_pressure import MemoryPressure
 from checked_backend.regions.process_state import check_settings
-from checked_backend.regions.reporter import Investigate, RegionReporter
+from checked_backend.regions.reporter import RegionReporter
 from checked_backend.regions.returned_tensors import (
     MemoryRange,
     ReturnedTensors,
@@ -69,49 +69,35 @@ _CAPTURED = (
 )
 
 
+@dataclass(eq=False)
 class Checks:
     """What the checks of one region's calls share.
 
-    Args:
-        thorough: Compile the float64 twin for every difference.
-        needed: Says how many bytes all of eager's tensors need together.
-        investigate: Finds out where findings come from; None if the user does not want that.
-        draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
-
     Attributes:
+        thorough: Whether to compile the float64 twin for every difference.
+        draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
         earlier: Results of earlier calls, which a call may write to, and gradients, in whose memory it may send others.
         captured: Whether compiled autograd has captured a backward pass in one graph.
     """
 
-    def __init__(
-        self,
-        info: GraphInfo,
-        variants: Variants,
-        options: CheckOptions,
-        schedule: Schedule,
-        *,
-        thorough: bool = False,
-        silent: bool = False,
-        can_compile: bool = False,
-        needed: Callable[[], int] = lambda: 0,
-        investigate: Investigate | None = None,
-        draws: DrawInputs | None = None,
-    ) -> None:
-        self.info, self.variants, self.options, self.schedule = info, variants, options, schedule
-        self.reporter = RegionReporter(info, options, silent=silent, investigate=investigate)
-        self.candidate = Candidate(
-            variants.candidate,
-            self.reporter.note,
-            replaceable=options.on_divergence == "fallback" and options.gradients,
-        )
-        self.memory = MemoryPressure(self.reporter, keeps_activations=options.reference == "keep")
-        self.comparison = CallComparison(
-            info, variants, self.reporter, thorough=thorough, memory=self.memory, draws=draws
-        )
-        self.earlier = ReturnedTensors(info, self.reporter)
-        self.unsupported = MachineLimits(needed, inductor=options.compiler == "inductor", works=can_compile)
-        self.health = RegionHealth(info.name, self.reporter.note, Health() if silent else HEALTH)
-        self.captured = threading.Event()
+    info: GraphInfo
+    variants: Variants
+    options: CheckOptions
+    schedule: Schedule
+    reporter: RegionReporter
+    unsupported: MachineLimits
+    health: RegionHealth
+    thorough: bool
+    draws: DrawInputs | None
+    captured: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        options, reporter = self.options, self.reporter
+        replaceable = options.on_divergence == "fallback" and options.gradients
+        self.candidate = Candidate(self.variants.candidate, reporter.note, replaceable=replaceable)
+        self.memory = MemoryPressure(reporter, keeps_activations=options.reference == "keep")
+        self.comparison = CallComparison(self.info, self.variants, reporter, self.memory, self.thorough, self.draws)
+        self.earlier = ReturnedTensors(self.info, reporter)
 
 
 class BackwardCheck(BackwardObserver):
@@ -124,7 +110,7 @@ class BackwardCheck(BackwardObserver):
     of_errors = True
 
     def __init__(self, checks: Checks, call: Call, given: Sequence[MemoryRange]) -> None:
-        super().__init__(clock=schedule.clock)
+        super().__init__()
         self._checks, self._call, self._given = checks, call, given
         self._reporter, self._memory, self._comparison = checks.reporter, checks.memory, checks.comparison
         self._has_outside_edges = self._writes_to_view = False
@@ -146,7 +132,6 @@ class BackwardCheck(BackwardObserver):
             record.since,
             check,
             exchanges=bool(call.exchanges),
-            eager=None if call.exchanges else partial(eager_outputs, checks.variants.reference, call),
         )
         check._has_outside_edges = bool(watch.outside_edges)
         views = [args[place] for place in call.inputs.mutated if args[place].requires_grad and args[place]._is_view()]

@@ -37,12 +37,12 @@ from checked_backend.regions.compile import (
     compile_again,
     compile_candidate,
     copy_graph,
+    draws_numbers,
     eager_graph,
     inductor_front_compiler,
+    inductor_with,
     keep_accumulating,
-    own_random_compiler,
     resolve_compiler,
-    unfused_compiler,
 )
 from checked_backend.regions.draw_inputs import DrawInputs
 from checked_backend.regions.execution import Call, Cotangents
@@ -53,16 +53,17 @@ from checked_backend.regions.float64_twin import (
     needs_default_dtype,
 )
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.local_region import LocalRegion, investigate_alone, time_to_search
+from checked_backend.regions.health import HEALTH, Health, RegionHealth
+from checked_backend.regions.local_region import LocalRegion, time_to_search
 from checked_backend.regions.operator_check.check import OperatorCheck
 from checked_backend.regions.operator_check.in_place import KernelCheck
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.process_state import SET_BACK_BY_DYNAMO, ProcessState, settings_changed
 from checked_backend.regions.region import CheckedRegion
-from checked_backend.regions.reporter import Investigate
+from checked_backend.regions.reporter import Investigate, RegionReporter
 from checked_backend.regions.runner import Variants
 from checked_backend.regions.schedule import schedule_of
-from checked_backend.regions.unsupported import compile_with_any_cache
+from checked_backend.regions.unsupported import MachineLimits, compile_with_any_cache
 from checked_backend.regions.waiting import Waiting
 from checked_backend.verdict.runner import Build
 
@@ -129,8 +130,17 @@ def build_region(
     log.info("%s: %d nodes, compiled in %.2g s, to be checked", info.name, info.nodes, compiling)
     left = _left_by_compiler(settings)
     local = None if info.collectives is None else LocalRegion.of(pristine, source.traced)
-    kernels = None if modules is None else _kernels(source, candidate, modules, local)
-    variants = _variants(source, candidate, local, compiling, kernels)
+    kernels = operators = None
+    if not isinstance(local, str):
+        alone, without_exchanges = _alone(source, candidate, local)
+        kernels = None if modules is None else _kernels(alone, without_exchanges, modules if local is None else ())
+        if computes_in_low_precision(pristine) and not isinstance(candidate, NotCompiled):
+            check = _operator_check(alone, without_exchanges, kernels)
+            operators = OperatorStep(check) if local is None else OperatorStep(check, local.call)
+    entangled = local if isinstance(local, str) else ""
+    variants = _variants(source, candidate, operators, entangled, compiling)
+    investigate = _investigation(source, local, kernels, investigator) if investigator and options.localize else None
+    reporter = RegionReporter(info, options, silent=silent, investigate=investigate)
     checks = Checks(
         info,
         variants,
@@ -142,12 +152,11 @@ def build_region(
             nodes=info.nodes,
             low_precision=variants.low_precision,
         ),
-        thorough=thorough,
-        silent=silent,
-        can_compile=can_compile,
-        needed=lambda: _bytes_of(pristine),
-        investigate=_investigation(source, local, kernels, investigator) if investigator and options.localize else None,
-        draws=DrawInputs(compiler, pristine, source.traced) or None,
+        reporter,
+        MachineLimits(lambda: _bytes_of(pristine), options.compiler == "inductor", can_compile),
+        RegionHealth(info.name, reporter.note, Health() if silent else HEALTH),
+        thorough,
+        DrawInputs(compiler, pristine, source.traced) or None,
     )
     region = CheckedRegion(checks, remark=remark, left_compiling=left)
     if spread is not None:
@@ -189,52 +198,41 @@ def _traced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
 
 
 def _variants(
-    source: _Source,
-    candidate: Callable[..., Any],
-    local: LocalRegion | str | None,
-    compiling: float,
-    kernels: KernelCheck | None,
+    source: _Source, candidate: Callable[..., Any], operators: OperatorStep | None, entangled: str, compiling: float
 ) -> Variants:
     """The region in eager, compiled, and in what control runs need."""
     compiler, pristine, traced = source.compiler, source.graph, source.traced
     options, mode = source.options, source.mode
-    unfused = unfused_compiler(options, mode)
-    own_random = own_random_compiler(options, pristine, mode)
-    low_precision = computes_in_low_precision(pristine)
-    operators = None
-    if low_precision and not isinstance(local, str) and not isinstance(candidate, NotCompiled):
-        operators = _operator_step(source, candidate, local, kernels)
     builds: dict[Build, CompiledOnce] = {
         Build.TWIN: CompiledOnce(
             source.waiting.compiling("in float64", lambda inputs64: compile_twin(compiler, pristine, traced, inputs64))
         ),
         Build.RECOMPILED: source.compiled_by(compiler, "once more"),
     }
-    if unfused is not None:
+    own_random = None
+    if options.compiler == "inductor":
+        unfused = inductor_with(options, mode, emulate_precision_casts=True)  # it rounds wherever eager does
         builds[Build.UNFUSED] = source.compiled_by(unfused, "without fusion")
+        if "fallback_random" not in options.compiler_options and draws_numbers(pristine):
+            users = inductor_with(options, mode, fallback_random=False)  # as the program has it without a check
+            own_random = source.compiled_by(users, "with its own random numbers")
     return Variants(
         reference=eager_graph(pristine).forward,  # the module's own call prints a traceback when the program raises
         candidate=candidate,
         compilers=builds,
-        make_own_random=None if own_random is None else source.compiled_by(own_random, "with its own random numbers"),
+        make_own_random=own_random,
         default_dtype=needs_default_dtype(pristine),
-        low_precision=low_precision,
+        low_precision=computes_in_low_precision(pristine),
         operators=operators,
         compiling_twin=cpp_kernels_together if options.compiler == "inductor" else nullcontext,
-        entangled=local if isinstance(local, str) else "",
+        entangled=entangled,
         compiling=compiling,
         waiting=source.waiting,
     )
 
 
-def _operator_step(
-    source: _Source,
-    candidate: Callable[..., Any],
-    local: LocalRegion | None,
-    kernels: KernelCheck | None,
-) -> OperatorStep:
-    source, candidate = _alone(source, candidate, local)
-    check = OperatorCheck(
+def _operator_check(source: _Source, candidate: Callable[..., Any], kernels: KernelCheck | None) -> OperatorCheck:
+    return OperatorCheck(
         source.compiler,
         source.graph,
         source.traced,
@@ -244,17 +242,11 @@ def _operator_step(
         front=None if kernels is None else inductor_front_compiler(source.options, source.mode),
         remembers=not source.thorough,
     )
-    return OperatorStep(check) if local is None else OperatorStep(check, local.call)
 
 
-def _kernels(
-    source: _Source, candidate: Callable[..., Any], modules: list[GeneratedModule], local: LocalRegion | str | None
-) -> KernelCheck | None:
-    if isinstance(local, str):
-        return None
-    source, candidate = _alone(source, candidate, local)
+def _kernels(source: _Source, candidate: Callable[..., Any], modules: Sequence[GeneratedModule]) -> KernelCheck:
     lower = source.compiled_by(source.compiler, "once more, past the caches of graphs")
-    return KernelCheck(candidate, graph_digest(source.graph), modules if local is None else (), lower)
+    return KernelCheck(candidate, graph_digest(source.graph), modules, lower)
 
 
 def _alone(
@@ -281,12 +273,18 @@ def _investigation(
     ) -> Sequence[Finding]:
         if isinstance(local, str):
             return not_localized(findings, f"no: the region exchanges tensors with other ranks, and {local}")
-        how = source.options, source.mode
-        if isinstance(local, LocalRegion):
-            return investigate_alone(local, call, cotangents, findings, keep, how, investigator)
-        patience, traced = time_to_search(), tuple(source.traced)
-        failure = Failure(source.graph, traced, call, cotangents, *how, keep, kernels, patience)
-        return investigator(failure, findings)
+        failure = Failure(
+            source.graph,
+            tuple(source.traced),
+            call,
+            cotangents,
+            source.options,
+            source.mode,
+            keep,
+            kernels,
+            time_to_search(),
+        )
+        return investigator(failure, findings) if local is None else local.investigate(failure, findings, investigator)
 
     return investigate
 

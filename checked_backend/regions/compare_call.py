@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -42,34 +43,25 @@ FREE_IN_GRADIENTS = frozenset({"structure.stride", "structure.requires_grad"})
 """Aspects of a gradient that a compiler may choose: autograd itself lays gradients out as it accumulates them."""
 
 
+@dataclass(eq=False)
 class CallComparison:
     """Compares a region's candidate with its reference, and remembers the noise it has learned.
 
-    Args:
-        thorough: Compile the float64 twin for every difference.
+    Attributes:
+        thorough: Whether to compile the float64 twin for every difference.
         draws: The region with the parameters of its draws as results; None if its draws have no computed parameters.
     """
 
-    def __init__(
-        self,
-        info: GraphInfo,
-        variants: Variants,
-        reporter: RegionReporter,
-        *,
-        thorough: bool,
-        memory: MemoryPressure,
-        draws: DrawInputs | None = None,
-    ) -> None:
-        self._draws = draws
-        self._memory = memory
-        self._info = info
-        self._variants = variants
-        self._reporter = reporter
-        self._thorough = thorough
-        self._lock = threading.Lock()
-        self._scales: dict[str, NoiseBaseline] = {}
-        self._comparisons = Counter[bool]()
-        self._short = {False: False, True: False}
+    info: GraphInfo
+    variants: Variants
+    reporter: RegionReporter
+    memory: MemoryPressure
+    thorough: bool
+    draws: DrawInputs | None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _scales: dict[str, NoiseBaseline] = field(default_factory=dict, init=False)
+    _comparisons: Counter[bool] = field(default_factory=Counter, init=False)
+    _short: dict[bool, bool] = field(default_factory=lambda: {False: False, True: False}, init=False)
 
     def forward(self, call: Call, reference: Execution, outputs: Sequence[Any], args: Sequence[Any]) -> list[Finding]:
         """Compare structure, aliasing and values of outputs and mutated inputs."""
@@ -79,52 +71,46 @@ class CallComparison:
         mutated = sorted(call.inputs.mutated)
         actual = results_of(outputs, {position: args[position] for position in mutated})
         parts = [
-            Part(call.subjects.result(result), expected, actual[result], self._info.source(result))
+            Part(call.subjects.result(result), expected, actual[result], self.info.source(result))
             for result, expected in reference.results(mutated).items()
         ]
-        free = frozenset(call.subjects.output(place) for place in self._info.free_outputs)
+        free = frozenset(call.subjects.output(place) for place in self.info.free_outputs)
         structure = [
             found for found in compare_parts(parts, args) if found.subject not in free or not _is_layout(found)
         ]
-        if self._info.graph is not None:  # AOT autograd says which of its graphs' results require grad
+        if self.info.graph is not None:  # AOT autograd says which of its graphs' results require grad
             structure = [found for found in structure if found.detail != "structure.requires_grad"]
         incomparable = frozenset(finding.subject for finding in structure if finding.detail not in COMPARABLE)
         left = call.exchanges.under_way({part.subject: part.candidate for part in parts})
         incomparable |= left.keys()
         structure, skips = tolerate_flipped_shapes(structure, partial(self.runner, call))
         for skip in (*skips, *left.values()):
-            self._reporter.skip(skip)
+            self.reporter.skip(skip)
         shared = self._aliasing(call, reference, outputs, args, parts)
         aliasing = [found for found in shared if found.subject not in free or not _is_layout(found)]
         found = [*exchanged.findings, *structure, *aliasing]
         decisions = self._values(call, parts, incomparable, None, exchanged)
         if decisions is None:
             return found
-        self._reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
-        if self._variants.operators is not None and not any(not finding.is_layout for finding in found):
-            checked = self._variants.operators.forward(call, decisions, self._scales)
-            self._reporter.count({"operators": checked})
+        self.reporter.count({"outputs": len(outputs), "mutated inputs": len(call.inputs.mutated)})
+        if self.variants.operators is not None and not any(not finding.is_layout for finding in found):
+            checked = self.variants.operators.forward(call, decisions, self._scales)
+            self.reporter.count({"operators": checked})
         names = [call.subjects.output(index) for index in range(len(outputs))]
         return [*found, *self._absorb(decisions), *self._drawn_from(call, decisions, names)]
 
     def _drawn_from(self, call: Call, decisions: Decisions, outputs: Sequence[str]) -> list[Finding]:
         """Compare the parameters of draws, if results are rechecked or could not be compared."""
         unknown = any(skip.matters for skip in decisions.skips)
-        if self._draws is None or not (decisions.recheck or decisions.findings or unknown):
+        if self.draws is None or not (decisions.recheck or decisions.findings or unknown):
             return []
         try:
-            found = compare_draw_inputs(
-                self._draws,
-                self.runner(call),
-                outputs,
-                thorough=self._thorough,
-                low_precision=self._variants.low_precision,
-            )
+            found = compare_draw_inputs(self.draws, self.runner(call), outputs, thorough=self.thorough)
         except Exception as error:
             words = f"could not be compared: {described_exception(error)}"
-            self._reporter.skip(Skip("inputs of random operators", words, matters=unknown))
+            self.reporter.skip(Skip("inputs of random operators", words, matters=unknown))
             return []
-        self._reporter.count({"inputs of random operators": found.compared})
+        self.reporter.count({"inputs of random operators": found.compared})
         return self._absorb(found)
 
     def backward(self, call: Call, passed: BackwardPass) -> tuple[list[Finding], Gradients] | None:
@@ -135,15 +121,15 @@ class CallComparison:
             is then in the coverage.
         """
         if passed.differentiable:
-            self._reporter.skip(Skip("double backward", "gradients of gradients are not checked"))
+            self.reporter.skip(Skip("double backward", "gradients of gradients are not checked"))
         before = passed.cotangents.copied() if passed.overwritten else passed.cotangents
         reference = self.eager_gradients(call, passed)
         if isinstance(reference, Exception):  # the checker's own failure: never a pass
             if is_out_of_memory(reference):
-                self._memory.not_compared("eager's backward pass", reference, backward=True)
+                self.memory.not_compared("eager's backward pass", reference, backward=True)
                 return None
             reason = f"the reference's backward pass raised {described_exception(reference)}"
-            self._reporter.skip(Skip("gradients", reason, matters=True))
+            self.reporter.skip(Skip("gradients", reason, matters=True))
             return None
         exchanged = self._exchanged(call)
         if not exchanged.complete:
@@ -153,7 +139,7 @@ class CallComparison:
             Part(
                 call.subjects.gradient(position),
                 *settle_none(reference[position], grad),
-                self._info.source(("mutated", position)),
+                self.info.source(("mutated", position)),
             )
             for position, grad in wanted.items()
         ]
@@ -165,9 +151,9 @@ class CallComparison:
         decisions = self._values(call, parts, incomparable, passed.cotangents, exchanged)
         if decisions is None:
             return found, gradients
-        if self._variants.operators is not None:
-            self._variants.operators.backward(decisions, self._scales)
-        self._reporter.end_backward({"gradients": len(parts)})
+        if self.variants.operators is not None:
+            self.variants.operators.backward(decisions, self._scales)
+        self.reporter.end_backward({"gradients": len(parts)})
         return [*found, *self._absorb(decisions)], gradients
 
     def will_recheck(self, call: Call) -> bool:
@@ -178,7 +164,7 @@ class CallComparison:
         """The gradients that eager sends; its exception if it raises."""
         try:
             with profiled("checked_backend::reference backward"):
-                return eager_gradients(self._variants.reference, call, passed, self._memory)
+                return eager_gradients(self.variants.reference, call, passed, self.memory)
         except Exception as error:
             return error
 
@@ -192,17 +178,17 @@ class CallComparison:
             return exception_missing(reference, own_random=True), True
         finding, remark = compare_exceptions(reference, candidate)
         if described_exception(reference) != described_exception(candidate) and remark:
-            self._reporter.note(remark)
+            self.reporter.note(remark)
         return finding, False
 
     def backward_exceptions(self, reference: Exception, candidate: Exception) -> Finding | None:
         """Compare exceptions if both backward passes raise, for example because an input was written to in between."""
         if isinstance(reference, InputsChangedError):
-            self._reporter.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
+            self.reporter.skip(Skip("gradients", f"the compiled backward pass raised; {reference}", matters=True))
             return None
         finding, remark = compare_exceptions(reference, candidate, during="backward")
         if remark:
-            self._reporter.note(remark)
+            self.reporter.note(remark)
         return finding
 
     def _aliasing(
@@ -250,10 +236,10 @@ class CallComparison:
                 pairs,
                 partial(self.runner, call, cotangents),
                 known,
-                thorough=self._thorough,
-                low_precision=self._variants.low_precision,
+                thorough=self.thorough,
+                low_precision=self.variants.low_precision,
                 recheck=recheck,
-                operators_checked=self._variants.operators is not None and self._variants.operators.is_checked,
+                operators_checked=self.variants.operators is not None and self.variants.operators.is_checked,
                 signs=recheck and not backward,  # gradients are summed up, so the sign of their zeros does not matter
             )
         except PostponedError as error:
@@ -262,7 +248,7 @@ class CallComparison:
                 "noise"
             )
             skip = Skip("gradients" if backward else "results", reason, matters=True)
-            self._reporter.skip_until_compared(skip, backward=backward)
+            self.reporter.skip_until_compared(skip, backward=backward)
             return None
         if recheck:
             self._short[backward] = decisions.short_of_memory  # what they would have shown is asked again
@@ -275,14 +261,14 @@ class CallComparison:
         if not call.exchanges:
             return Agreement()
         exchanged = call.exchanges.agreement()
-        if self._variants.low_precision and self._variants.entangled:
-            self._reporter.note(
+        if self.variants.low_precision and self.variants.entangled:
+            self.reporter.note(
                 "its operators were not checked by themselves, as those of other regions in half precision are: it "
-                f"exchanges tensors with other ranks, and {self._variants.entangled}"
+                f"exchanges tensors with other ranks, and {self.variants.entangled}"
             )
         for skip in exchanged.skips:
-            self._reporter.skip(skip)
-        self._reporter.count({"tensors sent to other ranks": len(exchanged.pairs)})
+            self.reporter.skip(skip)
+        self.reporter.count({"tensors sent to other ranks": len(exchanged.pairs)})
         return exchanged
 
     def exchanged_otherwise(self, call: Call, error: Exception) -> list[Finding]:
@@ -290,12 +276,12 @@ class CallComparison:
         exchanged = self._exchanged(call)
         if not exchanged.findings:
             why = f"eager could not be run to compare them: {described_exception(error)}"
-            self._reporter.skip(Skip("results", why, matters=True))
+            self.reporter.skip(Skip("results", why, matters=True))
         return exchanged.findings
 
     def runner(self, call: Call, cotangents: Cotangents | None = None) -> RegionRunner:
         """What runs a call again; with gradients that arrived, its backward pass too."""
-        return RegionRunner(self._variants, call, self._memory, cotangents)
+        return RegionRunner(self.variants, call, self.memory, cotangents)
 
     def _absorb(self, decisions: Decisions) -> list[Finding]:
         with self._lock:
@@ -303,12 +289,12 @@ class CallComparison:
                 # what is nothing but rounding may have another size each time, and hides errors of all sizes between
                 anew = decisions.recheck and scale.sizes is not None
                 self._scales[name] = scale if anew else scale.widened(self._scales.get(name))
-        self._reporter.count({"tensors": decisions.compared})
-        self._reporter.limits(decisions.limits, decisions.own_precision_limits)
+        self.reporter.count({"tensors": decisions.compared})
+        self.reporter.limits(decisions.limits, decisions.own_precision_limits)
         for skip in decisions.skips:
-            self._reporter.skip(skip)
+            self.reporter.skip(skip)
         for note in decisions.notes:
-            self._reporter.note(note)
+            self.reporter.note(note)
         return decisions.findings
 
 

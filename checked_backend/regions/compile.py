@@ -147,30 +147,13 @@ def _is_pointwise(node: fx.Node, dtypes: Collection[torch.dtype]) -> bool:
     return torch.Tag.pointwise in tags and getattr(recorded_value(node), "dtype", None) in dtypes
 
 
-def unfused_compiler(options: CheckOptions, mode: str | None = None) -> Compiler | None:
-    """The candidate compiler, made to round half precision wherever eager does; None for all but Inductor."""
-    return _patched(options, mode, "emulate_precision_casts", value=True) if options.compiler == "inductor" else None
-
-
-def own_random_compiler(options: CheckOptions, gm: fx.GraphModule, mode: str | None = None) -> Compiler | None:
-    """The candidate compiler with random operators of its own, as the user's program has them without a check.
-
-    Returns:
-        The compiler. None for all but Inductor, and for a graph that draws nothing, because it would be the candidate
-        compiler.
-    """
-    if options.compiler != "inductor" or "fallback_random" in options.compiler_options or not _draws(gm):
-        return None
-    return _patched(options, mode, "fallback_random", value=False)
-
-
-def _patched(options: CheckOptions, mode: str | None, setting: str, *, value: bool) -> Compiler:
-    """Inductor with another setting of its own."""
-    patches = {**options.compiler_options, setting: value}
+def inductor_with(options: CheckOptions, mode: str | None, **settings: Any) -> Compiler:
+    """Inductor with other settings of its own."""
+    patches = {**options.compiler_options, **settings}
     return resolve_compiler(options.model_copy(update={"compiler_options": patches}), mode)
 
 
-def _draws(gm: fx.GraphModule) -> bool:
+def draws_numbers(gm: fx.GraphModule) -> bool:
     """Whether an operator of the name of some node's function draws random numbers."""
     names = {
         (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]

@@ -7,7 +7,7 @@ the parameters are equal bit for bit, it must be equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,8 @@ class DrawInputs:
             graph.recompile()
         else:
             self.draws, self.names = [], []
-
-        def compile_for(inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_again(compiler, graph, example_inputs, inputs)
-
         self._graph = graph
-        self._compile = CompiledOnce(compile_for)
+        self._compile = CompiledOnce(lambda inputs: compile_again(compiler, graph, example_inputs, inputs))
         self._make_twin = CompiledOnce(lambda inputs64: compile_twin(compiler, graph, example_inputs, inputs64))
 
     def __bool__(self) -> bool:
@@ -127,15 +123,8 @@ def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return copy
 
 
-def compare_draw_inputs(
-    draws: DrawInputs, own: RegionRunner, outputs: Sequence[str], *, thorough: bool, low_precision: bool
-) -> Decisions:
+def compare_draw_inputs(draws: DrawInputs, own: RegionRunner, outputs: Sequence[str], *, thorough: bool) -> Decisions:
     """Compare the parameters of a region's draws.
-
-    Args:
-        draws: The graph that has them as results.
-        thorough: Run the float64 twin for every difference.
-        low_precision: Whether the region computes in half precision somewhere.
 
     Raises:
         Exception: Whatever keeps the graph from being compiled, or from running.
@@ -159,7 +148,9 @@ def compare_draw_inputs(
         for name in draw.parameters
         if name in reference and name in candidate and _alike(reference[name], candidate[name])
     ]
-    decisions = decide(pairs, lambda: probing, {}, thorough=thorough, low_precision=low_precision, recheck=True)
+    decisions = decide(
+        pairs, lambda: probing, {}, thorough=thorough, low_precision=variants.low_precision, recheck=True
+    )
     draw = next((draw for draw in draws.draws if _draws_otherwise(draw, reference, alone)), None)
     if draw is not None and _draws_otherwise(draw, *both(), again=(reference, alone)):
         decisions.findings.append(_drawn_otherwise(draw))

@@ -105,27 +105,13 @@ def eager_gradients(
     def run() -> dict[int, torch.Tensor | None]:
         graph = call.graph  # None once memory was released
         if graph is None:
-            return dict(_run_again(reference, call, passed).gradients)
+            if written := call.written_inputs():
+                words = f"the program wrote to {', '.join(written)} after the forward pass, so it cannot be run again"
+                raise InputsChangedError(words)
+            return dict(call.run(reference, cotangents=passed.cotangents, paired=True).gradients)
         if not passed.keeps_graph:
             call.graph = None  # its activations are freed as the backward pass goes
         with torch.no_grad(), call.exchanges.paired(backward=True):
             return graph.backward(passed.cotangents, retain_graph=passed.keeps_graph)
 
     return memory.twice(run, "eager's backward pass")
-
-
-def eager_outputs(reference: Region, call: Call) -> Sequence[Any]:
-    """Eager's outputs of a call once more, with their history.
-
-    Raises:
-        InputsChangedError: The inputs were written to.
-        Exception: Whatever eager raises.
-    """
-    return _run_again(reference, call).outputs
-
-
-def _run_again(reference: Region, call: Call, passed: BackwardPass | None = None) -> Execution:
-    if written := call.written_inputs():
-        words = f"the program wrote to {', '.join(written)} after the forward pass, so it cannot be run again"
-        raise InputsChangedError(words)
-    return call.run(reference, cotangents=None if passed is None else passed.cotangents, paired=True)

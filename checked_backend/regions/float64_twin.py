@@ -6,13 +6,12 @@ is one of logic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
 
 from checked_backend._torch.operators import grouped_mm_functions
 from checked_backend.errors import CheckedBackendError
@@ -76,7 +75,7 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite a Dynamo graph so that it computes in float64 where it computed in a narrower floating dtype.
 
     Raises:
-        TwinError: The region reinterprets the bits of floating-point numbers.
+        TwinError: The region reinterprets the bits of floating-point numbers, or makes a window of rounded ones.
     """
     twin = copy_graph(gm)
     _promote_constants(twin)
@@ -103,7 +102,7 @@ def float64_graph(gm: fx.GraphModule) -> fx.GraphModule:
         else:
             dtype = node.kwargs.get("dtype")
             if getattr(node.target, "__module__", "") == _WINDOWS and _wide_leaf(dtype) is not dtype:
-                node.target = _with_numbers_in(node.kwargs["dtype"], node.target)
+                raise TwinError(f"{node.name} makes a window of coefficients that eager rounds to {dtype}")
             node.args = fx.map_arg(fx.node.map_aggregate(node.args, _wide_leaf), lambda inner: inner)
             node.kwargs = fx.map_arg(fx.node.map_aggregate(node.kwargs, _wide_leaf), lambda inner: inner)
     for name, child in list(twin.named_children()):
@@ -118,33 +117,6 @@ def _widen_result(node: fx.Node) -> None:
     with node.graph.inserting_after(node):
         wide = node.graph.call_method("double", (node,))
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
-
-
-def _with_numbers_in(dtype: Any, function: Any) -> Callable[..., Any]:
-    """A window function of torch whose coefficients have the dtype that the program names, as in eager."""
-
-    def window(*args: Any, **kwargs: Any) -> Any:
-        with _NumbersIn(dtype):
-            return function(*args, **kwargs)
-
-    return window
-
-
-class _NumbersIn(TorchFunctionMode):
-    """Makes tensors of numbers in another dtype than requested, and then widens them."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run a function of torch."""
-        given = dict(kwargs or {})
-        if func not in _FROM_NUMBERS or not isinstance(given.get("dtype"), torch.dtype):
-            return func(*args, **given)
-        return func(*args, **{**given, "dtype": self._dtype}).to(given["dtype"])
 
 
 def _wide_leaf(value: Any) -> Any:
@@ -179,6 +151,3 @@ def compile_twin(
     """
     with default_dtype(torch.float64) if needs_default_dtype(gm) else nullcontext():
         return compile_again(compiler, float64_graph(gm), example_inputs, inputs64, promoted_dtype)
-
-
-Region = Callable[..., Any]

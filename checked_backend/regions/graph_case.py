@@ -44,22 +44,16 @@ class GraphCase:
     cotangents: tuple[torch.Tensor | None, ...] | None = None
     wanted: frozenset[int] = frozenset()
 
-    def findings(self, *, thorough: bool = False) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """Compile and run the graph, and run it in eager.
 
         Subjects are ``output[0]``, ...: the position in the graph's tuple. A compiler or a compiled program that raises
         is a finding too.
 
-        Args:
-            thorough: Compile the float64 twin for every difference.
-
         Raises:
             Exception: Whatever the graph raises in eager.
         """
-        options = self.options.unsampled().model_copy(
-            update={"on_divergence": "record", "layout": "raise", "localize": False, "ignore": ()}
-        )
-        backend = partial(_region, options=options, thorough=thorough)
+        backend = partial(_region, options=_recording(self.options, ignore=()))
         graph = with_mode_blocks(copy_graph(self.graph))
         with torch.set_grad_enabled(self.cotangents is not None), collect(alone=True) as session:
             compiled = torch.compile(graph, backend=backend, dynamic=self.dynamic, fullgraph=True)
@@ -84,9 +78,15 @@ class GraphCase:
                 raise
 
 
-def _region(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions, thorough: bool) -> Any:
+def _recording(options: CheckOptions, **more: Any) -> CheckOptions:
+    """The options of a check that only says what it finds."""
+    quiet = {"on_divergence": "record", "layout": "raise", "localize": False}
+    return options.unsampled().model_copy(update={**quiet, **more})
+
+
+def _region(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: CheckOptions) -> Any:
     # a failure was found before: this machine compiles
-    return build_region(gm, example_inputs, options, None, thorough=thorough, silent=True, can_compile=True)
+    return build_region(gm, example_inputs, options, None, silent=True, can_compile=True)
 
 
 def rerun_failure(failure: Failure, compiler: Compiler, *, raises: bool = False) -> tuple[Finding, ...]:
@@ -95,15 +95,7 @@ def rerun_failure(failure: Failure, compiler: Compiler, *, raises: bool = False)
     Args:
         raises: Whether the region raises in eager. If not, it raises here what it raises there.
     """
-    options = failure.options.unsampled().model_copy(
-        update={
-            "compiler": compiler,
-            "compiler_options": {},
-            "on_divergence": "record",
-            "layout": "raise",
-            "localize": False,
-        }
-    )
+    options = _recording(failure.options, compiler=compiler, compiler_options={})
     with failure.call.undisturbed(), collect(alone=True) as session:
         with _as_compiled_first(failure):
             graph = copy_graph(failure.graph)

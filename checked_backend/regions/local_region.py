@@ -17,67 +17,17 @@ from checked_backend._torch.collectives import patience_of_ranks
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding
 from checked_backend.graphs.nodes import outputs_of
-from checked_backend.options import CheckOptions
 from checked_backend.ranks.cut import cut_collectives, with_sent_aliases
 from checked_backend.ranks.exchanges import Exchanges
 from checked_backend.regions.compile import copy_graph, eager_graph
 from checked_backend.regions.execution import Call, Cotangents, Result, Subjects, execute
-from checked_backend.regions.failure import Failure, Investigator, Keep, not_localized
+from checked_backend.regions.failure import Failure, Investigator, not_localized
 from checked_backend.regions.inputs import Inputs
 
 SHARE = 1 / 3
 """The share of the time that other ranks wait in a collective which looking for an operator may take."""
 
 _EXCHANGED = "no: the collective itself is named; the operators around it were not looked at"
-
-
-def investigate_alone(
-    local: LocalRegion,
-    call: Call,
-    cotangents: Cotangents | None,
-    findings: Sequence[Finding],
-    keep: Keep,
-    options: tuple[CheckOptions, str | None],
-    investigator: Investigator,
-) -> Sequence[Finding]:
-    """Hand an investigator a failed call, with what it received from other ranks in place of its exchanges.
-
-    Other ranks may wait for this one meanwhile, so it takes less time than they have patience.
-
-    Args:
-        cotangents: The gradients that had arrived, if its backward pass failed.
-        keep: Keeps the findings so far.
-        options: The user's options, and what the user passed as ``torch.compile(mode=...)``.
-        investigator: Finds out where a failure comes from.
-
-    Returns:
-        The findings, with their origin.
-
-    Raises:
-        Exception: The call cannot be run again.
-    """
-    if any(finding.detail == "structure.collective" for finding in findings):
-        return not_localized(findings, _EXCHANGED)
-    groups = [local.renamed(finding) for finding in findings]
-
-    def in_own_names(known: Sequence[Finding]) -> list[Finding]:
-        places = iter(known)
-        found = []
-        for own, group in zip(findings, groups, strict=True):
-            first, *_ = [next(places) for _ in group]
-            found.append(replace(first, subject=own.subject))
-        return found
-
-    failure = Failure(
-        local.graph,
-        local.traced,
-        local.call(call),
-        None if cotangents is None else local.cotangents(call, cotangents),
-        *options,
-        keep=lambda known: keep(in_own_names(known)),
-        patience=time_to_search(),
-    )
-    return in_own_names(investigator(failure, [one for group in groups for one in group]))
 
 
 def time_to_search() -> float | None:
@@ -206,6 +156,43 @@ class LocalRegion:
             ("output", place): gradient for place, gradient in zip(aliases, found, strict=True) if gradient is not None
         }
         return Cotangents({**arrived.by_result, **sent})
+
+    def investigate(
+        self, failure: Failure, findings: Sequence[Finding], investigator: Investigator
+    ) -> Sequence[Finding]:
+        """Hand an investigator a failed call of the region, with what it received in place of its exchanges.
+
+        Other ranks may wait for this one meanwhile, so it takes less time than they have patience.
+
+        Returns:
+            The findings, with their origin.
+
+        Raises:
+            Exception: The call cannot be run again.
+        """
+        if any(finding.detail == "structure.collective" for finding in findings):
+            return not_localized(findings, _EXCHANGED)
+        groups = [self.renamed(finding) for finding in findings]
+
+        def in_own_names(known: Sequence[Finding]) -> list[Finding]:
+            places = iter(known)
+            found = []
+            for own, group in zip(findings, groups, strict=True):
+                first, *_ = [next(places) for _ in group]
+                found.append(replace(first, subject=own.subject))
+            return found
+
+        call, cotangents = failure.call, failure.cotangents
+        alone = replace(
+            failure,
+            graph=self.graph,
+            example_inputs=self.traced,
+            call=self.call(call),
+            cotangents=None if cotangents is None else self.cotangents(call, cotangents),
+            keep=lambda known: failure.keep(in_own_names(known)),
+            kernels=None,
+        )
+        return in_own_names(investigator(alone, [one for group in groups for one in group]))
 
     def renamed(self, finding: Finding) -> list[Finding]:
         """A finding of the region, under the names that its graph without exchanges has for the finding's subject.

@@ -118,7 +118,7 @@ _GRAD_MODE = "grad_mode"
 MODES = frozenset({_GRAD_MODE, "inference_mode", *(f"autocast.{kind}" for kind in _AUTOCAST_DEVICES)})
 """Settings of which each thread has its own, which the autograd engine sets back after each of its nodes."""
 
-_FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+FOLLOWING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "inference_mode": (_GRAD_MODE,),
         **{f"autocast.{kind}": ("autocast.nesting",) for kind in _AUTOCAST_DEVICES},
@@ -161,11 +161,6 @@ class ProcessState:
         """Names of settings that differ afterwards, and are not as in an allowed state either."""
         right = (self, *allowed)
         return tuple(name for name, value in after.values.items() if all(value != one.values[name] for one in right))
-
-
-def following(name: str) -> tuple[str, ...]:
-    """The settings that change with this one."""
-    return _FOLLOWING.get(name, ())
 
 
 def check_settings(
@@ -233,13 +228,11 @@ def settings_changed(
     """Findings about settings that the compiled program did not leave as eager does.
 
     Args:
-        expected: The state that eager left.
-        actual: The state that the compiled program left.
         during: When it did so, if not in the call itself: ", while it is compiled".
     """
     findings = []
     for name in names:
-        if any(name in following(leader) for leader in names):
+        if any(name in FOLLOWING.get(leader, ()) for leader in names):
             continue
         values = (before.values[name], expected.values[name], actual.values[name])
         was, eager, compiled = (", ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)

@@ -106,49 +106,31 @@ _OF_COMPILING = (
 """What reading a broken cache raises, and what a compiler's process does."""
 
 
-def unsupported_here(
-    error: BaseException,
-    *,
-    needed: Callable[[], int] = lambda: 0,
-    inductor: bool = False,
-    control: bool = True,
-) -> Finding | None:
-    """Find out whether a candidate's exception is caused by this machine.
-
-    Args:
-        needed: Says how many bytes all of eager's tensors need together.
-        inductor: Whether the candidate is Inductor itself. Others need not know of a C++ compiler.
-        control: If a compiler failed, compile the smallest program, to see whether any can be compiled here.
-
-    Returns:
-        A finding of kind ``unsupported``; None if the candidate is to answer for it.
-    """
-    found = _limit_of(error, needed)
-    if found is not None or not control or FakeError.inside(error) is not None:
-        return found
-    inside = list(causes(error))
-    lowering = any(type(cause).__name__ == "LoweringException" for cause in inside)  # nothing was compiled before
-    return nothing_compiles() if any(map(_is_about_compiling, inside)) or (inductor and not lowering) else None
-
-
 @dataclass(slots=True)
 class MachineLimits:
-    """Asks `unsupported_here` about the exceptions of one region's candidate.
+    """Finds out whether a candidate's exceptions are caused by this machine.
 
     Attributes:
-        works: Whether it is known that something can be compiled here.
+        needed: Says how many bytes all of eager's tensors need together.
+        inductor: Whether the candidate is Inductor itself. Others need not know of a C++ compiler.
+        works: Whether it is known that something can be compiled here. If not, where a compiler failed, the smallest
+            program is compiled to see it.
     """
 
-    needed: Callable[[], int]
-    inductor: bool
+    needed: Callable[[], int] = lambda: 0
+    inductor: bool = False
     works: bool = False
 
-    def __call__(self, error: Exception) -> Finding | None:
+    def __call__(self, error: BaseException) -> Finding | None:
         """A finding of kind ``unsupported``; None if the candidate is to answer for the error."""
-        control = not self.works  # it need not be tried at each call of a candidate that crashes
-        with random_untouched():
-            found = unsupported_here(error, needed=self.needed, inductor=self.inductor, control=control)
-        self.works = found is None
+        found = limit_of(error, self.needed)
+        if found is None and not self.works and FakeError.inside(error) is None:
+            inside = list(causes(error))
+            lowering = any(type(cause).__name__ == "LoweringException" for cause in inside)  # nothing was compiled yet
+            if any(map(_is_about_compiling, inside)) or (self.inductor and not lowering):
+                with random_untouched():
+                    found = nothing_compiles()
+        self.works = found is None  # it need not be tried at each call of a candidate that crashes
         return found
 
 
@@ -158,7 +140,7 @@ def no_process_here(error: BaseException) -> Finding | None:
     Args:
         error: The exception that starting a process raised.
     """
-    short = unsupported_here(error, control=False)
+    short = limit_of(error)
     if short is None:
         return None
     advice = _ADVICE[short.detail.partition(".")[2]]
@@ -172,7 +154,7 @@ def nothing_compiles() -> Finding | None:
         with fresh_compile_caches():
             compile_trifle()
     except Exception as error:
-        found = _limit_of(error, lambda: 0)
+        found = limit_of(error)
         if found is not None:
             return found
         inside = list(causes(error))
@@ -187,7 +169,7 @@ def nothing_compiles() -> Finding | None:
     return None
 
 
-def _limit_of(error: BaseException, needed: Callable[[], int]) -> Finding | None:
+def limit_of(error: BaseException, needed: Callable[[], int] = lambda: 0) -> Finding | None:
     """A finding, if an exception or one of its causes is about a limit of the system."""
     limits = ((cause, _limit(cause, needed)) for cause in causes(error))
     return next((_finding(what, described_exception(cause)) for cause, what in limits if what), None)

@@ -25,7 +25,7 @@ import checked_backend as cb
 from checked_backend.checking.program_runner import ProgramRunner
 from checked_backend.diagnose.reduce import problem
 from checked_backend.modes import float64, monte_carlo
-from checked_backend.regions import build, compare_call, float64_twin, observers, region
+from checked_backend.regions import build, compare_call, observers, region
 from checked_backend.regions import compile as compiling
 from checked_backend.regions.operator_check.step import OperatorStep
 from checked_backend.regions.returned_tensors import ReturnedTensors
@@ -136,7 +136,6 @@ def _mechanisms() -> Mapping[str, Switch]:
         "what rounds nothing": _everything_rounds,
         "grouped products": lambda: patched(float64, "_MEANINGS", {}),
         "powers of negative numbers": lambda: patched(compiling, "powers_called", lambda graph: graph),
-        "windows of torch.signal": lambda: patched(float64_twin, "_WINDOWS", ""),
         "programs that NumPy computes": _numpy_like_torch,
         "racing writes, in reduction": lambda: patched(problem, "has_race", _false),
         "own noise (Monte Carlo)": _without_step("explain_by_own_noise"),

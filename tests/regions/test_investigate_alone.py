@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -37,32 +36,8 @@ def region() -> LocalRegion:
     return LocalRegion(gm, (), ("all_reduce_0", "all_reduce_1"), gm)
 
 
-def investigated(monkeypatch: pytest.MonkeyPatch, patience: float | None) -> tuple[Failure, list[str], list[Finding]]:
-    seen: list[Any] = []
-
-    def investigator(failure: Failure, findings: Any) -> Any:
-        seen[:] = failure, [finding.subject for finding in findings]
-        return [replace(finding, op=f"op{place}") for place, finding in enumerate(findings)]
-
-    given = SimpleNamespace(inputs=None, ambient=None, rng=None, subjects=None)
-    monkeypatch.setattr(LocalRegion, "call", lambda _self, _call: given)
-    monkeypatch.setattr(module, "patience_of_ranks", lambda: patience)
-    call: Any = None
-    found = module.investigate_alone(
-        region(), call, None, FOUND, lambda _known: None, (CheckOptions(), None), investigator
-    )
-    return cast("Failure", seen[0]), seen[1], list(found)
-
-
-def test_an_investigation_ends_long_before_other_ranks_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure, _, _ = investigated(monkeypatch, 60.0)
-    assert failure.patience == pytest.approx(20.0)
-    failure, _, _ = investigated(monkeypatch, None)
-    assert failure.patience is None
-
-
 @pytest.mark.parametrize("patience", [60.0, None])
-def test_so_does_that_of_a_region_that_exchanges_nothing(
+def test_an_investigation_ends_long_before_other_ranks_give_up(
     patience: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others may wait in DDP's backward pass."""
@@ -82,7 +57,16 @@ def test_so_does_that_of_a_region_that_exchanges_nothing(
 
 
 def test_findings_get_their_own_names_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, subjects, found = investigated(monkeypatch, None)
+    subjects: list[str] = []
+
+    def investigator(_failure: Failure, findings: Sequence[Finding]) -> Sequence[Finding]:
+        subjects.extend(finding.subject for finding in findings)
+        return [replace(finding, op=f"op{place}") for place, finding in enumerate(findings)]
+
+    call: Any = None
+    monkeypatch.setattr(LocalRegion, "call", lambda _self, _call: call)
+    failure = Failure(region().graph, (), call, None, CheckOptions(), None)
+    found = region().investigate(failure, FOUND, investigator)
     gradients = ["grad[received_all_reduce_0]", "grad[received_all_reduce_1]"]
     assert subjects == ["output[2]", "output[0]", *gradients]
     assert [(one.subject, one.op) for one in found] == [

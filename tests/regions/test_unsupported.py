@@ -19,7 +19,7 @@ from torch._inductor.exc import CppCompileError, InvalidCxxCompiler, LoweringExc
 import checked_backend as cb
 from checked_backend._torch.caches import fresh_compile_caches
 from checked_backend.regions import unsupported
-from checked_backend.regions.unsupported import may_be_the_cache, unsupported_here
+from checked_backend.regions.unsupported import MachineLimits, may_be_the_cache
 from tests.support.raising import raising
 from tests.support.region_tools import checked, same_bits
 
@@ -52,11 +52,11 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("make", "what"), LIMITS)
 @pytest.mark.usefixtures("roomy")
 def test_limits_of_the_system(make: Raising, what: str) -> None:
-    found = unsupported_here(make())
+    found = MachineLimits()(make())
     assert (found.kind, found.detail) == (cb.Kind.UNSUPPORTED, f"unsupported.{what}")
     wrapped = RuntimeError("the compiler failed")
     wrapped.__cause__ = make()
-    assert unsupported_here(wrapped).detail == found.detail
+    assert MachineLimits()(wrapped).detail == found.detail
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_limits_of_the_system(make: Raising, what: str) -> None:
 )
 @pytest.mark.usefixtures("roomy")
 def test_where_everything_else_works_it_is_the_candidates_own(error: Exception) -> None:
-    assert unsupported_here(error) is None
+    assert MachineLimits()(error) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
 ) -> None:
     error = failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
     monkeypatch.setattr(unsupported, "compile_trifle", raising(error))
-    found = unsupported_here(failed("anything"))
+    found = MachineLimits()(failed("anything"))
     assert found.detail == "unsupported.headers"
     assert f"does not find {name}. " in found.message
     assert package in found.message
@@ -106,16 +106,16 @@ def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
 
 def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsupported, "compile_trifle", raising(failed("garbage")))
-    found = unsupported_here(failed("anything"))
+    found = MachineLimits()(failed("anything"))
     assert found.detail == "unsupported.compiler"
     assert "compiles nothing here" in found.message
 
 
 def test_a_lowering_that_raises_is_not_laid_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unsupported, "nothing_compiles", raising(AssertionError("nothing was compiled before")))
-    assert unsupported_here(LoweringException(NotImplementedError(), "aten.relu", [], {}), inductor=True) is None
+    assert MachineLimits(inductor=True)(LoweringException(NotImplementedError(), "aten.relu", [], {})) is None
     with pytest.raises(AssertionError):
-        unsupported_here(RuntimeError(), inductor=True)
+        MachineLimits(inductor=True)(RuntimeError())
 
 
 def request(size: int) -> RuntimeError:
@@ -126,8 +126,8 @@ def test_memory_is_short_or_the_candidate_asks_for_far_too_much(monkeypatch: pyt
     monkeypatch.setattr(unsupported, "free_memory", lambda: 2**30)
     needed = 2**29
     for error in (MemoryError(), request(2**30), OSError(errno.ENOMEM, "Cannot allocate memory")):
-        assert unsupported_here(error, needed=lambda: needed).detail == "unsupported.memory"
-    assert unsupported_here(request(2**50), needed=lambda: needed) is None
+        assert MachineLimits(lambda: needed)(error).detail == "unsupported.memory"
+    assert MachineLimits(lambda: needed)(request(2**50)) is None
 
 
 @pytest.mark.parametrize("error", [ImportError("x.so: file too short"), EOFError(), failed("truncated")], ids=repr)

@@ -187,7 +187,7 @@ def wrong_kernel(
     call = failure.call
     try:
         with call.ambient.entered():
-            checked = failure.kernels.run(call.inputs, call.rng, lambda _results: sent, MOST_BYTES, enough)
+            checked = failure.kernels.run(call, lambda _results: sent, MOST_BYTES, enough)
     except Exception as error:  # the probe does without them
         notes.append(_first_line("the kernels could not be looked at", error))
         return None

@@ -27,7 +27,7 @@ from checked_backend.diagnose.reduce.failing_case import FailingCase
 from checked_backend.diagnose.repro.translate import name_of
 from checked_backend.graphs.nodes import followed
 from checked_backend.regions.inputs import find_effects
-from checked_backend.regions.process_state import ProcessState, following
+from checked_backend.regions.process_state import FOLLOWING, ProcessState
 from checked_backend.scripts.values import Untranslatable, is_literal
 
 
@@ -364,5 +364,5 @@ PROCESS_SETTINGS: Mapping[str, tuple[Any, str]] = MappingProxyType(
 def process_lines(state: ProcessState) -> list[str]:
     """The lines that set what is not as torch sets it itself."""
     changed = [name for name, (own, _) in PROCESS_SETTINGS.items() if state.values.get(name, own) not in (own, None)]
-    led = {name for leader in changed for name in following(leader)}
+    led = {name for leader in changed for name in FOLLOWING.get(leader, ())}
     return [PROCESS_SETTINGS[name][1].format(state.values[name]) for name in changed if name not in led]

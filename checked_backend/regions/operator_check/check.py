@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,9 @@ from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.process.call_stack import with_deep_stack
 from checked_backend.process.memory import whole_memory
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
-from checked_backend.regions.execution import Subjects
-from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.execution import Call, Subjects
 from checked_backend.regions.operator_check.findings import findings_of
-from checked_backend.regions.operator_check.front_record import FrontRecord
+from checked_backend.regions.operator_check.front_file import front_file
 from checked_backend.regions.operator_check.in_place import KernelCheck, NotInPlaceError, of_region
 from checked_backend.regions.operator_check.other_program import errors_of_probe, other_places
 from checked_backend.regions.operator_check.out_of_place import out_of_place
@@ -34,7 +34,6 @@ from checked_backend.regions.operator_check.probe import Exposed, Probed, bare, 
 from checked_backend.regions.operator_check.repeats import values_of, without_repeats
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.walk import Walk, walk_again
-from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.runner import short
 
 LARGEST = 1 << 31
@@ -148,50 +147,53 @@ class OperatorCheck:
         self._compiled: _Probe | None = None
         self._earlier: TensorChecks | None = None
         self._fronts = 0
-        self._front_record: FrontRecord | None = None
+        self._front_file: Path | None = None  # it exists where an earlier run found the front right
         self._doubts = False
         self._shown = False
         self._each = False  # whether the probe has the operators that the region repeats, too
         self._failed: str | None = None
 
     @with_deep_stack
-    def run(self, inputs: Inputs, ambient: TorchState, rng: RngState, subjects: Subjects) -> OperatorDecisions:
+    def run(self, call: Call) -> OperatorDecisions:
         """Check the operators of one call."""
         decisions = OperatorDecisions()
         try:
-            with _undisturbed(rng), ambient.entered():
-                self._check_operators(inputs, rng, subjects, decisions)
+            with call.undisturbed(), call.ambient.entered():
+                self._check_operators(call, decisions)
         except Exception as error:  # the region as a whole is compared all the same
             decisions.reason, decisions.limits = short(error), {}
             decisions.skips.append(Skip(SUBJECT, f"not checked: {short(error)}"))
         return decisions
 
-    def _check_operators(self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions) -> None:
+    def _check_operators(self, call: Call, decisions: OperatorDecisions) -> None:
         if self._kernels is not None:
             try:
-                modules = self._check_kernels(self._kernels, inputs, rng, subjects, decisions)
+                modules = self._check_kernels(self._kernels, call, decisions)
                 if self._remembers and self._fronts < FRONTS:
-                    self._front_record = FrontRecord.of(self._graph, self._example_inputs, modules)
-                    if self._front_record is not None and self._front_record.is_right():
-                        self._fronts = FRONTS
+                    self._front_file = front_file(self._graph, self._example_inputs, modules)
+                    with suppress(OSError):
+                        if self._front_file is not None and self._front_file.exists():
+                            self._fronts = FRONTS
             except NotInPlaceError:
                 self._kernels = None
                 self._forget()
         if decisions.forward or decisions.backward or (self._kernels is not None and self._fronts == FRONTS):
             return
-        self._check_with_probe(inputs, rng, subjects, decisions)
+        self._check_with_probe(call, decisions)
         if self._kernels is None:
             return
-        front, record = self._earlier, self._front_record
+        front = self._earlier
         self._doubts |= front is None or bool(front.wrong or front.unchecked or decisions.reason)
         self._fronts = FRONTS if self._shown and not self._doubts else self._fronts + 1
         if self._fronts == FRONTS:
-            if record is not None and self._shown and not self._doubts:
-                record.note_right()
+            if self._front_file is not None and self._shown and not self._doubts:
+                with suppress(OSError):  # a folder that cannot be written to keeps nothing
+                    self._front_file.parent.mkdir(exist_ok=True)
+                    self._front_file.touch()
             self._forget()
 
     def _check_kernels(
-        self, kernels: KernelCheck, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
+        self, kernels: KernelCheck, call: Call, decisions: OperatorDecisions
     ) -> Sequence[GeneratedModule]:
         """Check the kernels of the compiled region as they run.
 
@@ -201,29 +203,26 @@ class OperatorCheck:
         Raises:
             NotInPlaceError: They cannot be seen.
         """
-        given, _ = inputs.fresh()
         sent = _cotangents if self._gradients else lambda _results: {}
         with self._lock:
-            checked = kernels.run(inputs, rng, sent, min(LARGEST, SHARE * _memory(given)))
+            checked = kernels.run(call, sent, _room(call))
         left_out = (item for one in checked if one.is_short for item in one.checks.unchecked.items())
         decisions.reason = next((f"{name}: {why}" for name, why in left_out), "")
         gm = eager_graph(self._graph) if any(one.checks.wrong for one in checked) else self._graph
-        self._conclude(gm, of_region(gm, checked), subjects, decisions)
+        self._conclude(gm, of_region(gm, checked), call.subjects, decisions)
         return [*{id(one.module): one.module for one in checked}.values()]
 
-    def _check_with_probe(
-        self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
-    ) -> None:
+    def _check_with_probe(self, call: Call, decisions: OperatorDecisions) -> None:
         try:
-            doubtful = self._check_probe(inputs, rng, subjects, decisions)
+            doubtful = self._check_probe(call, decisions)
         except Exception as error:
-            if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(inputs):
+            if isinstance(error, ProbeError) or is_out_of_memory(error) or not self._taps(call):
                 raise
             decisions.reason = short(error)
             decisions.skips.append(Skip(GRADIENTS, f"not checked: {short(error)}"))
             self._gradients = False
             self._forget()
-            doubtful = self._check_probe(inputs, rng, subjects, decisions)
+            doubtful = self._check_probe(call, decisions)
         if doubtful:
             why = _OTHER if self._kernels is None else _BEFORE_CODE
             raise ProbeError(why.format(_names(one.node.name for one in doubtful)))
@@ -262,84 +261,81 @@ class OperatorCheck:
             limits if known is None else {name: max(limits[name], known[name]) for name in limits.keys() & known.keys()}
         )
 
-    def _check_probe(
-        self, inputs: Inputs, rng: RngState, subjects: Subjects, decisions: OperatorDecisions
-    ) -> Sequence[Wrong]:
+    def _check_probe(self, call: Call, decisions: OperatorDecisions) -> Sequence[Wrong]:
         """Compile the probe, unless that is done, and check the tensors that it hands out.
 
         Returns:
             The errors that may be the probe's alone. If there are any, there are no findings.
         """
         with self._lock:
-            probe = self._probe(inputs, rng)
-        whole_inputs, inputs = inputs, _with_values(probe.whole, probe.read, inputs, rng)
-        probed = self._run(probe, inputs, rng)
+            probe = self._probe(call)
+        extended = _with_values(probe.whole, probe.read, call)
+        probed = self._run(probe, extended)
         self._shown = probed.shows_values()
         outputs = probed.results[: probe.exposed.outputs]
         gm = eager_graph(probe.graph)
-        given, _ = inputs.fresh()
+        given, _ = extended.fresh()
         probed.inputs = [bare(value) for value in given]
 
         def walk(checks: TensorChecks) -> None:
-            rng.restore()
+            call.rng.restore()
             kept = replace(probed, results=[*probed.results]) if checks.quick else probed  # a walk forgets them
             Walk(gm, probe.exposed, kept, checks=checks).run()
 
         checks = self._earlier = walk_again(walk, self._earlier)
         if checks.wrong and probe.whole is not None:
             self._each, self._compiled, self._earlier = True, None, None
-            return self._check_probe(whole_inputs, rng, subjects, decisions)
+            return self._check_probe(call, decisions)
         doubtful: Sequence[Wrong] = ()
         if checks.wrong:
             probed.results = outputs  # the walk has forgotten the others
-            places = other_places(probed, self._candidate, eager_graph(self._graph).forward, inputs, rng)
+            places = other_places(probed, self._candidate, eager_graph(self._graph).forward, extended)
             doubtful = errors_of_probe(gm, checks.wrong, places)
             if len(doubtful) == len(checks.wrong):
                 return doubtful
-        self._conclude(gm, checks, subjects, decisions, doubtful, of_each=probe.whole is not None)
+        self._conclude(gm, checks, call.subjects, decisions, doubtful, of_each=probe.whole is not None)
         return ()
 
-    def _taps(self, inputs: Inputs) -> bool:
-        return self._gradients and bool(inputs.requires_grad)
+    def _taps(self, call: Call) -> bool:
+        return self._gradients and bool(call.inputs.requires_grad)
 
     def _forget(self) -> None:
         """Have another probe compiled when it is next needed."""
         with self._lock:
             self._compiled = self._failed = self._earlier = None
 
-    def _probe(self, inputs: Inputs, rng: RngState) -> _Probe:
+    def _probe(self, call: Call) -> _Probe:
         if self._failed is not None:
             raise ProbeError(self._failed)
         if self._compiled is None:
             try:
-                self._compiled = self._new_probe(inputs, rng)
+                self._compiled = self._new_probe(call)
             except Exception as error:
                 own = isinstance(error, ProbeError)
                 self._failed = str(error) if own else f"{type(error).__name__}: {error}".splitlines()[0]
                 raise
         return self._compiled
 
-    def _new_probe(self, inputs: Inputs, rng: RngState) -> _Probe:
+    def _new_probe(self, call: Call) -> _Probe:
         graph, whole, read = out_of_place(self._graph), None, list[fx.Node]()
         left = None if self._kernels is None or self._each else without_repeats(graph)
         if left is not None:  # each kernel is checked
             whole, (graph, read) = graph, left
-        exposed = expose(graph, gradients=self._taps(inputs))
-        given, _ = inputs.fresh()
-        room = min(LARGEST, SHARE * _memory(given))
+        exposed = expose(graph, gradients=self._taps(call))
+        room = _room(call)
         if exposed.size > room:
             raise ProbeError(
                 f"the tensors inside of the region take {exposed.size / 2**30:.2g} GiB; with the memory there "
                 f"is, at most {room / 2**30:.2g} GiB are returned"
             )
         examples = [*self._example_inputs, *map(recorded_value, read)]
-        given, _ = _with_values(whole, read, inputs, rng).fresh()
+        given, _ = _with_values(whole, read, call).fresh()
         taps = exposed.make_taps(examples, given)
         compiler = self._compiler if self._kernels is None else self._front or self._compiler
         arguments = [*examples, *exposed.taps.values()], [*given, *taps.values()]
         return _Probe(graph, examples, exposed, compile_again(compiler, exposed.graph, *arguments), whole, read)
 
-    def _run(self, probe: _Probe, inputs: Inputs, rng: RngState) -> Probed:
+    def _run(self, probe: _Probe, call: Call) -> Probed:
         exposed = probe.exposed
         expected = exposed.outputs + len(exposed.values) + sum(map(len, exposed.versions.values()))
 
@@ -352,21 +348,23 @@ class OperatorCheck:
         def sent(results: Sequence[Any]) -> Mapping[int, torch.Tensor]:
             return _cotangents(results[: exposed.outputs]) if self._gradients else {}
 
-        return run_region(run, inputs, rng, sent, lambda given: exposed.make_taps(probe.examples, given))
+        return run_region(run, call, sent, lambda given: exposed.make_taps(probe.examples, given))
 
 
-def _with_values(whole: fx.GraphModule | None, read: Sequence[fx.Node], inputs: Inputs, rng: RngState) -> Inputs:
-    """The inputs of a probe: behind the region's own, the values of what was left out."""
+def _with_values(whole: fx.GraphModule | None, read: Sequence[fx.Node], call: Call) -> Call:
+    """The call of a probe: behind the region's own inputs, it has the values of what was left out."""
     if whole is None or not read:
-        return inputs
-    given, _ = inputs.fresh()
-    rng.restore()
+        return call
+    given, _ = call.fresh()
+    call.rng.restore()
     with torch.no_grad():
         values = values_of(eager_graph(whole), read, given)
+    inputs = call.inputs
     places = range(len(inputs.args), len(inputs.args) + len(values))
     wanted = {place for place, node in zip(places, read, strict=True) if recorded_value(node).requires_grad}
     wanted = wanted if inputs.requires_grad else set()
-    return replace(inputs, args=(*inputs.args, *values), requires_grad=inputs.requires_grad | wanted)
+    more = replace(inputs, args=(*inputs.args, *values), requires_grad=inputs.requires_grad | wanted)
+    return replace(call, inputs=more)
 
 
 def _limits(
@@ -391,11 +389,11 @@ def _greatest(*limits: Mapping[str, float]) -> float:
     return max((limit for one in limits for limit in one.values() if limit < 1), default=0.0)
 
 
-def _memory(values: Sequence[Any]) -> float:
-    """Bytes of memory where the values are, on an accelerator those that are free; infinite if that cannot be told."""
-    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+def _room(call: Call) -> float:
+    """The most bytes that may be handed out, by the memory where the inputs are; on an accelerator by what is free."""
+    devices = {value.device for value in call.inputs.args if isinstance(value, torch.Tensor)}
     sizes = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
-    return min(sizes, default=whole_memory() or math.inf)
+    return min(LARGEST, SHARE * min(sizes, default=whole_memory() or math.inf))
 
 
 def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -414,12 +412,3 @@ def _cotangents(outputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 def _names(nodes: Iterable[str]) -> str:
     names = list(dict.fromkeys(nodes))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-@contextmanager
-def _undisturbed(rng: RngState) -> Iterator[None]:
-    before = RngState.capture(tuple(rng.cuda))
-    try:
-        yield
-    finally:
-        before.restore()

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from checked_backend.findings import EvidenceKey, Finding, Kind, NoiseScale
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.graphs.schema import operator_name
 from checked_backend.graphs.source_line import callers_line, module_path, source_line
 from checked_backend.numerics.measure import measure
@@ -150,18 +150,23 @@ def _is_view(node: fx.Node) -> bool:
 
 def _subject(gm: fx.GraphModule, wrong: Wrong, subjects: Subjects) -> str:
     """The result that the error reaches; for a gradient, the input whose gradient it reaches."""
-    if wrong.output is not None:
-        return subjects.output(wrong.output)
+    for _, place in places_reached(gm, wrong):
+        return subjects.gradient(place) if wrong.gradient else subjects.output(place)
+    return f"gradient of {wrong.node.name}" if wrong.gradient else f"node[{wrong.node.name}]"
+
+
+Place = tuple[bool, int]
+"""Whether it is a gradient, and its place among the results or the inputs."""
+
+
+def places_reached(gm: fx.GraphModule, wrong: Wrong) -> list[Place]:
+    """The results that an error reaches, or the gradients."""
     if wrong.gradient:
-        places = inputs_behind(gm, wrong.node)
-        return subjects.gradient(places[0]) if places else f"gradient of {wrong.node.name}"
-    [output] = gm.graph.find_nodes(op="output")
-    returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
-    behind = set(reached(wrong.node))
-    for place, node in enumerate(returned):
-        if node is wrong.node or node in behind:
-            return subjects.output(place)
-    return f"node[{wrong.node.name}]"
+        return [(True, place) for place in inputs_behind(gm, wrong.node)]
+    if wrong.output is not None:
+        return [(False, wrong.output)]
+    behind = {wrong.node, *reached(wrong.node)}
+    return [(False, place) for place, node in enumerate(outputs_of(gm.graph)) if node in behind]
 
 
 def inputs_behind(gm: fx.GraphModule, node: fx.Node) -> list[int]:

@@ -14,14 +14,13 @@ from checked_backend._torch.generated_modules import GeneratedModule, generated_
 from checked_backend._torch.settings import without_autocast
 from checked_backend.errors import CheckedBackendError
 from checked_backend.graphs.nodes import origin_of, outputs_of, recorded_value
-from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.execution import Call
 from checked_backend.regions.operator_check.parts import Parts
 from checked_backend.regions.operator_check.probe import Exposed, Probed, run_region
 from checked_backend.regions.operator_check.recorder import Key, Recording, recorded
 from checked_backend.regions.operator_check.tensor_checks import TensorChecks, Wrong
 from checked_backend.regions.operator_check.units import Units
 from checked_backend.regions.operator_check.walk import Walk, walk_again
-from checked_backend.regions.torch_state import RngState
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ class KernelCheck:
 
     def run(
         self,
-        inputs: Inputs,
-        rng: RngState,
+        call: Call,
         cotangents: MakeCotangents,
         room: float,
         enough: Callable[[Wrong], bool] | None = None,
@@ -102,27 +100,27 @@ class KernelCheck:
             NotInPlaceError: No kernel was seen, or there is no room.
         """
         first = room if enough is not None else min(room, SMALL)  # who searches is done sooner
-        called = self._recorded(inputs, rng, cotangents, first)
+        called = self._recorded(call, cotangents, first)
         if not called and self._lower is not None:  # it comes from a cache, where nothing is kept of its modules
             lower, self._lower = self._lower, None
-            given, _ = inputs.fresh()
+            given, _ = call.fresh()
             with without_compile_caches(), generated_modules_noted(self.modules, self._digest):
                 self._region = lower(given)
-                called = self._recorded(inputs, rng, cotangents, first)
+                called = self._recorded(call, cotangents, first)
         if not called:
             raise NotInPlaceError("the kernels of the compiled region cannot be seen")
         parts = {id(module): Parts(module, one, first, room) for module, one in called if not one.is_complete}
-        checked = self._checked(called, parts, rng, enough)
+        checked = self._checked(called, parts, call, enough)
         while not (enough and any(enough(wrong) for one in checked for wrong in one.checks.wrong)):
             keys = {number: part.next_part() for number, part in parts.items()}
             if not any(keys.values()):
                 break
             checked = [replace(one, inputs=(), values={}) for one in checked]
             del called  # there is no room for it and for the next one
-            called = self._recorded(inputs, rng, cotangents, max(part.room for part in parts.values()), keys)
+            called = self._recorded(call, cotangents, max(part.room for part in parts.values()), keys)
             if not called:
                 raise NotInPlaceError("another thread runs the region at the same time")
-            checked += self._checked(called, parts, rng, enough)
+            checked += self._checked(called, parts, call, enough)
         for part in parts.values():
             if part.unchecked:
                 rest = TensorChecks(unchecked=part.unchecked)
@@ -131,8 +129,7 @@ class KernelCheck:
 
     def _recorded(
         self,
-        inputs: Inputs,
-        rng: RngState,
+        call: Call,
         cotangents: MakeCotangents,
         room: float,
         keys: Mapping[int, Set[Key]] | None = None,
@@ -142,7 +139,7 @@ class KernelCheck:
         while known < len(self.modules):  # a backward pass may be compiled when it is first run
             known = len(self.modules)
             with generated_modules_noted(self.modules, self._digest), recorded(self.modules, room, keys) as recordings:
-                sent = run_region(self._region, inputs, rng, cotangents).cotangents
+                sent = run_region(self._region, call, cotangents).cotangents
         called = [(module, recording) for module, recording in recordings if recording.arguments is not None]
         kinds = {module.kind for module, _ in called}
         mixed = any(recording.is_mixed for _, recording in called)
@@ -153,13 +150,13 @@ class KernelCheck:
         self,
         called: Sequence[tuple[GeneratedModule, Recording]],
         parts: Mapping[int, Parts],
-        rng: RngState,
+        call: Call,
         enough: Callable[[Wrong], bool] | None,
     ) -> list[CheckedModule]:
         """What one run showed of each module, up to an error that is enough."""
         checked: list[CheckedModule] = []
         for module, recording in called:
-            one = self._check_module(module, recording, parts.get(id(module)), rng, enough)
+            one = self._check_module(module, recording, parts.get(id(module)), call, enough)
             if one is not None:
                 checked.append(one)
                 if enough is not None and any(map(enough, one.checks.wrong)):
@@ -171,7 +168,7 @@ class KernelCheck:
         module: GeneratedModule,
         recording: Recording,
         part: Parts | None,
-        rng: RngState,
+        call: Call,
         enough: Callable[[Wrong], bool] | None,
     ) -> CheckedModule | None:
         """Walk through a module's graph on the tensors that its kernels wrote, or through the part that is known.
@@ -200,7 +197,7 @@ class KernelCheck:
         def walk(checks: TensorChecks) -> None:
             probed = Probed(arguments, frozenset(), [*recording.results, *values.values()], {}, {}, {})
             without = () if part is None else part.ends
-            rng.restore()
+            call.rng.restore()
             with without_autocast():
                 Walk(
                     module.graph,

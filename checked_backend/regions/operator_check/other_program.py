@@ -6,7 +6,7 @@ the compiled region than rounding takes them, and the compiled region's are near
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,11 +17,10 @@ from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayC
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.inputs import Inputs
-from checked_backend.regions.operator_check.findings import reached
+from checked_backend.regions.execution import Call
+from checked_backend.regions.operator_check.findings import Place, places_reached
 from checked_backend.regions.operator_check.probe import Probed, run_region
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.regions.torch_state import RngState
 from checked_backend.verdict.elements import difference, root_mean_square
 
 FAR = 4.0
@@ -30,13 +29,8 @@ FAR = 4.0
 SAMPLES = 2
 """Runs in eager with other roundings: two that are near each other by chance are not taken for exact."""
 
-Place = tuple[bool, int]
-"""Whether it is a gradient, and its place among the results or the inputs."""
 
-
-def other_places(
-    probed: Probed, region: Callable[..., Any], eager: Callable[..., Any], inputs: Inputs, rng: RngState
-) -> set[Place]:
+def other_places(probed: Probed, region: Callable[..., Any], eager: Callable[..., Any], call: Call) -> set[Place]:
     """The results and gradients in which a probe is another program than the region as it was compiled.
 
     Args:
@@ -44,7 +38,7 @@ def other_places(
     """
 
     def ran(program: Callable[..., Any], *modes: AbstractContextManager[Any]) -> dict[Place, Any]:
-        return _by_place(run_region(program, inputs, rng, lambda _results: probed.cotangents, modes=modes))
+        return _by_place(run_region(program, call, lambda _results: probed.cotangents, modes=modes))
 
     tape, choices = RandomTape(), ChoiceTape()
     own, right = ran(region), ran(eager, RecordRandom(tape), RecordChoices(choices))
@@ -69,28 +63,11 @@ def errors_of_probe(gm: fx.GraphModule, wrong: Sequence[Wrong], elsewhere: set[P
     An error that reaches no such place is also the region's, whatever else is wrong with the probe: each operator was
     checked on its own inputs.
     """
-    reached_by = [(one, set(_reached(gm, one))) for one in wrong]
+    reached_by = [(one, set(places_reached(gm, one))) for one in wrong]
     explained = set().union(*(places for one, places in reached_by if one.gradient))
     # these gradients may be wrong because a value is; a loss hardly shows that value's error
     gradients = {place for place in elsewhere - explained if place[0]}
     return [one for one, places in reached_by if not elsewhere.isdisjoint(places) or (gradients and not one.gradient)]
-
-
-def _reached(gm: fx.GraphModule, wrong: Wrong) -> Iterator[Place]:
-    if wrong.gradient:
-        for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-            if node is wrong.node or wrong.node in reached(node):
-                yield True, place
-        return
-    if wrong.output is not None:
-        yield False, wrong.output
-        return
-    [output] = gm.graph.find_nodes(op="output")
-    returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
-    behind = {wrong.node, *reached(wrong.node)}
-    for place, node in enumerate(returned):
-        if node in behind:
-            yield False, place
 
 
 def _is_far(found: Any, region: Any, right: Any, rounded: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -20,10 +20,10 @@ from torch import fx
 from checked_backend._torch.fake_tensors import FakeTensor
 from checked_backend._torch.symbols import evaluate_expression, size_hint
 from checked_backend.graphs.effects import has_effects, sets_mode, written_by
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.regions.compile import copy_graph
-from checked_backend.regions.inputs import Inputs, storage_key
-from checked_backend.regions.torch_state import RngState
+from checked_backend.regions.execution import Call
+from checked_backend.regions.inputs import storage_key
 
 CALLS = ("call_function", "call_method", "call_module")
 
@@ -91,8 +91,7 @@ class Probed:
 
 def run_region(
     region: Callable[..., Any],
-    inputs: Inputs,
-    rng: RngState,
+    call: Call,
     cotangents: Callable[[Sequence[Any]], Mapping[int, torch.Tensor]],
     make_taps: Callable[[Sequence[Any]], Mapping[str, torch.Tensor]] = lambda _arguments: {},
     modes: Sequence[AbstractContextManager[Any]] = (),
@@ -103,12 +102,12 @@ def run_region(
         make_taps: Makes the taps of a probe.
         modes: Modes to run it in.
     """
-    arguments, leaves = inputs.fresh()
+    arguments, leaves = call.fresh()
     taps = make_taps(arguments)
     names: list[str | int] = [*taps, *leaves]
     wanted = dict(zip(names, [*taps.values(), *leaves.values()], strict=True))
     gradients: dict[str | int, torch.Tensor | None] = {}
-    rng.restore()
+    call.rng.restore()
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
@@ -133,15 +132,6 @@ def bare(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-@dataclass(slots=True)
-class _Plan:
-    """The plan of a probe: the tensors that it hands out."""
-
-    values: list[fx.Node] = field(default_factory=list)
-    taps: list[fx.Node] = field(default_factory=list)
-    versions: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
-
-
 def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     """Make the probe of a region.
 
@@ -150,33 +140,37 @@ def expose(gm: fx.GraphModule, *, gradients: bool) -> Exposed:
     """
     probe = copy_graph(gm)
     graph = probe.graph
-    plan = _planned(probe, gradients=gradients)
+    exposed, tapped, rewritten = _planned(probe, gradients=gradients)
     values: dict[str, int] = {}
     versions: dict[str, dict[str, int]] = {}
     taps: dict[str, torch.Tensor] = {}
-    behind = {node: node for node in plan.values}  # where a node's own value is handed out: after its tap
-    for node in plan.taps:
+    behind = {node: node for node in exposed}  # where a node's own value is handed out: after its tap
+    for node in tapped:
         taps[node.name] = recorded_value(node)
         behind[node] = _tapped(graph, node, len(taps))
-    [output] = graph.find_nodes(op="output")
-    results = list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    results = outputs_of(graph)
     count = len(results)
-    for node in plan.values:
+    for node in exposed:
         values[node.name] = len(results)
         results.append(_copied(graph, behind[node], behind[node]))
-    for writer, owners in plan.versions.items():
+    for writer, owners in rewritten.items():
         versions[writer.name] = {}
         for owner in owners:
             versions[writer.name][owner.name] = len(results)
             results.append(_copied(graph, behind.get(owner, owner), writer))
-    output.args = (tuple(results),)
+    graph.output_node().args = (tuple(results),)
     probe.recompile()
-    handed = [*plan.values, *(owner for owners in plan.versions.values() for owner in owners)]
+    handed = [*exposed, *(owner for owners in rewritten.values() for owner in owners)]
     return Exposed(probe, count, values, versions, taps, sum(map(_bytes, handed)))
 
 
-def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
-    plan = _Plan()
+def _planned(
+    gm: fx.GraphModule, *, gradients: bool
+) -> tuple[list[fx.Node], list[fx.Node], dict[fx.Node, list[fx.Node]]]:
+    """The nodes to hand out, those to tap, and for each that writes to a tensor which is used later: what made that."""
+    exposed: list[fx.Node] = []
+    tapped: list[fx.Node] = []
+    rewritten: dict[fx.Node, list[fx.Node]] = {}
     symbols = {
         symbol for symbol, _ in _symbols([recorded_value(node) for node in gm.graph.find_nodes(op="placeholder")], ())
     }
@@ -187,7 +181,7 @@ def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
         for memory in _written(node):
             owner = owners.get(memory)
             if owner is not None and any(_reads(later, memory) for later in _later(node)):
-                plan.versions.setdefault(node, []).append(owner)
+                rewritten.setdefault(node, []).append(owner)
         if not isinstance(value, torch.Tensor):
             continue
         key = storage_key(value)
@@ -196,11 +190,11 @@ def _planned(gm: fx.GraphModule, *, gradients: bool) -> _Plan:
         owners[key] = node
         if node.op not in CALLS or sets_mode(node) or has_effects(node) or not _is_plain(value):
             continue
-        plan.values.append(node)
+        exposed.append(node)
         floating = value.is_floating_point() and value.requires_grad
         if gradients and floating and key not in written and _is_known(value, symbols):
-            plan.taps.append(node)
-    return plan
+            tapped.append(node)
+    return exposed, tapped, rewritten
 
 
 def _written(node: fx.Node) -> list[int]:

@@ -10,6 +10,7 @@ from torch import fx
 
 from checked_backend.graphs.effects import has_effects, mode_name, sets_mode, written_by
 from checked_backend.graphs.nodes import recorded_value
+from checked_backend.regions.compile import copy_graph
 from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.probe import CALLS
 
@@ -90,23 +91,10 @@ def _kind(node: fx.Node) -> Any:
     return _described(node) if node.op in CALLS else node.name  # several results, a size; a body
 
 
-class _Values(fx.Interpreter):
-    """Runs a graph, and keeps the values of some nodes."""
-
-    def __init__(self, gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
-        super().__init__(gm)
-        self._names = {node.name for node in nodes}
-        self.kept: dict[str, torch.Tensor] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.name in self._names:
-            self.kept[n.name] = value.detach().clone(memory_format=torch.preserve_format)
-        return value
-
-
 def values_of(gm: fx.GraphModule, nodes: Sequence[fx.Node], inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """The values that nodes have in eager."""
-    running = _Values(gm, nodes)
-    running.run(*inputs)
-    return [running.kept[node.name] for node in nodes]
+    """The values that nodes have in eager. Nothing in the graph may write to them."""
+    graph = copy_graph(gm)
+    own = {node.name: node for node in graph.graph.nodes}
+    graph.graph.output_node().args = (tuple(own[node.name] for node in nodes),)
+    graph.recompile()
+    return [value.detach().clone(memory_format=torch.preserve_format) for value in graph.forward(*inputs)]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from checked_backend.errors import CheckedBackendError
 from checked_backend.findings import Finding, Skip
-from checked_backend.regions.execution import Subjects
-from checked_backend.regions.inputs import Inputs
+from checked_backend.regions.execution import Call, Subjects
 from checked_backend.regions.operator_check.check import SUBJECT, OperatorCheck, OperatorDecisions
 from checked_backend.regions.operator_check.findings import findings_of, inputs_behind
 from checked_backend.regions.operator_check.tensor_checks import Wrong
-from checked_backend.regions.torch_state import RngState, TorchState
 from checked_backend.verdict.decisions import Decisions
 from checked_backend.verdict.envelope import NoiseBaseline
 
@@ -23,19 +20,6 @@ _HIDDEN = (
 )
 
 
-class _Call(Protocol):
-    """The parts of a region's call that the operator check needs."""
-
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def ambient(self) -> TorchState: ...
-    @property
-    def rng(self) -> RngState: ...
-    @property
-    def subjects(self) -> Subjects: ...
-
-
 class OperatorStep:
     """Adds what the operator check finds to the decisions of a region's calls.
 
@@ -43,7 +27,7 @@ class OperatorStep:
         local: A call as the check gets it: without exchanges with other ranks.
     """
 
-    def __init__(self, check: OperatorCheck, local: Callable[[Any], _Call] = lambda call: call) -> None:
+    def __init__(self, check: OperatorCheck, local: Callable[[Call], Call] = lambda call: call) -> None:
         self._check = check
         self._local = local
         self._lock = threading.Lock()
@@ -56,7 +40,7 @@ class OperatorStep:
         """Whether the operators were checked when that was tried last."""
         return not self._reason
 
-    def forward(self, call: _Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
+    def forward(self, call: Call, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> int:
         """Check the operators of a call that is rechecked, unless an error has been found in it already.
 
         Findings about their gradients are kept until the region's backward pass is compared.
@@ -80,12 +64,12 @@ class OperatorStep:
         self._tell(decisions, {**scales, **decisions.scales})
         return checked
 
-    def _checked(self, call: _Call) -> OperatorDecisions:
+    def _checked(self, call: Call) -> OperatorDecisions:
         try:
-            given = self._local(call)
+            local = self._local(call)
         except CheckedBackendError as error:
             return OperatorDecisions(skips=[Skip(SUBJECT, f"not checked: {error}")], reason=str(error))
-        return self._check.run(given.inputs, given.ambient, given.rng, given.subjects)
+        return self._check.run(local)
 
     def backward(self, decisions: Decisions, scales: Mapping[str, NoiseBaseline]) -> None:
         """Add what was found wrong with operators' gradients, unless the region's own gradients show an error.

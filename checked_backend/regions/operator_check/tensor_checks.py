@@ -112,13 +112,7 @@ class TensorChecks:
         gradient: bool = False,
         output: int | None = None,
     ) -> bool:
-        """Compare a tensor with eager's. Returns whether that is all: in a quick walk.
-
-        Args:
-            node: The node whose value it is.
-            gradient: Whether it is the gradient of the node's value.
-            output: As in `Wrong`.
-        """
+        """Compare a tensor with eager's, by the facts of `Wrong`. Returns whether that is all: in a quick walk."""
         key = node.name, gradient, output
         if self.quick and (is_unchanged(eager, found) or torch.equal(eager, found)):
             self.limits[gradient].setdefault(node.name, 0.0)  # nothing can hide in it
@@ -146,15 +140,7 @@ class TensorChecks:
         gradient: bool = False,
         output: int | None = None,
     ) -> None:
-        """Note the error of one tensor.
-
-        Args:
-            node: The node whose value it is.
-            error: How far it is off, and how far it may be.
-            exact: The right tensor, in float64.
-            gradient: Whether it is the gradient of the node's value.
-            output: As in `Wrong`.
-        """
+        """Note the error of one tensor. The arguments are as in `Wrong`; ``exact`` is the right tensor, in float64."""
         limits = self.limits[gradient]
         limits[node.name] = max(error.limit, limits.get(node.name, 0.0))
         if error.wrong:

@@ -20,13 +20,13 @@ from checked_backend._torch.operators import OpOverload
 from checked_backend._torch.pytree import tree_leaves
 from checked_backend._torch.tensors import clone_preserve_strides
 from checked_backend.graphs.effects import has_effects, may_write_undeclared, sets_mode, writes, written_by
-from checked_backend.graphs.nodes import recorded_value
+from checked_backend.graphs.nodes import outputs_of, recorded_value
 from checked_backend.graphs.operators import OperatorKind, describe_operator
-from checked_backend.modes.float64 import Float64Mode, to_float64
+from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
 from checked_backend.numerics.bits import unit_roundoff
-from checked_backend.regions.inputs import copy_values, repeats_elements, storage_key
+from checked_backend.regions.inputs import storage_key
 from checked_backend.regions.operator_check.gradient_sums import GradientSums
 from checked_backend.regions.operator_check.lane import Lane, Missing, Moved
 from checked_backend.regions.operator_check.probe import CALLS, Exposed, Probed
@@ -109,7 +109,7 @@ class Walk:
             self._lanes += [Lane(gm, self._float64(), wide=True), *moved, unrounded]
         self._writes = any(writes(node) for node in gm.graph.nodes if node not in without)
         self._may_write = self.checks.quick and may_write_undeclared(gm)
-        self._together = self._sharing_memory() if self._writes else {}
+        self._together = self._sharing_memory() if self._writes else set()
         self._uncopied: dict[fx.Node, torch.Tensor] = {}
         self._needed: Needed | None = None
         if self.checks.only is not None and not self._writes:
@@ -119,24 +119,20 @@ class Walk:
             self._needed = self._units.needed(values | self.checks.drew, gradients)
         self._gradients = GradientSums(self._lanes, self._moved, self.checks)
 
-    def _sharing_memory(self) -> dict[fx.Node, dict[fx.Node, torch.Tensor]]:
-        """The inputs in memory that others share and the graph writes to, with their values and those of the others."""
+    def _sharing_memory(self) -> set[fx.Node]:
+        """The inputs in memory that others share and the graph writes to."""
         targets = [recorded_value(target) for node in self._units.order if (target := written_by(node)) is not None]
         written = {storage_key(target) for target in targets if isinstance(target, torch.Tensor)}
-        inputs = {
-            node: value
-            for place, (node, value) in enumerate(zip(self._inputs, self._probed.inputs, strict=True))
-            if type(value) is torch.Tensor and place not in self._probed.wanted
-        }
-        groups: dict[int | None, dict[fx.Node, torch.Tensor]] = {}
-        for node, value in inputs.items():
-            groups.setdefault(storage_key(value), {})[node] = value
+        groups: dict[int | None, list[fx.Node]] = {}
+        for place, (node, value) in enumerate(zip(self._inputs, self._probed.inputs, strict=True)):
+            if type(value) is torch.Tensor and place not in self._probed.wanted:
+                groups.setdefault(storage_key(value), []).append(node)
         return {
-            node: group
+            node
             for key, group in groups.items()
             if key is not None and len(group) > 1
-            for node in group
             if not written.isdisjoint(storage_key(recorded_value(one)) for one in group)
+            for node in group
         }
 
     def _float64(self, seed: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
@@ -185,16 +181,9 @@ class Walk:
     # forward
 
     def _input(self, node: fx.Node) -> None:
-        if (group := self._together.get(node)) is not None:
-            values = [*group.values()]
-            waits = any(value.is_neg() or value.is_conj() for value in values)
-            apart = waits or len({value.dtype for value in values}) > 1 or any(map(repeats_elements, values))
+        if node in self._together:
             for lane in self._lanes:
-                if apart:
-                    lane.values |= dict.fromkeys(group, Missing("it shares memory with another input in another way"))
-                    continue
-                copies = copy_values(values)
-                lane.values.update(zip(group, to_float64(copies) if lane.wide else copies, strict=True))
+                lane.values[node] = Missing("it reads an input in memory that another one shares, which is written to")
             return
         place = self._inputs.index(node)
         value, wanted = self._probed.inputs[place], place in self._probed.wanted
@@ -316,7 +305,6 @@ class Walk:
             self._compare(writer, found.masked_fill(blank, 0.0), filled, self._units.of(writer))
             found = found.masked_fill(blank, math.nan)
         self._go_on(owner, found, made[1:], tapped=False)
-        self._share(owner)
         key = storage_key(recorded_value(owner))
         for node, place in self._units.order.items():
             if place > self._units.order[writer]:
@@ -330,19 +318,6 @@ class Walk:
                         lane.values[node] = lane.values.get(target)
                     else:
                         lane.run(node)
-
-    def _share(self, owner: fx.Node) -> None:
-        """Let inputs that share memory with one that was written to do so again."""
-        group = self._together.get(owner, {})
-        for lane in self._lanes:
-            values = {one: lane.values[one] for one in group if isinstance(lane.values.get(one), torch.Tensor)}
-            if len(values) < 2 or owner not in values:
-                continue
-            size = group[owner].untyped_storage().nbytes() // group[owner].itemsize
-            memory = values[owner].new_zeros(size)
-            for one in (*(values.keys() - {owner}), owner):
-                place = group[one].shape, group[one].stride(), group[one].storage_offset()
-                lane.values[one] = memory.as_strided(*place).copy_(values[one])
 
     def _still_blank(self, owner: fx.Node, value: Any) -> torch.Tensor | None:
         """A mask of elements without a value, because nothing was written to them yet; None if there are none."""
@@ -404,8 +379,7 @@ class Walk:
         return True
 
     def _results(self, node: fx.Node) -> None:
-        returned = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
-        for place, source in enumerate(returned[: self._exposed.outputs]):
+        for place, source in enumerate(outputs_of(node.graph)[: self._exposed.outputs]):
             if not isinstance(source, fx.Node):
                 continue
             found = self._probed.results[place]

@@ -240,50 +240,16 @@ def test_a_walk_writes_to_no_memory_of_the_user() -> None:
     assert report.coverage.checked["operators"]
 
 
-def rolled(rows: torch.Tensor, first: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    rows.copy_(rows.roll(1, 0))
-    first.copy_(x)
-    return rows * 2
-
-
-def halved(rows: torch.Tensor, first: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    rows.mul_(0.5)
-    return first + x.exp()
-
-
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("program", [rolled, halved])
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_inputs_that_share_memory_see_what_is_written_to_one_another(
-    program: Callable[..., torch.Tensor], dtype: torch.dtype, order: tuple[int, int]
-) -> None:
-    def run(compiler: Any) -> cb.Report:
-        torch._dynamo.reset()
-        rows = torch.randn(4, 64).to(dtype)
-        given = (rows, rows[0])
-
-        def placed(one: torch.Tensor, two: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            both = (one, two)
-            return program(both[order[0]], both[order[1]], x)
-
-        x = torch.randn(64).to(dtype)
-        return gathered(lambda: checked(placed, compiler)(given[order[0]], given[order[1]], x))
-
-    assert not agreed(run("eager")).coverage.skipped
-    wrong = "aten.mul.Tensor" if program is rolled else "aten.exp.default"
-    [finding] = run(faults.wrong_operator(wrong, times(1.03), "aot")).findings
-    assert finding.detail in ("logic.this_dtype", "precision.operator", "precision")
-
-
-def test_inputs_that_share_memory_in_another_way_are_left_out() -> None:
+def test_inputs_that_share_memory_that_is_written_to_are_left_out() -> None:
     def halved(rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         rows.mul_(0.5)
         return other + 1
 
-    for other in (lambda rows: rows.view(torch.int16), lambda rows: rows[:1].expand(3, -1), torch._neg_view):
+    for other in (lambda rows: rows[0], lambda rows: rows.view(torch.int16), torch._neg_view):
         rows = torch.randn(4, 64, dtype=torch.bfloat16)
         torch._dynamo.reset()
-        assert agreed(gathered(lambda rows=rows, other=other: checked(halved, "eager")(rows, other(rows))))
+        report = agreed(gathered(lambda rows=rows, other=other: checked(halved, "eager")(rows, other(rows))))
+        assert any("another one shares" in skip.reason for skip in report.coverage.skipped)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -11,7 +11,6 @@ import torch
 from checked_backend.options import CheckOptions, parse_options
 from checked_backend.regions import compile as candidate
 from checked_backend.regions.compile import compile_again
-from tests.support import faults
 from tests.support.noise_tools import mlp
 from tests.support.region_tools import checked, gathered
 
@@ -60,12 +59,6 @@ def test_compiler_without_fused_rounding_rounds_as_eager() -> None:
     x = torch.randn(4096, dtype=torch.bfloat16)
     graph = torch.fx.symbolic_trace(chain)
     options = parse_options(CheckOptions, "numcheck", {})
-    plain, unfused = candidate.resolve_compiler(options), candidate.unfused_compiler(options)
-    assert unfused is not None
+    plain, unfused = (candidate.inductor_with(options, None, emulate_precision_casts=on) for on in (False, True))
     assert not torch.equal(compile_again(plain, candidate.copy_graph(graph), [x], [x])(x)[0], chain(x)[0])
     assert torch.equal(compile_again(unfused, candidate.copy_graph(graph), [x], [x])(x)[0], chain(x)[0])
-
-
-def test_only_inductor_can_be_told_to_round_as_eager() -> None:
-    assert candidate.unfused_compiler(parse_options(CheckOptions, "numcheck", {"compiler": "eager"})) is None
-    assert candidate.unfused_compiler(parse_options(CheckOptions, "numcheck", {"compiler": faults.clean()})) is None
