@@ -1,7 +1,7 @@
 """Follow a program's code by the names in it: which variables may it read or change, besides those it is given?
 
-A copy of a function has globals and closures of its own. A method belongs to its class, of which there is one: it reads
-its module's globals, the class's attributes, cells and defaults. So do functions of other modules.
+There is one of each function, which reads its module's globals, cells and defaults; a method also reads its class's
+attributes. A run has copies of what these variables hold, which are put in place while it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from checked_backend.checking.tree import has_tensors
+
 MISSING = object()
 """The value of a variable that holds nothing."""
 
@@ -36,6 +38,8 @@ _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _CHANGEABLE = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _WRAPPERS = (MethodType, staticmethod, classmethod, property, functools.cached_property)
+
+_ASSIGNING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_MODULES = ("_parameters", "_buffers", "_modules", *_HOOKS)
@@ -98,12 +102,14 @@ class CodeSearch:
 
     Attributes:
         names: Names in the code, and words that may be names for ``getattr``.
+        assigned: Names of globals and of variables of closures that code assigns to.
         variables: The variables that code names, and attributes of classes, with their values.
         holders: Containers and the attributes of objects, each with a name for people.
     """
 
     def __init__(self, roots: Iterable[Any], *, holdings: bool = True) -> None:
         self.names: set[str] = set()
+        self.assigned: set[str] = set()
         self.variables: dict[tuple[int, str], tuple[Variable, Any]] = {}
         self.holders: list[tuple[Any, str]] = []
         self._holdings = holdings
@@ -116,6 +122,11 @@ class CodeSearch:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look(value, name, depth)
+
+    def now(self) -> Remembered:
+        """What all of it is now."""
+        variables = [(variable, variable.get()) for variable, _ in self.variables.values()]
+        return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
 
     def _add(self, name: str, values: Iterable[Any], depth: int = 0) -> None:
         if depth <= _DEEPEST:
@@ -189,10 +200,9 @@ class CodeSearch:
         library = is_library(namespace.get("__name__"))
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             variable = Variable(cell, name, home)
-            if not library:
-                self._found(variable, variable.get())
-            elif callable(content := variable.get()):  # that a wrapper calls
-                self._add(name, (content,))
+            content = variable.get()
+            if not library or callable(content) or has_tensors(content):  # a wrapper calls it, or hands it on
+                self._found(variable, content)
         if library:
             return
         for name in ("__defaults__", "__kwdefaults__"):
@@ -201,7 +211,9 @@ class CodeSearch:
             self._found(Variable(vars(function), name, home), value)
         new = _names_in(code) - self.names
         self.names |= new
-        for instruction, names in names_by_instruction(code).items():
+        for instruction, names in _names_by_instruction(code).items():
+            if instruction in _ASSIGNING:
+                self.assigned.update(names)
             if "GLOBAL" in instruction or instruction in ("LOAD_NAME", "IMPORT_NAME"):
                 for name in names:
                     self._global(Variable(namespace, name, str(namespace.get("__name__") or function.__module__)), code)
@@ -236,7 +248,7 @@ def put_in_place(copies: list[tuple[Variable, Any]]) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def names_by_instruction(code: CodeType) -> Mapping[str, Collection[str]]:
+def _names_by_instruction(code: CodeType) -> Mapping[str, Collection[str]]:
     """The names in a function's code, and in that of functions inside of it, by the instructions that have them."""
     found: dict[str, dict[str, None]] = {}
     for each in _codes_of(code):
@@ -271,23 +283,11 @@ def is_installed(module: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
-class SideEffects(CodeSearch):
-    """What a program's code can change without being given it. What modules hold is copied."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__([function], holdings=False)
-
-    def now(self) -> Remembered:
-        """What all of it is now."""
-        variables = [(variable, variable.get()) for variable, _ in self.variables.values()]
-        return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
-
-
 @dataclass(frozen=True, slots=True)
 class Remembered:
     """What a program's code could change, as it was at one moment."""
 
-    reached: SideEffects
+    reached: CodeSearch
     variables: Sequence[tuple[Variable, Any]]
     holders: Sequence[tuple[Any, str, list[Any]]]
 
@@ -314,7 +314,7 @@ class Remembered:
             now = _items(holder)
             if len(items) != len(now) or any(a is not b for a, b in zip(items, now, strict=True)):
                 changed.append((name, partial(_fill, holder, items)))
-        others = bool(changed) and _other_threads()
+        others = bool(changed) and other_threads()
         for name, undo in changed:
             if others:
                 tell(name)
@@ -337,7 +337,7 @@ def _fill(holder: Any, items: Sequence[Any]) -> None:
         holder.extend(items)
 
 
-def _other_threads() -> bool:
+def other_threads() -> bool:
     """Whether other threads run code of the program. Those of libraries, as a compiler's, do not change its objects."""
     stacks = [walk_stack(top) for number, top in sys._current_frames().items() if number != threading.get_ident()]
     names = (str(frame.f_globals.get("__name__")) for frame, _ in chain.from_iterable(stacks))

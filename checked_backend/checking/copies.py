@@ -10,9 +10,9 @@ import copy
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from checked_backend._torch.tensors import (
     storage_identity,
     zero_tensor_like,
 )
-from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, content_of, names_by_instruction
+from checked_backend.checking.code_search import CodeSearch, Variable, is_installed, is_library
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
@@ -61,7 +61,6 @@ class Copier:
 
     Attributes:
         wide: Make floating-point tensors float64.
-        own_code: Give copied functions code objects of their own, for which Dynamo compiles anew.
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
@@ -69,7 +68,6 @@ class Copier:
     """
 
     wide: bool = False
-    own_code: bool = False
     hooks: bool = True
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -77,13 +75,11 @@ class Copier:
     _kept: list[Any] = field(default_factory=list)
     _originals: dict[int, torch.Tensor] = field(default_factory=dict)
     _with_hooks: set[int] = field(default_factory=set)
-    _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
+    _functions: dict[int, FunctionType] = field(default_factory=dict)
+    _searched: int = 0
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Copy a function or module with what it holds.
-
-        A Python function is made anew around copies of its closure, defaults and the globals that it names, where one
-        of these holds tensors, modules, generators or plain containers; so are functions that it calls by such names.
+        """Copy a module, or what a function is called with and on. What its code names is in `of_variables`.
 
         Raises:
             CheckedBackendError: Something that it holds cannot be copied.
@@ -97,22 +93,28 @@ class Copier:
         if isinstance(function, MethodType):
             return MethodType(function.__func__, self._owner(function.__self__))
         if isinstance(function, FunctionType):
-            return self._function(function) if _holds_state(function, set()) else function
+            return function
         is_module = isinstance(function, torch.nn.Module)
         called: Callable[..., Any] = self.value(function, "the module") if is_module else self._owner(function)
         return called
 
-    def candidate(self, candidate: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    def candidate(
+        self, candidate: Callable[..., Any], function: Callable[..., Any]
+    ) -> tuple[Callable[..., Any], list[tuple[Variable, Any]]]:
         """Copy what is held against a function. It shares tensors with the function's copy where these share them.
 
         What it holds besides is its own: nothing of the program. A module gets the parameters and buffers of the
         function's copy that have the same names.
+
+        Returns:
+            The copy, and its variables as `of_variables` has them.
         """
         captured = dict(self.captured)
         try:
             copied = self.function(candidate)
         except CheckedBackendError:  # a handle of compiled code: it runs as it is
             copied = candidate
+        variables = self.of_variables([copied])
         self.captured = captured
         if isinstance(copied, torch.nn.Module) and isinstance(function, torch.nn.Module):
             for path, owner in copied.named_modules():
@@ -120,11 +122,11 @@ class Copier:
                     home, _, own = name.rpartition(".")
                     if home == path and hasattr(owner, own):
                         setattr(owner, own, tensor)
-        return copied
+        return copied, variables
 
     def _owner(self, value: Any) -> Any:
         """Copy the object of a method, which may count its calls, whatever it holds."""
-        if has_attributes(value) and not isinstance(value, type) and not _is_state(value, set()):
+        if has_attributes(value) and not isinstance(value, type) and not _is_state(value):
             with contextlib.suppress(CheckedBackendError):  # of a class that makes its objects by itself
                 return self._object(value)
         return self._held(value, "self")
@@ -338,40 +340,7 @@ class Copier:
         self._memo[id(original)] = duplicate
         self._kept.append(original)
 
-    # functions
-
-    def _function(self, function: FunctionType) -> FunctionType:
-        known = self._memo.get(id(function))
-        if known is not None:
-            made: FunctionType = known
-            return made
-        # There is one copy of the outermost function's globals, for all functions of that module, and none of any other
-        # module's. It has no name: Dynamo finds by their module's name the globals of functions that it inlines, which
-        # in the body of ``map`` or ``cond``, which torch compiles in eager too, would be the original ones.
-        if self._globals is None:
-            self._globals = function.__globals__, dict(function.__globals__)
-            self._globals[1].pop("__name__", None)
-        ours = self._globals[0] is function.__globals__
-        namespace = self._globals[1] if ours else function.__globals__
-        if any("__name__" in names for names in names_by_instruction(function.__code__).values()):  # as making a class
-            namespace["__name__"] = function.__globals__["__name__"]
-        cells = tuple(CellType() for _ in function.__closure__ or ())
-        code = function.__code__.replace() if self.own_code else function.__code__
-        made = FunctionType(code, namespace, function.__name__, None, cells or None)
-        self._remember(function, made)
-        made.__dict__.update(function.__dict__)
-        made.__module__, made.__qualname__ = function.__module__, function.__qualname__
-        made.__defaults__ = self._held(function.__defaults__, "defaults", quiet=True)
-        made.__kwdefaults__ = self._held(function.__kwdefaults__, "defaults", quiet=True)
-        self._capture_defaults(made, made.__defaults__)
-        self._capture_defaults(made, made.__kwdefaults__ or {})
-        home = function.__qualname__
-        for name, cell, original in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
-            if (content := content_of(original)) is not MISSING:
-                cell.cell_contents = self._held(content, name, home)
-        for name, value in _globals_of(function)[0].items() if ours else ():
-            namespace[name] = self._held(value, name, home)
-        return made
+    # variables of code
 
     def _capture_defaults(self, function: FunctionType, values: Any) -> None:
         """Note the tensors among the copied defaults of a function's parameters."""
@@ -388,33 +357,35 @@ class Copier:
         names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
         self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
 
-    def of_variables(self, roots: Iterable[Any]) -> list[tuple[Variable, Any]]:
-        """Variables of code that is not copied, as of methods, with copies of the tensors that it finds there.
+    def of_variables(self, roots: Iterable[Any] = ()) -> list[tuple[Variable, Any]]:
+        """The variables of code that hold what a run may read or change, each with a copy of that.
 
-        ``roots`` are what the program may call: the copied function or module, and arguments.
+        ``roots`` are what the program may call: the copied function or module, and arguments. The hooks of tensors that
+        were copied since belong to them.
         """
         ours = {id(copied) for copied in self._memo.values()}
-        if self._globals is not None:
-            ours.add(id(self._globals[1]))
         copies: list[tuple[Variable, Any]] = []
-        for variable, value in CodeSearch(roots).variables.values():
-            if id(variable.owner) in ours or id(value) in ours or not has_tensors(value):
-                continue
-            defaults = isinstance(variable.owner, FunctionType)
-            try:
-                copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)
-            except CheckedBackendError:  # perhaps the program never reads it; if it does, its gradient is missed
-                continue
-            if defaults:
-                self._capture_defaults(variable.owner, copied)
-            copies.append((variable, copied))
+        while todo := [*roots, *list(self._functions.values())[self._searched :]]:
+            roots, self._searched = (), len(self._functions)
+            search = CodeSearch(todo)
+            for variable, value in search.variables.values():
+                if id(variable.owner) in ours or id(value) in ours or not _varies(variable, value, search.assigned):
+                    continue
+                defaults = isinstance(variable.owner, FunctionType)
+                try:
+                    copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)
+                except CheckedBackendError:  # perhaps the program never reads it; if it does, its gradient is missed
+                    continue
+                if defaults:
+                    self._capture_defaults(variable.owner, copied)
+                copies.append((variable, copied))
         return copies
 
     def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""
         if isinstance(value, FunctionType):
-            return self._function(value) if _holds_state(value, set()) else value
-        if value is None or not _is_state(value, set()):
+            self._functions.setdefault(id(value), value)
+        if not _is_state(value):
             return value
         if isinstance(value, MethodType):
             return MethodType(value.__func__, self._held(value.__self__, name, home, quiet=True))
@@ -448,42 +419,22 @@ def _modules(value: Any) -> list[torch.nn.Module]:
     return [leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.nn.Module)]
 
 
-def _is_state(value: Any, seen: set[int]) -> bool:
+def _is_state(value: Any) -> bool:
     """Whether a run may read or change a value that another run must not share."""
-    if isinstance(value, FunctionType):
-        return _holds_state(value, seen)
     if type(value) is tuple:  # the defaults of a function
-        return any(_is_state(inner, seen) for inner in value)
+        return any(map(_is_state, value))
     if isinstance(value, (MethodType, weakref.ref)):  # a learning rate scheduler wraps optimizer.step so
         return has_tensors(value.__self__ if isinstance(value, MethodType) else value())
     return isinstance(value, (list, dict, set, bytearray)) or has_tensors(value)
 
 
-def _holds_state(function: FunctionType, seen: set[int]) -> bool:
-    if id(function) in seen:
-        return False
-    seen.add(id(function))
-    held = [content for cell in function.__closure__ or () if (content := content_of(cell)) is not MISSING]
-    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    named, stored = _globals_of(function)
-    held += named.values()
-    names, code = names_by_instruction(function.__code__), function.__code__
-    assigned = {*names.get("STORE_DEREF", ()), *names.get("DELETE_DEREF", ())}.intersection(code.co_freevars)
-    return stored or bool(assigned) or any(_is_state(value, seen) for value in held)
-
-
-def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
-    """The globals that a function reads, and whether it assigns to any. Functions of other modules are left out.
-
-    What torch's own functions hold is not the program's.
-    """
-    namespace = function.__globals__
-    if str(namespace.get("__name__")).partition(".")[0] == "torch":
-        return {}, False
-    names = names_by_instruction(function.__code__)
-    read = {name: value for name in names.get("LOAD_GLOBAL", ()) if (value := namespace.get(name)) is not None}
-    others = {name for name, one in read.items() if isinstance(one, FunctionType) and one.__globals__ is not namespace}
-    return {name: value for name, value in read.items() if name not in others}, "STORE_GLOBAL" in names
+def _varies(variable: Variable, value: Any, assigned: Collection[str]) -> bool:
+    """Whether a run may change a variable or what it holds, or has a gradient for it."""
+    owner = variable.owner
+    home = owner.get("__name__") if isinstance(owner, dict) else getattr(owner, "__module__", None)
+    if isinstance(owner, type) or is_library(home) or is_installed(str(home)):
+        return has_tensors(value)
+    return variable.name in assigned or _is_state(value)
 
 
 def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object]]) -> bool:

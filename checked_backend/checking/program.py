@@ -215,8 +215,6 @@ class Program:
         optimizer: Takes a step after each call.
         continued: Whether a call goes on from the state that the previous call left, as in training. Otherwise each
             call begins with the parameters, buffers and random state of the first call.
-        own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
-            for the original, whose globals are others.
         undone: Makes a context around each call, and around the making of copies, which takes back what the call
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
@@ -230,7 +228,6 @@ class Program:
     gradients: bool
     optimizer: MakeOptimizer | None = None
     continued: bool = True
-    own_code: bool = False
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     candidate: Callable[..., Any] | None = None
@@ -276,14 +273,14 @@ class ProgramCopy:
     ) -> None:
         self._program = program
         self._modes = modes
-        self._copier = Copier(wide, program.own_code)
+        self._copier = Copier(wide)
         with program.undone():
-            self._function = self._copier.function(program.function)
-            called = self._function
-            if program.candidate is not None and transform is not None:
-                called = self._copier.candidate(program.candidate, self._function)
-            roots = (self._function, called, *program.calls[0].args, *program.calls[0].kwargs.values())
+            called = self._function = self._copier.function(program.function)
+            roots = (called, *program.calls[0].args, *program.calls[0].kwargs.values())
             self._variables = self._copier.of_variables(roots)
+            if program.candidate is not None and transform is not None:
+                called, variables = self._copier.candidate(program.candidate, self._function)
+                self._variables += variables
         if transform is not None and program.candidate is None:
             called = transform(_called_inside(called))
         self._called = called
@@ -369,6 +366,7 @@ class ProgramCopy:
     def _copies(self, call: ProgramCall) -> tuple[list[Any], dict[str, Any]]:
         if call not in self._arguments:
             made = self._copier.arguments(self._program.function, call.args, call.kwargs)
+            self._variables += self._copier.of_variables()
             held = self._arguments.get(call.refills) if call.refills is not None else None
             leaves = partial(argument_leaves, self._program.function)
             self._arguments[call] = held if held is not None and refill(leaves(*held), leaves(*made)) else made
