@@ -48,9 +48,6 @@ class _Handover(torch.autograd.Function):
         return gradient, None
 
 
-DEAREST = 8
-"""Views are differentiated through their base if that makes at most this many times the numbers that they have."""
-
 HANDED_OVER = f"{_Handover.__name__}Backward"
 """The name of the autograd node that a copied tensor begins with."""
 
@@ -285,20 +282,11 @@ class Copier:
 
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
-        own_bases = {id(tensor): base_of(tensor) for tensor in tensors}
-        number, read = Counter[int](), Counter[int]()
-        for tensor in {id(one): one for one in tensors}.values():
-            base = own_bases[id(tensor)]
-            key = id(tensor if base is None else base)
-            number[key], read[key] = number[key] + 1, read[key] + tensor.numel()
-        bases = [
-            base
-            for base in own_bases.values()
-            if base is not None
-            # a single view's gradient is its own; of many, each makes one of the base's size
-            and (not base.requires_grad or 1 < number[id(base)] <= DEAREST * read[id(base)] / max(1, base.numel()))
-        ]
-        new = list({id(one): one for one in (*bases, *tensors) if id(one) not in self._memo}.values())
+        bases_of = {id(tensor): base_of(tensor) for tensor in tensors}
+        uses = Counter(key if base is None else id(base) for key, base in bases_of.items())
+        # a single view's gradient is its own
+        shared = (one for one in bases_of.values() if one is not None and (not one.requires_grad or uses[id(one)] > 1))
+        new = list({id(one): one for one in (*shared, *tensors) if id(one) not in self._memo}.values())
         if not new:
             return
         copies = [self._copy(tensor.detach()) for tensor in new]
