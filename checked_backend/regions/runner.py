@@ -141,8 +141,6 @@ def learn(facts: Facts, recipe: Recipe, tape: EagerTape, modes: Modes) -> None:
             facts.left_out[Control.MONTE_CARLO] |= mode.unperturbed
         elif isinstance(mode, Float64Mode):
             facts.left_out[Control.FLOAT64] |= mode.lossy
-        elif isinstance(mode, PoisonMode):
-            facts.takes_junk |= mode.filled
         elif isinstance(mode, ReplayChoices) and mode.flips:
             facts.flips.add(recipe.float64)
 

@@ -116,7 +116,6 @@ class Facts:
         draws_by_values: Operators of eager whose draws depend on computed values, so that rounding flips some draws.
         chooses: Whether eager makes choices by floating-point numbers: at its own precision (False), in float64 (True).
         flips: Where noise would have made another choice than the recorded one that was kept; by precision, too.
-        takes_junk: Whether eager takes uninitialised memory, also if it fills that at once.
         written: Inputs that the program wrote to before its backward pass, which all runs start from as they are now.
         left_out: For each kind of run, operators whose results it could not perturb, or not compute in float64.
     """
@@ -125,7 +124,6 @@ class Facts:
     draws_by_values: tuple[str, ...] = ()
     chooses: set[bool] = field(default_factory=set)
     flips: set[bool] = field(default_factory=set)
-    takes_junk: bool = False
     written: tuple[str, ...] = ()
     left_out: dict[Control, set[str]] = field(
         default_factory=lambda: {Control.MONTE_CARLO: set(), Control.FLOAT64: set()}
