@@ -204,7 +204,6 @@ class RegionRunner:
             region,
             modes=modes,
             wide=recipe.float64,
-            rng=None if recipe.reseeded is None else call.rng.reseeded(recipe.reseeded),
             cotangents=None if self.cotangents is None else self.cotangents.copied(wide=recipe.float64),
         )
         self._tape = tape

@@ -27,7 +27,6 @@ class Control(Enum):
 
     REPEAT = "repeated reference"
     BARE = "repeated reference, as it is"
-    RESEEDED = "eager on other random numbers"
     ONE_ZERO = "eager with one zero"
     MONTE_CARLO = "Monte Carlo arithmetic"
     SHAPES = "shapes under Monte Carlo arithmetic"
@@ -66,7 +65,6 @@ class Recipe:
         magnitude: The size of these roundings, in unit roundoffs.
         keeps_choices: Keep the choices (indices, comparisons, roundings to integers) that eager made without noise.
         negative_zero: Return this zero wherever an operator may return either; None: as it is.
-        reseeded: Start from a random state of this seed instead.
         urgent: A tensor lies outside of its noise, so that the comparison must not be postponed.
         number: Tells runs apart that are made alike, to see whether they differ.
     """
@@ -80,7 +78,6 @@ class Recipe:
     keeps_choices: bool = False
     float64: bool = False
     negative_zero: bool | None = None
-    reseeded: int | None = None
     urgent: bool = True
     number: int = 1
 
