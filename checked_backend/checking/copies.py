@@ -10,9 +10,9 @@ import copy
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Copier:
     Attributes:
         wide: Make floating-point tensors float64.
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
+        variables: The variables of code that hold what a run may read or change, each with a copy of that.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
             Views of one tensor have one.
@@ -66,6 +67,7 @@ class Copier:
 
     wide: bool = False
     hooks: bool = True
+    variables: list[tuple[Variable, Any]] = field(default_factory=list)
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Copier:
     _searched: int = 0
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Copy a module, or what a function is called with and on. What its code names is in `of_variables`.
+        """Copy a module, or what a function is called with and on. What its code names: `find_variables`.
 
         Raises:
             CheckedBackendError: Something that it holds cannot be copied.
@@ -95,23 +97,18 @@ class Copier:
         called: Callable[..., Any] = self.value(function, "the module") if is_module else self._owner(function)
         return called
 
-    def candidate(
-        self, candidate: Callable[..., Any], function: Callable[..., Any]
-    ) -> tuple[Callable[..., Any], list[tuple[Variable, Any]]]:
+    def candidate(self, candidate: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
         """Copy what is held against a function. It shares tensors with the function's copy where these share them.
 
         What it holds besides is its own: nothing of the program. A module gets the parameters and buffers of the
         function's copy that have the same names.
-
-        Returns:
-            The copy, and its variables as `of_variables` has them.
         """
         captured = dict(self.captured)
         try:
             copied = self.function(candidate)
         except CheckedBackendError:  # a handle of compiled code: it runs as it is
             copied = candidate
-        variables = self.of_variables([copied])
+        self.find_variables([copied])
         self.captured = captured
         if isinstance(copied, torch.nn.Module) and isinstance(function, torch.nn.Module):
             for path, owner in copied.named_modules():
@@ -119,7 +116,7 @@ class Copier:
                     home, _, own = name.rpartition(".")
                     if home == path and hasattr(owner, own):
                         setattr(owner, own, tensor)
-        return copied, variables
+        return copied
 
     def _owner(self, value: Any) -> Any:
         """Copy the object of a method, which may count its calls, whatever it holds."""
@@ -345,14 +342,17 @@ class Copier:
         names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
         self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
 
-    def of_variables(self, roots: Iterable[Any] = ()) -> list[tuple[Variable, Any]]:
-        """The variables of code that hold what a run may read or change, each with a copy of that.
+    def find_variables(self, roots: Sequence[Any] = ()) -> None:
+        """Find the `variables` of what a program may call: the copied function or module, and arguments.
 
-        ``roots`` are what the program may call: the copied function or module, and arguments. The hooks of tensors that
-        were copied since belong to them.
+        The hooks of tensors that were copied since belong to them.
+
+        Raises:
+            CheckedBackendError: A variable that the function itself names cannot be copied.
         """
+        functions = [root for root in roots if isinstance(root, FunctionType)]
+        named = {id(owner) for function in functions for owner in (function, function.__globals__)}
         ours = {id(copied) for copied in self._memo.values()}
-        copies: list[tuple[Variable, Any]] = []
         while todo := [*roots, *list(self._functions.values())[self._searched :]]:
             roots, self._searched = (), len(self._functions)
             search = CodeSearch(todo)
@@ -362,12 +362,13 @@ class Copier:
                 defaults = isinstance(variable.owner, FunctionType)
                 try:
                     copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)
-                except CheckedBackendError:  # perhaps the program never reads it; if it does, its gradient is missed
-                    continue
+                except CheckedBackendError:
+                    if isinstance(variable.owner, CellType) or id(variable.owner) in named:
+                        raise
+                    continue  # perhaps the program never reads it; if it does, its gradient is missed
                 if defaults:
                     self._capture_defaults(variable.owner, copied)
-                copies.append((variable, copied))
-        return copies
+                self.variables.append((variable, copied))
 
     def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""

@@ -276,11 +276,9 @@ class ProgramCopy:
         self._copier = Copier(wide)
         with program.undone():
             called = self._function = self._copier.function(program.function)
-            roots = (called, *program.calls[0].args, *program.calls[0].kwargs.values())
-            self._variables = self._copier.of_variables(roots)
+            self._copier.find_variables((called, *program.calls[0].args, *program.calls[0].kwargs.values()))
             if program.candidate is not None and transform is not None:
-                called, variables = self._copier.candidate(program.candidate, self._function)
-                self._variables += variables
+                called = self._copier.candidate(program.candidate, self._function)
         if transform is not None and program.candidate is None:
             called = transform(_called_inside(called))
         self._called = called
@@ -346,7 +344,7 @@ class ProgramCopy:
             self.rng.restore()
             is_poisoned = call.junk is not None and self._called is not self._function
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
-            own = put_in_place(self._variables)
+            own = put_in_place(self._copier.variables)
             with self._entered(), self._program.undone(), own, self._settings_noted(outcome), junk:
                 self._train(partial(self._evaluate, call, objective, outcome), objective, outcome)
             outcome.rng = self.rng.now()
@@ -366,7 +364,7 @@ class ProgramCopy:
     def _copies(self, call: ProgramCall) -> tuple[list[Any], dict[str, Any]]:
         if call not in self._arguments:
             made = self._copier.arguments(self._program.function, call.args, call.kwargs)
-            self._variables += self._copier.of_variables()
+            self._copier.find_variables()
             held = self._arguments.get(call.refills) if call.refills is not None else None
             leaves = partial(argument_leaves, self._program.function)
             self._arguments[call] = held if held is not None and refill(leaves(*held), leaves(*made)) else made

@@ -72,7 +72,7 @@ class OwnCall:
         copier = Copier(hooks=False)
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
-        self._variables = copier.of_variables([copied, *copied_args, *copied_kwargs.values()])
+        copier.find_variables((copied, *copied_args, *copied_kwargs.values()))
         copier.give_grads()
         self._copier = copier  # what copies know by weak references lives as long
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -105,9 +105,14 @@ class OwnCall:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        if self._variables and other_threads():
+        variables = self._copier.variables
+        if variables and other_threads():
             raise CheckedBackendError("another thread of the program may use what its code holds")
-        with self._ambient.entered(), self._remembered.in_place(self.changed.append), put_in_place(self._variables):
+        with (
+            self._ambient.entered(),
+            self._remembered.in_place(self.changed.append),
+            put_in_place(self._copier.variables),
+        ):
             yield
 
     def refuse_harm(self) -> None:

@@ -263,6 +263,27 @@ def test_what_a_method_changes_is_put_back_and_compared() -> None:
     assert not count.any()
 
 
+class Uncopied(list[torch.Tensor]):
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError
+
+
+uncopied = Uncopied([torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * uncopied[0],
+        (lambda kept: lambda x: x * kept[0])(uncopied),
+        lambda x, kept=uncopied: x * kept[0],
+    ],
+)
+def test_what_a_function_names_and_cannot_be_copied_is_refused(program: Callable[..., Any]) -> None:
+    with pytest.raises(cb.CheckedBackendError, match="cannot be copied"):
+        cb.check(program, (torch.ones(3),), compiler="eager")
+
+
 def gathering(x: torch.Tensor, given: list[int] = []) -> torch.Tensor:  # noqa: B006 (that is what is tested)
     given.append(1)
     return x * len(given)
@@ -293,7 +314,7 @@ def test_tensors_of_one_name_are_told_apart() -> None:
     args = torch.randn(2, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True)
     copier = Copier()
     arguments = copier.arguments(program, args, {})[0]
-    copier.of_variables([program])
+    copier.find_variables([program])
     state = State.of(program, copier.captured, argument_leaves(program, arguments, {}), copier.leaves)
     shapes = {name: tuple(leaf.shape) for name, leaf in state.differentiable.items()}
     assert sorted(shapes.values()) == [(1, 3), (2, 1), (2, 3), (3,), (3,)]
