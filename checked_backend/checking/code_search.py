@@ -103,19 +103,19 @@ class CodeSearch:
     Attributes:
         names: Names in the code, and words that may be names for ``getattr``.
         assigned: Names of globals and of variables of closures that code assigns to.
-        variables: The variables that code names, and attributes of classes, with their values.
+        variables: The variables that code names, and attributes of classes, by their owner's identity and name.
         holders: Containers and the attributes of objects, each with a name for people.
     """
 
     def __init__(self, roots: Iterable[Any], *, holdings: bool = True) -> None:
         self.names: set[str] = set()
         self.assigned: set[str] = set()
-        self.variables: dict[tuple[int, str], tuple[Variable, Any]] = {}
+        self.variables: dict[tuple[int, str], Variable] = {}
         self.holders: list[tuple[Any, str]] = []
         self._holdings = holdings
         self._todo: list[tuple[Any, str, int]] = []
         self._seen: dict[int, Any] = {}  # keeps what it names by identity
-        self._members: dict[str, list[tuple[Variable, Any]]] = {}  # of classes, that no code has named yet
+        self._members: dict[str, list[Variable]] = {}  # of classes, that no code has named yet
         self._add("", roots)
         while self._todo:
             value, name, depth = self._todo.pop()
@@ -125,16 +125,16 @@ class CodeSearch:
 
     def now(self) -> Remembered:
         """What all of it is now."""
-        variables = [(variable, variable.get()) for variable, _ in self.variables.values()]
+        variables = [(variable, variable.get()) for variable in self.variables.values()]
         return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
 
     def _add(self, name: str, values: Iterable[Any], depth: int = 0) -> None:
         if depth <= _DEEPEST:
             self._todo += [(value, name, depth) for value in values if not isinstance(value, _ATOMS)]
 
-    def _found(self, variable: Variable, value: Any) -> None:
-        self.variables.setdefault((id(variable.owner), variable.name), (variable, value))
-        self._add(f"{variable.home}.{variable.name}", (value,))
+    def _found(self, variable: Variable) -> None:
+        self.variables.setdefault((id(variable.owner), variable.name), variable)
+        self._add(f"{variable.home}.{variable.name}", (variable.get(),))
 
     def _look(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, FunctionType):
@@ -151,9 +151,8 @@ class CodeSearch:
         elif isinstance(value, _CONTAINERS):
             if type(value) in _CHANGEABLE:
                 self.holders.append((value, name))
-            kind: Any = next(
-                kind for kind in _CONTAINERS if isinstance(value, kind)
-            )  # its class may import what it gives
+            # its class may import what it gives
+            kind: Any = next(kind for kind in _CONTAINERS if isinstance(value, kind))
             values = dict.values(value) if isinstance(value, dict) else kind.__iter__(value)
             self._add(name, [*values], depth + 1)
         elif isinstance(value, SimpleNamespace) or not is_library(type(value).__module__):
@@ -185,15 +184,15 @@ class CodeSearch:
                 unnamed = name in _CALLED_UNNAMED or (special and not is_installed(owner.__module__))
                 variable = Variable(owner, name, owner.__qualname__)
                 if unnamed or name in self.names:
-                    self._member(variable, member)
+                    self._member(variable)
                 else:
-                    self._members.setdefault(name, []).append((variable, member))
+                    self._members.setdefault(name, []).append(variable)
 
-    def _member(self, variable: Variable, member: Any) -> None:
-        if isinstance(member, _METHODS):
+    def _member(self, variable: Variable) -> None:
+        if isinstance(member := variable.get(), _METHODS):
             self._add("", (member,))
         else:
-            self._found(variable, member)
+            self._found(variable)
 
     def _function(self, function: FunctionType) -> None:
         home, code, namespace = function.__qualname__, function.__code__, function.__globals__
@@ -202,13 +201,13 @@ class CodeSearch:
             variable = Variable(cell, name, home)
             content = variable.get()
             if not library or callable(content) or has_tensors(content):  # a wrapper calls it, or hands it on
-                self._found(variable, content)
+                self._found(variable)
         if library:
             return
         for name in ("__defaults__", "__kwdefaults__"):
-            self._found(Variable(function, name, home), getattr(function, name))
-        for name, value in tuple(vars(function).items()):
-            self._found(Variable(vars(function), name, home), value)
+            self._found(Variable(function, name, home))
+        for name in tuple(vars(function)):
+            self._found(Variable(vars(function), name, home))
         new = _names_in(code) - self.names
         self.names |= new
         for instruction, names in _names_by_instruction(code).items():
@@ -218,19 +217,19 @@ class CodeSearch:
                 for name in names:
                     self._global(Variable(namespace, name, str(namespace.get("__name__") or function.__module__)), code)
         for name in new:
-            for variable, member in self._members.pop(name, ()):
-                self._member(variable, member)
+            for variable in self._members.pop(name, ()):
+                self._member(variable)
 
     def _global(self, variable: Variable, code: CodeType) -> None:
         """A global, or a module that is imported inside of a function."""
         value = variable.owner.get(variable.name, sys.modules.get(variable.name, MISSING))
         if not isinstance(value, ModuleType):
-            self._found(variable, value)
+            self._found(variable)
         elif not is_library(value.__name__):
             for name in _names_in(code):
                 inner = Variable(vars(value), name, value.__name__)
                 if not isinstance(inner.get(), ModuleType):
-                    self._found(inner, inner.get())
+                    self._found(inner)
 
 
 @contextmanager

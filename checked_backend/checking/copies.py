@@ -356,12 +356,13 @@ class Copier:
         while todo := [*roots, *list(self._functions.values())[self._searched :]]:
             roots, self._searched = (), len(self._functions)
             search = CodeSearch(todo)
-            for variable, value in search.variables.values():
+            for variable in search.variables.values():
+                value = variable.get()
                 if id(variable.owner) in ours or id(value) in ours or not _varies(variable, value, search.assigned):
                     continue
                 defaults = isinstance(variable.owner, FunctionType)
                 try:
-                    copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)
+                    copied = self._held(value, variable.name, variable.home, quiet=defaults)
                 except CheckedBackendError:
                     if isinstance(variable.owner, CellType) or id(variable.owner) in named:
                         raise
