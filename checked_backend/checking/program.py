@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,21 +67,6 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
             "copies of the module: write optimizer=lambda params: torch.optim.SGD(params, lr=0.1)."
         )
     return optimizer
-
-
-def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
-    """Let an optimizer take a step with a closure that evaluates the loss and leaves the gradients.
-
-    If its ``step`` takes no closure, the gradients are computed before.
-    """
-    step: Any = optimizer.step
-    try:
-        inspect.signature(step).bind(closure)
-    except TypeError:
-        closure()
-        step()
-    else:
-        step(closure)
 
 
 _LARGEST = 2**63
@@ -420,7 +404,7 @@ class ProgramCopy:
             return loss
 
         try:
-            take_step(optimizer, closure)
+            optimizer.step(closure)
         except _StepImpossible:
             return
         except _ProgramError:
