@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -547,6 +548,8 @@ def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A function that ``torch.compiler.disable`` returned stays as it is.
     """
+    if isinstance(function, MethodType):
+        return MethodType(eager_function(function.__func__), function.__self__)
     if _is_disabled(function):
         return function
     inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)
