@@ -1,7 +1,7 @@
 """Follow a program's code by the names in it: which variables may it read or change, besides those it is given?
 
-A copy of a function has globals and closures of its own. A method belongs to its class, of which there is one: it reads
-its module's globals, the class's attributes, cells and defaults. So do functions of other modules.
+There is one of each function, which reads its module's globals, cells and defaults; a method also reads its class's
+attributes. A run has copies of what these variables hold, which are put in place while it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from checked_backend.checking.tree import has_tensors
+
 MISSING = object()
 """The value of a variable that holds nothing."""
 
@@ -36,6 +38,8 @@ _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _CHANGEABLE = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _WRAPPERS = (MethodType, staticmethod, classmethod, property, functools.cached_property)
+
+_ASSIGNING = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"})
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_MODULES = ("_parameters", "_buffers", "_modules", *_HOOKS)
@@ -98,18 +102,20 @@ class CodeSearch:
 
     Attributes:
         names: Names in the code, and words that may be names for ``getattr``.
-        variables: The variables that code names, and attributes of classes, with their values.
+        assigned: Names of globals and of variables of closures that code assigns to.
+        variables: The variables that code names, and attributes of classes, by their owner's identity and name.
         holders: Containers and the attributes of objects, each with a name for people.
     """
 
     def __init__(self, roots: Iterable[Any], *, holdings: bool = True) -> None:
         self.names: set[str] = set()
-        self.variables: dict[tuple[int, str], tuple[Variable, Any]] = {}
+        self.assigned: set[str] = set()
+        self.variables: dict[tuple[int, str], Variable] = {}
         self.holders: list[tuple[Any, str]] = []
         self._holdings = holdings
         self._todo: list[tuple[Any, str, int]] = []
         self._seen: dict[int, Any] = {}  # keeps what it names by identity
-        self._members: dict[str, list[tuple[Variable, Any]]] = {}  # of classes, that no code has named yet
+        self._members: dict[str, list[Variable]] = {}  # of classes, that no code has named yet
         self._add("", roots)
         while self._todo:
             value, name, depth = self._todo.pop()
@@ -117,13 +123,18 @@ class CodeSearch:
                 self._seen[id(value)] = value
                 self._look(value, name, depth)
 
+    def now(self) -> Remembered:
+        """What all of it is now."""
+        variables = [(variable, variable.get()) for variable in self.variables.values()]
+        return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
+
     def _add(self, name: str, values: Iterable[Any], depth: int = 0) -> None:
         if depth <= _DEEPEST:
             self._todo += [(value, name, depth) for value in values if not isinstance(value, _ATOMS)]
 
-    def _found(self, variable: Variable, value: Any) -> None:
-        self.variables.setdefault((id(variable.owner), variable.name), (variable, value))
-        self._add(f"{variable.home}.{variable.name}", (value,))
+    def _found(self, variable: Variable) -> None:
+        self.variables.setdefault((id(variable.owner), variable.name), variable)
+        self._add(f"{variable.home}.{variable.name}", (variable.get(),))
 
     def _look(self, value: Any, name: str, depth: int) -> None:
         if isinstance(value, FunctionType):
@@ -140,9 +151,8 @@ class CodeSearch:
         elif isinstance(value, _CONTAINERS):
             if type(value) in _CHANGEABLE:
                 self.holders.append((value, name))
-            kind: Any = next(
-                kind for kind in _CONTAINERS if isinstance(value, kind)
-            )  # its class may import what it gives
+            # its class may import what it gives
+            kind: Any = next(kind for kind in _CONTAINERS if isinstance(value, kind))
             values = dict.values(value) if isinstance(value, dict) else kind.__iter__(value)
             self._add(name, [*values], depth + 1)
         elif isinstance(value, SimpleNamespace) or not is_library(type(value).__module__):
@@ -174,51 +184,52 @@ class CodeSearch:
                 unnamed = name in _CALLED_UNNAMED or (special and not is_installed(owner.__module__))
                 variable = Variable(owner, name, owner.__qualname__)
                 if unnamed or name in self.names:
-                    self._member(variable, member)
+                    self._member(variable)
                 else:
-                    self._members.setdefault(name, []).append((variable, member))
+                    self._members.setdefault(name, []).append(variable)
 
-    def _member(self, variable: Variable, member: Any) -> None:
-        if isinstance(member, _METHODS):
+    def _member(self, variable: Variable) -> None:
+        if isinstance(member := variable.get(), _METHODS):
             self._add("", (member,))
         else:
-            self._found(variable, member)
+            self._found(variable)
 
     def _function(self, function: FunctionType) -> None:
         home, code, namespace = function.__qualname__, function.__code__, function.__globals__
         library = is_library(namespace.get("__name__"))
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             variable = Variable(cell, name, home)
-            if not library:
-                self._found(variable, variable.get())
-            elif callable(content := variable.get()):  # that a wrapper calls
-                self._add(name, (content,))
+            content = variable.get()
+            if not library or callable(content) or has_tensors(content):  # a wrapper calls it, or hands it on
+                self._found(variable)
         if library:
             return
         for name in ("__defaults__", "__kwdefaults__"):
-            self._found(Variable(function, name, home), getattr(function, name))
-        for name, value in tuple(vars(function).items()):
-            self._found(Variable(vars(function), name, home), value)
+            self._found(Variable(function, name, home))
+        for name in tuple(vars(function)):
+            self._found(Variable(vars(function), name, home))
         new = _names_in(code) - self.names
         self.names |= new
-        for instruction, names in names_by_instruction(code).items():
+        for instruction, names in _names_by_instruction(code).items():
+            if instruction in _ASSIGNING:
+                self.assigned.update(names)
             if "GLOBAL" in instruction or instruction in ("LOAD_NAME", "IMPORT_NAME"):
                 for name in names:
                     self._global(Variable(namespace, name, str(namespace.get("__name__") or function.__module__)), code)
         for name in new:
-            for variable, member in self._members.pop(name, ()):
-                self._member(variable, member)
+            for variable in self._members.pop(name, ()):
+                self._member(variable)
 
     def _global(self, variable: Variable, code: CodeType) -> None:
         """A global, or a module that is imported inside of a function."""
         value = variable.owner.get(variable.name, sys.modules.get(variable.name, MISSING))
         if not isinstance(value, ModuleType):
-            self._found(variable, value)
+            self._found(variable)
         elif not is_library(value.__name__):
             for name in _names_in(code):
                 inner = Variable(vars(value), name, value.__name__)
                 if not isinstance(inner.get(), ModuleType):
-                    self._found(inner, inner.get())
+                    self._found(inner)
 
 
 @contextmanager
@@ -236,7 +247,7 @@ def put_in_place(copies: list[tuple[Variable, Any]]) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def names_by_instruction(code: CodeType) -> Mapping[str, Collection[str]]:
+def _names_by_instruction(code: CodeType) -> Mapping[str, Collection[str]]:
     """The names in a function's code, and in that of functions inside of it, by the instructions that have them."""
     found: dict[str, dict[str, None]] = {}
     for each in _codes_of(code):
@@ -271,23 +282,11 @@ def is_installed(module: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
-class SideEffects(CodeSearch):
-    """What a program's code can change without being given it. What modules hold is copied."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__([function], holdings=False)
-
-    def now(self) -> Remembered:
-        """What all of it is now."""
-        variables = [(variable, variable.get()) for variable, _ in self.variables.values()]
-        return Remembered(self, variables, [(holder, name, _items(holder)) for holder, name in self.holders])
-
-
 @dataclass(frozen=True, slots=True)
 class Remembered:
     """What a program's code could change, as it was at one moment."""
 
-    reached: SideEffects
+    reached: CodeSearch
     variables: Sequence[tuple[Variable, Any]]
     holders: Sequence[tuple[Any, str, list[Any]]]
 
@@ -314,7 +313,7 @@ class Remembered:
             now = _items(holder)
             if len(items) != len(now) or any(a is not b for a, b in zip(items, now, strict=True)):
                 changed.append((name, partial(_fill, holder, items)))
-        others = bool(changed) and _other_threads()
+        others = bool(changed) and other_threads()
         for name, undo in changed:
             if others:
                 tell(name)
@@ -337,7 +336,7 @@ def _fill(holder: Any, items: Sequence[Any]) -> None:
         holder.extend(items)
 
 
-def _other_threads() -> bool:
+def other_threads() -> bool:
     """Whether other threads run code of the program. Those of libraries, as a compiler's, do not change its objects."""
     stacks = [walk_stack(top) for number, top in sys._current_frames().items() if number != threading.get_ident()]
     names = (str(frame.f_globals.get("__name__")) for frame, _ in chain.from_iterable(stacks))

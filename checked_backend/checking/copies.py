@@ -10,7 +10,7 @@ import copy
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -27,7 +27,7 @@ from checked_backend._torch.tensors import (
     storage_identity,
     zero_tensor_like,
 )
-from checked_backend.checking.code_search import MISSING, CodeSearch, Variable, content_of, names_by_instruction
+from checked_backend.checking.code_search import CodeSearch, Variable, is_installed, is_library
 from checked_backend.checking.tree import argument_leaves, has_attributes, has_tensors, leaves
 from checked_backend.errors import CheckedBackendError
 from checked_backend.modes.float64 import to_float64
@@ -48,9 +48,6 @@ class _Handover(torch.autograd.Function):
         return gradient, None
 
 
-DEAREST = 8
-"""Views are differentiated through their base if that makes at most this many times the numbers that they have."""
-
 HANDED_OVER = f"{_Handover.__name__}Backward"
 """The name of the autograd node that a copied tensor begins with."""
 
@@ -61,29 +58,27 @@ class Copier:
 
     Attributes:
         wide: Make floating-point tensors float64.
-        own_code: Give copied functions code objects of their own, for which Dynamo compiles anew.
         hooks: Copy the hooks of tensors. They run after the program's part of a backward pass.
+        variables: The variables of code that hold what a run may read or change, each with a copy of that.
         captured: Copies of what functions held in closures, globals, defaults and ``self``, by the user's name.
         leaves: For a copied tensor with an autograd history, by its identity: the leaf whose gradient stands for its.
             Views of one tensor have one.
     """
 
     wide: bool = False
-    own_code: bool = False
     hooks: bool = True
+    variables: list[tuple[Variable, Any]] = field(default_factory=list)
     captured: dict[str, Any] = field(default_factory=dict)
     leaves: dict[int, torch.Tensor] = field(default_factory=dict)
     _memo: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
     _originals: dict[int, torch.Tensor] = field(default_factory=dict)
     _with_hooks: set[int] = field(default_factory=set)
-    _globals: tuple[dict[str, Any], dict[str, Any]] | None = None
+    _functions: dict[int, FunctionType] = field(default_factory=dict)
+    _searched: int = 0
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Copy a function or module with what it holds.
-
-        A Python function is made anew around copies of its closure, defaults and the globals that it names, where one
-        of these holds tensors, modules, generators or plain containers; so are functions that it calls by such names.
+        """Copy a module, or what a function is called with and on. What its code names: `find_variables`.
 
         Raises:
             CheckedBackendError: Something that it holds cannot be copied.
@@ -97,7 +92,7 @@ class Copier:
         if isinstance(function, MethodType):
             return MethodType(function.__func__, self._owner(function.__self__))
         if isinstance(function, FunctionType):
-            return self._function(function) if _holds_state(function, set()) else function
+            return function
         is_module = isinstance(function, torch.nn.Module)
         called: Callable[..., Any] = self.value(function, "the module") if is_module else self._owner(function)
         return called
@@ -113,6 +108,7 @@ class Copier:
             copied = self.function(candidate)
         except CheckedBackendError:  # a handle of compiled code: it runs as it is
             copied = candidate
+        self.find_variables([copied])
         self.captured = captured
         if isinstance(copied, torch.nn.Module) and isinstance(function, torch.nn.Module):
             for path, owner in copied.named_modules():
@@ -124,7 +120,7 @@ class Copier:
 
     def _owner(self, value: Any) -> Any:
         """Copy the object of a method, which may count its calls, whatever it holds."""
-        if has_attributes(value) and not isinstance(value, type) and not _is_state(value, set()):
+        if has_attributes(value) and not isinstance(value, type) and not _is_state(value):
             with contextlib.suppress(CheckedBackendError):  # of a class that makes its objects by itself
                 return self._object(value)
         return self._held(value, "self")
@@ -283,20 +279,11 @@ class Copier:
 
     def _tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors that are not copied yet, those that share memory into shared memory."""
-        own_bases = {id(tensor): base_of(tensor) for tensor in tensors}
-        number, read = Counter[int](), Counter[int]()
-        for tensor in {id(one): one for one in tensors}.values():
-            base = own_bases[id(tensor)]
-            key = id(tensor if base is None else base)
-            number[key], read[key] = number[key] + 1, read[key] + tensor.numel()
-        bases = [
-            base
-            for base in own_bases.values()
-            if base is not None
-            # a single view's gradient is its own; of many, each makes one of the base's size
-            and (not base.requires_grad or 1 < number[id(base)] <= DEAREST * read[id(base)] / max(1, base.numel()))
-        ]
-        new = list({id(one): one for one in (*bases, *tensors) if id(one) not in self._memo}.values())
+        bases_of = {id(tensor): base_of(tensor) for tensor in tensors}
+        uses = Counter(key if base is None else id(base) for key, base in bases_of.items())
+        # a single view's gradient is its own
+        shared = (one for one in bases_of.values() if one is not None and (not one.requires_grad or uses[id(one)] > 1))
+        new = list({id(one): one for one in (*shared, *tensors) if id(one) not in self._memo}.values())
         if not new:
             return
         copies = [self._copy(tensor.detach()) for tensor in new]
@@ -338,40 +325,7 @@ class Copier:
         self._memo[id(original)] = duplicate
         self._kept.append(original)
 
-    # functions
-
-    def _function(self, function: FunctionType) -> FunctionType:
-        known = self._memo.get(id(function))
-        if known is not None:
-            made: FunctionType = known
-            return made
-        # There is one copy of the outermost function's globals, for all functions of that module, and none of any other
-        # module's. It has no name: Dynamo finds by their module's name the globals of functions that it inlines, which
-        # in the body of ``map`` or ``cond``, which torch compiles in eager too, would be the original ones.
-        if self._globals is None:
-            self._globals = function.__globals__, dict(function.__globals__)
-            self._globals[1].pop("__name__", None)
-        ours = self._globals[0] is function.__globals__
-        namespace = self._globals[1] if ours else function.__globals__
-        if any("__name__" in names for names in names_by_instruction(function.__code__).values()):  # as making a class
-            namespace["__name__"] = function.__globals__["__name__"]
-        cells = tuple(CellType() for _ in function.__closure__ or ())
-        code = function.__code__.replace() if self.own_code else function.__code__
-        made = FunctionType(code, namespace, function.__name__, None, cells or None)
-        self._remember(function, made)
-        made.__dict__.update(function.__dict__)
-        made.__module__, made.__qualname__ = function.__module__, function.__qualname__
-        made.__defaults__ = self._held(function.__defaults__, "defaults", quiet=True)
-        made.__kwdefaults__ = self._held(function.__kwdefaults__, "defaults", quiet=True)
-        self._capture_defaults(made, made.__defaults__)
-        self._capture_defaults(made, made.__kwdefaults__ or {})
-        home = function.__qualname__
-        for name, cell, original in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
-            if (content := content_of(original)) is not MISSING:
-                cell.cell_contents = self._held(content, name, home)
-        for name, value in _globals_of(function)[0].items() if ours else ():
-            namespace[name] = self._held(value, name, home)
-        return made
+    # variables of code
 
     def _capture_defaults(self, function: FunctionType, values: Any) -> None:
         """Note the tensors among the copied defaults of a function's parameters."""
@@ -388,33 +342,40 @@ class Copier:
         names = (name, f"{home}.{name}", *(f"{home}.{name} {number}" for number in range(2, len(self.captured) + 3)))
         self.captured[next(each for each in names if self.captured.get(each, copied) is copied)] = copied
 
-    def of_variables(self, roots: Iterable[Any]) -> list[tuple[Variable, Any]]:
-        """Variables of code that is not copied, as of methods, with copies of the tensors that it finds there.
+    def find_variables(self, roots: Sequence[Any] = ()) -> None:
+        """Find the `variables` of what a program may call: the copied function or module, and arguments.
 
-        ``roots`` are what the program may call: the copied function or module, and arguments.
+        The hooks of tensors that were copied since belong to them.
+
+        Raises:
+            CheckedBackendError: A variable that the function itself names cannot be copied.
         """
+        functions = [root for root in roots if isinstance(root, FunctionType)]
+        named = {id(owner) for function in functions for owner in (function, function.__globals__)}
         ours = {id(copied) for copied in self._memo.values()}
-        if self._globals is not None:
-            ours.add(id(self._globals[1]))
-        copies: list[tuple[Variable, Any]] = []
-        for variable, value in CodeSearch(roots).variables.values():
-            if id(variable.owner) in ours or id(value) in ours or not has_tensors(value):
-                continue
-            defaults = isinstance(variable.owner, FunctionType)
-            try:
-                copied = self._held(variable.get(), variable.name, variable.home, quiet=defaults)
-            except CheckedBackendError:  # perhaps the program never reads it; if it does, its gradient is missed
-                continue
-            if defaults:
-                self._capture_defaults(variable.owner, copied)
-            copies.append((variable, copied))
-        return copies
+        while todo := [*roots, *list(self._functions.values())[self._searched :]]:
+            roots, self._searched = (), len(self._functions)
+            search = CodeSearch(todo)
+            for variable in search.variables.values():
+                value = variable.get()
+                if id(variable.owner) in ours or id(value) in ours or not _varies(variable, value, search.assigned):
+                    continue
+                defaults = isinstance(variable.owner, FunctionType)
+                try:
+                    copied = self._held(value, variable.name, variable.home, quiet=defaults)
+                except CheckedBackendError:
+                    if isinstance(variable.owner, CellType) or id(variable.owner) in named:
+                        raise
+                    continue  # perhaps the program never reads it; if it does, its gradient is missed
+                if defaults:
+                    self._capture_defaults(variable.owner, copied)
+                self.variables.append((variable, copied))
 
     def _held(self, value: Any, name: str, home: str = "", *, quiet: bool = False) -> Any:
         """Copy what a function holds; what holds no tensors and cannot be copied stays the very object."""
         if isinstance(value, FunctionType):
-            return self._function(value) if _holds_state(value, set()) else value
-        if value is None or not _is_state(value, set()):
+            self._functions.setdefault(id(value), value)
+        if not _is_state(value):
             return value
         if isinstance(value, MethodType):
             return MethodType(value.__func__, self._held(value.__self__, name, home, quiet=True))
@@ -448,42 +409,22 @@ def _modules(value: Any) -> list[torch.nn.Module]:
     return [leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.nn.Module)]
 
 
-def _is_state(value: Any, seen: set[int]) -> bool:
+def _is_state(value: Any) -> bool:
     """Whether a run may read or change a value that another run must not share."""
-    if isinstance(value, FunctionType):
-        return _holds_state(value, seen)
     if type(value) is tuple:  # the defaults of a function
-        return any(_is_state(inner, seen) for inner in value)
+        return any(map(_is_state, value))
     if isinstance(value, (MethodType, weakref.ref)):  # a learning rate scheduler wraps optimizer.step so
         return has_tensors(value.__self__ if isinstance(value, MethodType) else value())
     return isinstance(value, (list, dict, set, bytearray)) or has_tensors(value)
 
 
-def _holds_state(function: FunctionType, seen: set[int]) -> bool:
-    if id(function) in seen:
-        return False
-    seen.add(id(function))
-    held = [content for cell in function.__closure__ or () if (content := content_of(cell)) is not MISSING]
-    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    named, stored = _globals_of(function)
-    held += named.values()
-    names, code = names_by_instruction(function.__code__), function.__code__
-    assigned = {*names.get("STORE_DEREF", ()), *names.get("DELETE_DEREF", ())}.intersection(code.co_freevars)
-    return stored or bool(assigned) or any(_is_state(value, seen) for value in held)
-
-
-def _globals_of(function: FunctionType) -> tuple[dict[str, Any], bool]:
-    """The globals that a function reads, and whether it assigns to any. Functions of other modules are left out.
-
-    What torch's own functions hold is not the program's.
-    """
-    namespace = function.__globals__
-    if str(namespace.get("__name__")).partition(".")[0] == "torch":
-        return {}, False
-    names = names_by_instruction(function.__code__)
-    read = {name: value for name in names.get("LOAD_GLOBAL", ()) if (value := namespace.get(name)) is not None}
-    others = {name for name, one in read.items() if isinstance(one, FunctionType) and one.__globals__ is not namespace}
-    return {name: value for name, value in read.items() if name not in others}, "STORE_GLOBAL" in names
+def _varies(variable: Variable, value: Any, assigned: Collection[str]) -> bool:
+    """Whether a run may change a variable or what it holds, or has a gradient for it."""
+    owner = variable.owner
+    home = owner.get("__name__") if isinstance(owner, dict) else getattr(owner, "__module__", None)
+    if isinstance(owner, type) or is_library(home) or is_installed(str(home)):
+        return has_tensors(value)
+    return variable.name in assigned or _is_state(value)
 
 
 def refill(held: Sequence[tuple[str, object]], fresh: Sequence[tuple[str, object]]) -> bool:

@@ -109,8 +109,7 @@ def compare_with_itself(
         accuracy: What the check of its accuracy came to, for the remark that has all answers.
     """
     first = program.calls[0]
-    # copies of one function have other globals, and what Dynamo compiles for one must not run for another
-    program = replace(program, continued=False, optimizer=None, own_code=True, calls=[first, first])
+    program = replace(program, continued=False, optimizer=None, calls=[first, first])
     question = _Question(program, transform)
     ask: Mapping[str, Callable[[], Answer]] = {
         "batch": partial(question.batch, asked.dimension),

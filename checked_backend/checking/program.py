@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -68,21 +68,6 @@ def make_optimizer(make: MakeOptimizer, trained: Mapping[str, torch.Tensor]) -> 
             "copies of the module: write optimizer=lambda params: torch.optim.SGD(params, lr=0.1)."
         )
     return optimizer
-
-
-def take_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> None:
-    """Let an optimizer take a step with a closure that evaluates the loss and leaves the gradients.
-
-    If its ``step`` takes no closure, the gradients are computed before.
-    """
-    step: Any = optimizer.step
-    try:
-        inspect.signature(step).bind(closure)
-    except TypeError:
-        closure()
-        step()
-    else:
-        step(closure)
 
 
 _LARGEST = 2**63
@@ -215,8 +200,6 @@ class Program:
         optimizer: Takes a step after each call.
         continued: Whether a call goes on from the state that the previous call left, as in training. Otherwise each
             call begins with the parameters, buffers and random state of the first call.
-        own_code: Give copied functions code objects of their own, so that what Dynamo compiles for a copy is never run
-            for the original, whose globals are others.
         undone: Makes a context around each call, and around the making of copies, which takes back what the call
             changes outside of the copies.
         untraced: Let Dynamo trace nothing in eager, not what the program compiles and not the bodies of ``cond``.
@@ -230,7 +213,6 @@ class Program:
     gradients: bool
     optimizer: MakeOptimizer | None = None
     continued: bool = True
-    own_code: bool = False
     undone: Callable[[], AbstractContextManager[None]] = nullcontext
     untraced: bool = False
     candidate: Callable[..., Any] | None = None
@@ -276,14 +258,12 @@ class ProgramCopy:
     ) -> None:
         self._program = program
         self._modes = modes
-        self._copier = Copier(wide, program.own_code)
+        self._copier = Copier(wide)
         with program.undone():
-            self._function = self._copier.function(program.function)
-            called = self._function
+            called = self._function = self._copier.function(program.function)
+            self._copier.find_variables((called, *program.calls[0].args, *program.calls[0].kwargs.values()))
             if program.candidate is not None and transform is not None:
                 called = self._copier.candidate(program.candidate, self._function)
-            roots = (self._function, called, *program.calls[0].args, *program.calls[0].kwargs.values())
-            self._variables = self._copier.of_variables(roots)
         if transform is not None and program.candidate is None:
             called = transform(_called_inside(called))
         self._called = called
@@ -349,7 +329,7 @@ class ProgramCopy:
             self.rng.restore()
             is_poisoned = call.junk is not None and self._called is not self._function
             junk = PoisonMode(call.junk or 0) if is_poisoned else nullcontext()
-            own = put_in_place(self._variables)
+            own = put_in_place(self._copier.variables)
             with self._entered(), self._program.undone(), own, self._settings_noted(outcome), junk:
                 self._train(partial(self._evaluate, call, objective, outcome), objective, outcome)
             outcome.rng = self.rng.now()
@@ -369,6 +349,7 @@ class ProgramCopy:
     def _copies(self, call: ProgramCall) -> tuple[list[Any], dict[str, Any]]:
         if call not in self._arguments:
             made = self._copier.arguments(self._program.function, call.args, call.kwargs)
+            self._copier.find_variables()
             held = self._arguments.get(call.refills) if call.refills is not None else None
             leaves = partial(argument_leaves, self._program.function)
             self._arguments[call] = held if held is not None and refill(leaves(*held), leaves(*made)) else made
@@ -424,7 +405,7 @@ class ProgramCopy:
             return loss
 
         try:
-            take_step(optimizer, closure)
+            optimizer.step(closure)
         except _StepImpossible:
             return
         except _ProgramError:
@@ -567,6 +548,8 @@ def eager_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A function that ``torch.compiler.disable`` returned stays as it is.
     """
+    if isinstance(function, MethodType):
+        return MethodType(eager_function(function.__func__), function.__self__)
     if _is_disabled(function):
         return function
     inner = getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", None)

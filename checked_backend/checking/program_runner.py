@@ -18,8 +18,6 @@ from checked_backend.regions.runner import EagerTape, learn, noise_of
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.runner import FLOAT64, REPEAT, Build, Control, Facts, MadeElsewhereError, Recipe, Values
 
-_OF_REGIONS = (Control.RESEEDED, Control.ONE_ZERO)
-
 
 @dataclass(slots=True)
 class ProgramRunner:
@@ -46,7 +44,7 @@ class ProgramRunner:
         candidate = self.program.candidate if recipe.build is not Build.EAGER else None
         if candidate is not None and recipe.build is not Build.COMPILED:
             return None  # it is what it is, and may know no float64
-        if (candidate is None and recipe.build is not Build.EAGER) or recipe.control in _OF_REGIONS:
+        if (candidate is None and recipe.build is not Build.EAGER) or recipe.control is Control.ONE_ZERO:
             raise MadeElsewhereError("made for each region instead")
         noise, facts = noise_of(recipe), self.facts
         if recipe.control is Control.MONTE_CARLO and self.program.numpy:

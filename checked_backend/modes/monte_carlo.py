@@ -131,20 +131,15 @@ class PoisonMode(OperatorMode):
 
     Args:
         seed: Same seed, same junk.
-
-    Attributes:
-        filled: Whether there was such memory.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.filled = False
         self._noise = NoiseSource(seed)
 
     def run(self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator, and fill the memory that it left uninitialised."""
         if operator.kind is OperatorKind.UNINITIALISED:
-            self.filled = True
             return _poisoned(self._noise, func, operator, args, kwargs)
         return func(*args, **kwargs)
 

@@ -27,7 +27,7 @@ from checked_backend._torch.autograd import StopRecomputationError, autograd_seq
 from checked_backend._torch.collectives import distributed_is_on
 from checked_backend._torch.dynamo import OptimizedModule, uses_numpy
 from checked_backend.checking.backward import not_differentiated
-from checked_backend.checking.code_search import SideEffects, put_in_place
+from checked_backend.checking.code_search import CodeSearch, other_threads, put_in_place
 from checked_backend.checking.compare_runs import compare_runs
 from checked_backend.checking.copies import Copier
 from checked_backend.checking.dynamo_level import with_dynamo_cause
@@ -69,26 +69,25 @@ class OwnCall:
     """
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        copier = Copier(own_code=True, hooks=False)
+        copier = Copier(hooks=False)
         copied = copier.function(function)
         copied_args, copied_kwargs = copier.arguments(function, args, kwargs)
+        copier.find_variables((copied, *copied_args, *copied_kwargs.values()))
         copier.give_grads()
         self._copier = copier  # what copies know by weak references lives as long
         gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        reached = SideEffects(function)
+        reached = CodeSearch([function], holdings=False)
         self.program = Program(
             copied,
             [ProgramCall(copied_args, copied_kwargs, entering={})],
             RngState.of_process(),
             gradients,
-            own_code=True,
             untraced=_NEED_DYNAMO.isdisjoint(reached.names),
             undone=self._as_before,
         )
         self.changed: list[str] = []
         self.expected = Outcome()
         self.ledger = Ledger()
-        self._variables = copier.of_variables([copied, *copied_args, *copied_kwargs.values()])
         self._function, self._arguments, self._captured = function, (args, kwargs), copier.originals()
         self._remembered = reached.now()
         self._settings = ProcessState.capture()
@@ -106,7 +105,14 @@ class OwnCall:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        with self._ambient.entered(), self._remembered.in_place(self.changed.append), put_in_place(self._variables):
+        variables = self._copier.variables
+        if variables and other_threads():
+            raise CheckedBackendError("another thread of the program may use what its code holds")
+        with (
+            self._ambient.entered(),
+            self._remembered.in_place(self.changed.append),
+            put_in_place(self._copier.variables),
+        ):
             yield
 
     def refuse_harm(self) -> None:

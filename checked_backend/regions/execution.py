@@ -224,7 +224,6 @@ class Call:
         *,
         modes: Sequence[AbstractContextManager[Any]] = (),
         wide: bool = False,
-        rng: RngState | None = None,
         cotangents: Cotangents | None = None,
         paired: bool = False,
     ) -> Execution:
@@ -235,7 +234,6 @@ class Call:
         Args:
             arguments: Its arguments, instead of fresh copies of the inputs.
             modes: Dispatch modes to run it under, its backward pass too.
-            rng: The random state to start from; that before the call by default.
             cotangents: Run the backward pass too, from these, to which it may write.
             paired: Let that backward pass decide which exchanges belong together.
 
@@ -248,7 +246,7 @@ class Call:
         copies = [leaf for leaf in leaves.values() if wide and is_strided(leaf)]
         arguments = _in_views(arguments, copies)
         with self.undisturbed(), ExitStack() as stack:
-            (rng or self.rng).restore()
+            self.rng.restore()
             for mode in modes:
                 stack.enter_context(mode)
             replayed = self.exchanges.replayed(backward=cotangents is not None and not paired)

@@ -141,8 +141,6 @@ def learn(facts: Facts, recipe: Recipe, tape: EagerTape, modes: Modes) -> None:
             facts.left_out[Control.MONTE_CARLO] |= mode.unperturbed
         elif isinstance(mode, Float64Mode):
             facts.left_out[Control.FLOAT64] |= mode.lossy
-        elif isinstance(mode, PoisonMode):
-            facts.takes_junk |= mode.filled
         elif isinstance(mode, ReplayChoices) and mode.flips:
             facts.flips.add(recipe.float64)
 
@@ -209,7 +207,6 @@ class RegionRunner:
             region,
             modes=modes,
             wide=recipe.float64,
-            rng=None if recipe.reseeded is None else call.rng.reseeded(recipe.reseeded),
             cotangents=None if self.cotangents is None else self.cotangents.copied(wide=recipe.float64),
         )
         self._tape = tape

@@ -19,7 +19,6 @@ CONTROL_RUNS: Mapping[Control, str] = MappingProxyType(
         Control.BARE: "running eager again",
         Control.CANDIDATE_REPLAYED: "running the compiled program again",
         Control.CANDIDATE_AGAIN: "running the compiled program again",
-        Control.RESEEDED: "running eager on other random numbers",
         Control.OTHER_THREADS: "running both again, for the random state",
         Control.MONTE_CARLO: "running eager with random roundings",
         Control.ONE_ZERO: "running eager with zeros of one sign",

@@ -39,11 +39,6 @@ READS_JUNK = _plain(
     "eager, left as it is, repeats itself bit for bit, but with other junk in uninitialised memory it does not: so it "
     "reads memory that nothing wrote, and there is nothing to compare with",
 )
-HAS_JUNK = _plain(
-    Kind.NONDETERMINISTIC,
-    "some of its elements follow from memory to which eager writes nothing, so there is nothing to compare them with; "
-    "the others agree",
-)
 CHANGES_IN_FLOAT64 = _plain(
     Kind.NONDETERMINISTIC,
     "eager in float64 does not repeat itself, from the same inputs and random state, and at its own precision its "
@@ -84,13 +79,6 @@ def written_between(names: Sequence[str]) -> str:
 
 def classify(case: Evidence) -> Classification:
     """Classify a tensor that neither noise nor anything else explains."""
-    if case.follows and not case.logic_differs:
-        return _plain(
-            Kind.LOGIC,
-            f"wrong in this call only: the program wrote to {', '.join(case.written)} between its forward and its "
-            "backward pass, and the compiled backward pass computes from what is there now what eager has kept. Write "
-            "after the backward pass",
-        )
     if case.not_reproduced and not case.logic_differs:
         return NOT_REPRODUCED
     if case.outside.nonfinite:

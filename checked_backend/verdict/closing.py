@@ -12,13 +12,11 @@ from checked_backend.numerics.bits import is_floating
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import (
     CHANGES_IN_FLOAT64,
-    HAS_JUNK,
     UNSUPPORTED,
     Classification,
     classify,
     is_many_times_its_noise,
     singular,
-    written_between,
 )
 from checked_backend.verdict.distribution import distribution
 from checked_backend.verdict.elements import difference, root_mean_square, widened
@@ -44,9 +42,6 @@ _PRECISE = frozenset({Control.FLOAT64, Control.FLOAT64_NOISE, Control.TWIN, Cont
 def close_as_noise(context: Context, case: Evidence) -> None:
     """Decide that a tensor is right, unless its noise is so large that it hides any error."""
     if _hides_everything(context, case):
-        return
-    if case.junk is not None:
-        close_as(context, case, HAS_JUNK)
         return
     if case.metrics.nonfinite_mismatched == 0:
         context.decisions.scales[case.pair.name] = case.remembered()
@@ -83,7 +78,7 @@ def close_as(context: Context, case: Evidence, named: Classification) -> None:
             case.pair.subject,
             named.message,
             named.detail or str(named.kind),
-            metrics=case.seen or case.metrics,
+            metrics=case.metrics,
             noise=case.noise(),
             evidence=case.evidence,
             source=case.pair.source or None,
@@ -179,8 +174,6 @@ def _why_undecided(context: Context, case: Evidence) -> str | None:
         return f"unsupported: memory: it ran out ({names}), and without that a difference may be noise"
     if case.logic_differs or (case.envelope is None and case.high_precision is None):
         return None
-    if case.written and not case.follows:
-        return written_between(case.written)
     if case.envelope is None and _has_half_of_its_digits(case):
         return "its noise could not be measured, and half of its digits agree with float64: there is no verdict on it"
     if case.outside.overflowed == case.outside.count > 0:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from checked_backend.findings import Metrics, NoiseScale
 from checked_backend.numerics.bits import is_floating
-from checked_backend.numerics.measure import measure
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.decisions import Decisions, TensorPair
 from checked_backend.verdict.elements import (
@@ -48,10 +47,6 @@ class Evidence:
         right_recompiled: Whether the region compiled once more, at its own dtypes, is right; None if not tried.
         evidence: The evidence that a finding will show.
         closed: Whether the tensor is decided.
-        junk: Elements that follow from uninitialised memory, and are not compared; None if there are none.
-        written: Inputs that were written to since, so that eager gives another value now.
-        follows: Whether the candidate is nearer to that than to what eager gave.
-        seen: The metrics of the difference as it was seen; None if they are `metrics`.
     """
 
     pair: TensorPair
@@ -72,10 +67,6 @@ class Evidence:
     right_recompiled: bool | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     closed: bool = False
-    junk: torch.Tensor | None = None
-    written: tuple[str, ...] = ()
-    follows: bool = False
-    seen: Metrics | None = None
 
     @classmethod
     def of(cls, pair: TensorPair, metrics: Metrics, *, low_precision: bool = False) -> Evidence:
@@ -98,36 +89,7 @@ class Evidence:
         found = None if values is None else values.get(self.pair.name)
         if found is None or found.shape != self.pair.reference.shape:
             return None
-        return found if self.junk is None else _without(self.junk, found)
-
-    def leave_out(self, junk: torch.Tensor) -> None:
-        """Compare only the other elements from now on."""
-        self.junk = junk
-        reference, candidate = (_without(junk, one) for one in (self.pair.reference, self.pair.candidate))
-        self.pair = replace(self.pair, reference=reference, candidate=candidate)
-        self.metrics = measure(reference=reference, candidate=candidate)
-        if self.same_bits:
-            self.outside = Outliers(0, 0, 0.0)
-
-    def move(self, now: torch.Tensor, written: tuple[str, ...]) -> bool:
-        """Hold the candidate's difference, in proportion, against what eager gives now: all runs start from now.
-
-        Returns:
-            Whether there is a proportion: not if eager gives zeros, NaN or infinity, then or now.
-        """
-        self.written, self.seen = written, self.metrics
-        wide = torch.complex128 if now.is_complex() else torch.float64
-        reference, candidate, found = (one.to(wide) for one in (self.pair.reference, self.pair.candidate, now))
-        before, size = root_mean_square(reference), root_mean_square(found)
-        if not (all_finite(reference) and all_finite(found)):
-            return False
-        self.follows = root_mean_square(candidate - found) < root_mean_square(candidate - reference) / 2
-        if not (before and size):
-            return False
-        moved = (found + (candidate - reference) * (size / before)).to(now.dtype)
-        self.pair = replace(self.pair, reference=now, candidate=torch.where(candidate == reference, now, moved))
-        self.metrics = measure(reference=now, candidate=self.pair.candidate)
-        return True
+        return found
 
     def sample_in_float64(self, values: Values | None) -> torch.Tensor | None:
         """This tensor in a run in float64, infinite where it would be infinite at the program's own precision."""
@@ -298,11 +260,6 @@ class Evidence:
 
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
-
-
-def _without(elements: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A tensor's values with 0 for some elements; ``masked_fill`` does not know all dtypes."""
-    return torch.where(elements, torch.zeros_like(values), values)
 
 
 @dataclass(slots=True)

@@ -27,7 +27,6 @@ class Control(Enum):
 
     REPEAT = "repeated reference"
     BARE = "repeated reference, as it is"
-    RESEEDED = "eager on other random numbers"
     ONE_ZERO = "eager with one zero"
     MONTE_CARLO = "Monte Carlo arithmetic"
     SHAPES = "shapes under Monte Carlo arithmetic"
@@ -66,7 +65,6 @@ class Recipe:
         magnitude: The size of these roundings, in unit roundoffs.
         keeps_choices: Keep the choices (indices, comparisons, roundings to integers) that eager made without noise.
         negative_zero: Return this zero wherever an operator may return either; None: as it is.
-        reseeded: Start from a random state of this seed instead.
         urgent: A tensor lies outside of its noise, so that the comparison must not be postponed.
         number: Tells runs apart that are made alike, to see whether they differ.
     """
@@ -80,7 +78,6 @@ class Recipe:
     keeps_choices: bool = False
     float64: bool = False
     negative_zero: bool | None = None
-    reseeded: int | None = None
     urgent: bool = True
     number: int = 1
 
@@ -116,7 +113,6 @@ class Facts:
         draws_by_values: Operators of eager whose draws depend on computed values, so that rounding flips some draws.
         chooses: Whether eager makes choices by floating-point numbers: at its own precision (False), in float64 (True).
         flips: Where noise would have made another choice than the recorded one that was kept; by precision, too.
-        takes_junk: Whether eager takes uninitialised memory, also if it fills that at once.
         written: Inputs that the program wrote to before its backward pass, which all runs start from as they are now.
         left_out: For each kind of run, operators whose results it could not perturb, or not compute in float64.
     """
@@ -125,7 +121,6 @@ class Facts:
     draws_by_values: tuple[str, ...] = ()
     chooses: set[bool] = field(default_factory=set)
     flips: set[bool] = field(default_factory=set)
-    takes_junk: bool = False
     written: tuple[str, ...] = ()
     left_out: dict[Control, set[str]] = field(
         default_factory=lambda: {Control.MONTE_CARLO: set(), Control.FLOAT64: set()}

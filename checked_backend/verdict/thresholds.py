@@ -20,7 +20,7 @@ FEW_RUNS = 2
 """Monte Carlo runs in float64 that a float64 twin is compared with; further runs of the candidate."""
 
 OTHER_RUNS = 4
-"""Runs at each magnitude, to see whether a shape changes; on other random numbers, to see what these do to a tensor."""
+"""Runs at each magnitude, to see whether a shape changes."""
 
 MORE_RUNS = 8
 """Further runs at each magnitude, for elements still unexplained."""
@@ -76,7 +76,7 @@ CANCELLED_BITS = 60
 
 DRAW_FACTOR = 4.0
 """One draw of a noise may be this many times another draw: of a remembered scale, of strong control runs where they are
-out of proportion, of what other random numbers make."""
+out of proportion."""
 
 MISSED_JUMPS = 0.1
 """The candidate alone may flip further elements: up to this share of those that flip in single control runs."""

@@ -121,7 +121,7 @@ def test_a_function_that_asks_for_its_module_is_answered() -> None:
 
 
 class Scaled:
-    """Reads a global in a method, which belongs to the class: there is no copy of it."""
+    """Reads a global in a method."""
 
     own = torch.randn(3, requires_grad=True)
 
@@ -225,9 +225,7 @@ def scaled_in_shape(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_gradients_of_what_code_that_is_not_copied_finds_in_its_own_places(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_of_what_code_finds_in_its_own_places(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
     x, leaves = torch.randn(2, 3, requires_grad=True), (weight, Scaled.own, elsewhere.theirs)
     before = [leaf.detach().clone() for leaf in leaves]
@@ -265,6 +263,27 @@ def test_what_a_method_changes_is_put_back_and_compared() -> None:
     assert not count.any()
 
 
+class Uncopied(list[torch.Tensor]):
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError
+
+
+uncopied = Uncopied([torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * uncopied[0],
+        (lambda kept: lambda x: x * kept[0])(uncopied),
+        lambda x, kept=uncopied: x * kept[0],
+    ],
+)
+def test_what_a_function_names_and_cannot_be_copied_is_refused(program: Callable[..., Any]) -> None:
+    with pytest.raises(cb.CheckedBackendError, match="cannot be copied"):
+        cb.check(program, (torch.ones(3),), compiler="eager")
+
+
 def gathering(x: torch.Tensor, given: list[int] = []) -> torch.Tensor:  # noqa: B006 (that is what is tested)
     given.append(1)
     return x * len(given)
@@ -294,8 +313,9 @@ def test_tensors_of_one_name_are_told_apart() -> None:
 
     args = torch.randn(2, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True)
     copier = Copier()
-    copied, arguments = copier.function(program), copier.arguments(program, args, {})[0]
-    state = State.of(copied, copier.captured, argument_leaves(program, arguments, {}), copier.leaves)
+    arguments = copier.arguments(program, args, {})[0]
+    copier.find_variables([program])
+    state = State.of(program, copier.captured, argument_leaves(program, arguments, {}), copier.leaves)
     shapes = {name: tuple(leaf.shape) for name, leaf in state.differentiable.items()}
     assert sorted(shapes.values()) == [(1, 3), (2, 1), (2, 3), (3,), (3,)]
     assert shapes["weight"] == (1, 3)

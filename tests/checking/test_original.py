@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import checked_backend as cb
 from checked_backend.checking.program import eager_function, function_name
 from tests.support import faults
+from tests.support.check_tools import agreed
 
 
 class Net(nn.Module):
@@ -22,6 +23,10 @@ class Net(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         return x.sigmoid()
+
+    @torch.compile
+    def compiled(self, x: Tensor) -> Tensor:
+        return x.tanh()
 
 
 class Doubled:
@@ -56,6 +61,10 @@ def made() -> Callable[..., Any]:
 )
 def test_names(function: Callable[..., Any], name: str) -> None:
     assert function_name(function).endswith(name)
+
+
+def test_a_method_that_is_compiled_where_it_is_defined() -> None:
+    agreed(cb.check(Net().compiled, (torch.randn(3),), compiler="eager"))
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checked_backend.checking.code_search import SideEffects
+from checked_backend.checking.code_search import CodeSearch
 
 space = types.SimpleNamespace(count=0)
 containers: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_places_and_containers_are_put_back_in_order(around: Callable[[Any], Any
 
     before, told = state(), []
     function = around(changes_all)
-    with SideEffects(function).now().in_place(told.append):
+    with CodeSearch([function], holdings=False).now().in_place(told.append):
         function()
         assert state() != before
     assert (state(), told) == (before, [])
@@ -68,7 +68,7 @@ def test_places_and_containers_are_put_back_in_order(around: Callable[[Any], Any
 
 
 def test_what_was_is_put_in_place_and_what_is_comes_back() -> None:
-    moment = SideEffects(changes_all).now()
+    moment = CodeSearch([changes_all], holdings=False).now()
     with moment.in_place(lambda _: None):
         before = repr((containers, space, made))
         changes_all()
@@ -84,7 +84,7 @@ def test_an_exception_passes_and_all_is_put_back() -> None:
         changes_all()
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), SideEffects(fails).now().in_place(lambda _: None):
+    with pytest.raises(ZeroDivisionError), CodeSearch([fails], holdings=False).now().in_place(lambda _: None):
         fails()
     assert (space.count, made) == (0, 0)
 
@@ -92,6 +92,6 @@ def test_an_exception_passes_and_all_is_put_back() -> None:
 def test_nothing_of_torch_or_of_dynamo_is_reached() -> None:
 
     net = torch.compile(torch.nn.Linear(2, 2), backend="eager")
-    found = SideEffects(lambda x: net(x).sum())
-    assert all(not place.home.startswith("torch") for place, _ in found.variables.values())
+    found = CodeSearch([lambda x: net(x).sum()], holdings=False)
+    assert all(not place.home.startswith("torch") for place in found.variables.values())
     assert not found.holders

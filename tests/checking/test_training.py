@@ -210,7 +210,7 @@ def test_eager_and_compiled_train_parameters_of_their_own() -> None:
 
 
 class Plain(torch.optim.Optimizer):
-    """Gradient descent as third parties write it: its ``step`` takes no closure."""
+    """Gradient descent whose ``step`` takes no closure."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -249,12 +249,6 @@ def test_a_tensor_that_is_given_twice_is_trained_once() -> None:
     assert not [entry for entry in shown if "duplicate parameters" in str(entry.message)]
 
 
-def test_an_optimizer_without_a_closure() -> None:
-    agreed(cb.check(Net(), (batch(),), compiler="eager", iterations=3, optimizer=Plain), program_runs=3)
-    wrong = faults.scaled_gradient("head.weight")
-    assert only(cb.check(Net(), (batch(),), compiler=wrong, optimizer=Plain)).subject == "grad[head.weight]"
-
-
 class Broken(Plain):
     """Its step raises in the given call."""
 
@@ -262,7 +256,8 @@ class Broken(Plain):
         super().__init__(params)
         self.calls, self.when = calls, when
 
-    def step(self) -> None:  # type: ignore[override]
+    def step(self, closure: Any) -> None:
+        closure()
         if next(self.calls) == self.when:
             raise ValueError("no step")
 
@@ -277,6 +272,8 @@ def test_optimizers_that_cannot_be_used() -> None:
     model, x = Net(), batch()
     with pytest.raises(cb.OptionError, match="the optimizer's step raises: ValueError: no step"):
         cb.check(model, (x,), compiler="eager", optimizer=lambda params: Broken(params, count(), 0))
+    with pytest.raises(cb.OptionError, match="takes 1 positional argument but 2 were given"):
+        cb.check(model, (x,), compiler="eager", optimizer=Plain)
     with pytest.raises(cb.OptionError, match="copies of the module"):
         cb.check(model, (x,), compiler="eager", optimizer=lambda _: torch.optim.SGD(model.parameters()))
     with pytest.raises(cb.OptionError, match="it returned int"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -104,7 +103,7 @@ def test_statistics_of_a_checkpointed_batch_norm() -> None:
 
     report = report_of("aot_eager")
     assert report.verdict is cb.Verdict.INCONCLUSIVE
-    assert not report.findings
+    assert not found(report)
     assert report.coverage.checked["gradients"] == 4
     [skip] = [skip for skip in report.coverage.skipped if skip.matters]
     assert skip.reason == "written to in the backward pass, of which gradients alone are compared"
@@ -155,29 +154,25 @@ def test_inputs_that_are_written_to_before_the_backward_pass(compiler: Any, wron
         assert report.verdict is cb.Verdict.INCONCLUSIVE
         assert any("wrote to scale after the forward pass" in skip.reason for skip in report.coverage.skipped)
         return
-    assert {finding.subject for finding in report.findings} == ({"grad[weight]"} if wrong else set())
-    assert report.verdict is (cb.Verdict.FAIL if wrong else cb.Verdict.PASS)
-    for finding in report.findings[:1]:
-        assert "the program wrote to scale between its forward and its backward pass" in finding.message
-        assert finding.metrics is not None
-        factor = math.exp(math.sin(2.5) - math.sin(2))
-        assert finding.metrics.rmse / finding.metrics.reference_rms == pytest.approx(1 - factor, rel=1e-4)
+    assert not report.findings
+    assert report.verdict is (cb.Verdict.INCONCLUSIVE if wrong else cb.Verdict.PASS)
+    told = [skip.subject for skip in report.coverage.skipped if "the program wrote to scale between" in skip.reason]
+    assert told == (["grad[weight]"] if wrong else [])
 
 
+@pytest.mark.parametrize("factor", [1.001, 1 + 2e-7])
 @pytest.mark.parametrize(
-    ("write", "factor", "verdict"),
+    "write",
     [
-        (lambda scale: scale.data.mul_(1.5), 1.001, cb.Verdict.FAIL),
-        (lambda scale: scale.data.fill_(float("nan")), 1.001, cb.Verdict.INCONCLUSIVE),
-        (lambda scale: scale.data.fill_(float("nan")), 1 + 2e-7, cb.Verdict.INCONCLUSIVE),
-        (lambda scale: scale.data.fill_(-1e30), 1 + 2e-7, cb.Verdict.PASS),
-        (lambda scale: scale.untyped_storage().resize_(0), 1.001, cb.Verdict.INCONCLUSIVE),
+        lambda scale: scale.data.mul_(1.5),
+        lambda scale: scale.data.fill_(float("nan")),
+        lambda scale: scale.untyped_storage().resize_(0),
     ],
 )
-def test_no_noise_is_taken_from_what_was_written_since(write: Any, factor: float, verdict: cb.Verdict) -> None:
+def test_no_noise_is_taken_from_what_was_written_since(write: Any, factor: float) -> None:
     """To run a region on memory that was freed would end the process."""
     weight, scale = torch.randn(8, requires_grad=True), torch.ones(8)
-    run = checked(_scaled, faults.spoiled_gradient("weight", lambda found: found * factor, "aot"))
+    run = checked(_scaled, faults.spoiled_gradient("weight", lambda gradient: gradient * factor, "aot"))
 
     def step() -> None:
         total = run(torch.randn(4, 8), weight, scale).sum()
@@ -185,18 +180,5 @@ def test_no_noise_is_taken_from_what_was_written_since(write: Any, factor: float
         total.backward()
 
     report = gathered(step)
-    assert report.verdict is verdict
-    assert {subject for _, subject in found(report)} == ({"grad[weight]"} if verdict is cb.Verdict.FAIL else set())
-
-
-def test_a_gradient_may_follow_a_write_of_zeros() -> None:
-    weight, scale = torch.randn(8, requires_grad=True), torch.ones(8)
-    run = checked(lambda x, weight, scale: (x * weight * (scale * 2)).sum(0), _recomputed)
-
-    def step() -> None:
-        total = run(torch.randn(4, 8), weight, scale).sum()
-        scale.data.zero_()
-        total.backward()
-
-    [finding] = gathered(step).findings
-    assert "computes from what is there now" in finding.message
+    assert report.verdict is cb.Verdict.INCONCLUSIVE
+    assert not found(report)

@@ -20,7 +20,7 @@ from tests.support import faults
 from tests.support.classifier import Classifier, Compile, data
 from tests.support.faults import Compiler, How
 from tests.support.noise_tools import rounding_otherwise
-from tests.support.region_tools import agreed, audit, backwards, calls, checked, clean_reports, found, gathered
+from tests.support.region_tools import agreed, audit, backwards, calls, clean_reports, found
 
 # Dynamo itself looks at .grad of every input
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -689,28 +689,3 @@ def test_activation_checkpointing_with_dropout() -> None:
     assert (backwards(report), report.coverage.checked["gradients"]) == (2, 8)
     report = audit(program, faults.zeroed_gradient("block.0.weight", "aot"))
     assert {subject for _, subject in found(report)} == {"grad[block.0.weight]"}
-
-
-# memory that nothing wrote
-
-
-def begun(x: torch.Tensor) -> torch.Tensor:
-    """Hand out what is to be filled behind a break of the graph, as solvers of differential equations do."""
-    solution = torch.empty(3, *x.shape, dtype=x.dtype)
-    solution[0] = x
-    return solution
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize("factor", [1.0, 1.001])
-def test_what_was_written_is_compared_where_the_rest_is_junk(factor: float, dtype: torch.dtype) -> None:
-    def other_junk(out: torch.Tensor) -> torch.Tensor:
-        return torch.cat([out[:1] * factor, torch.full_like(out[1:], 7.0)])
-
-    report = gathered(lambda: checked(begun, faults.every_output(other_junk))(torch.randn(4, 5, dtype=dtype)))
-    if factor == 1.0:
-        (finding,) = report.findings
-        assert report.verdict is cb.Verdict.INCONCLUSIVE
-        assert "memory to which eager writes nothing" in finding.message
-    else:
-        assert found(report) == {("logic", "output[0]")}

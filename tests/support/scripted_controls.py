@@ -75,8 +75,6 @@ class Scripted:
             return self._give(name, lambda: self.right + self.drift * self.asked[name])
         if recipe.control is Control.FLOAT64_NOISE:
             return self._give(name, lambda: self.right + (self.jump if recipe.seed in self.jumps else 1e-16))
-        if recipe.control is Control.RESEEDED:
-            return self._give(name, lambda: self._own(exact().flip(0) * (1 + (recipe.reseeded or 0) / 100)))
         eager = self.again or (lambda: self._own(self.right))
         makes: Mapping[Control, Make | None] = {
             Control.REPEAT: eager,

@@ -16,7 +16,7 @@ from checked_backend.numerics.bits import same_bits
 from checked_backend.verdict import thresholds
 from checked_backend.verdict.classify import Classification
 from checked_backend.verdict.closing import agrees, close_as, close_as_noise, close_undecided, rounds_less_often
-from checked_backend.verdict.elements import difference, root_mean_square
+from checked_backend.verdict.elements import difference
 from checked_backend.verdict.evidence import Context, Evidence
 from checked_backend.verdict.runner import BARE, Build, Control, Recipe
 
@@ -134,21 +134,5 @@ def _explain_by_draws(context: Context, case: Evidence, others_drew: Callable[[]
 def _explain_by_others(context: Context, case: Evidence, evidence: str | None) -> None:
     if evidence is None:
         case.evidence[EvidenceKey.OTHER_THREADS] = "nothing shows that one drew random numbers"
-    elif not _other_draws_differ_as_much(context, case):
-        case.evidence[EvidenceKey.OTHER_THREADS] = "drew random numbers, but no others make such a difference"
     else:
         close_undecided(context, case, f"another thread drew random numbers: {evidence}")
-
-
-def _other_draws_differ_as_much(context: Context, case: Evidence) -> bool:
-    found = difference(case.pair.reference, case.pair.candidate)
-    greatest = 0.0
-    for seed in range(thresholds.OTHER_RUNS):
-        sample = case.sample(context.runs.run(Recipe(Control.RESEEDED, reseeded=seed)))
-        if sample is None:
-            continue
-        other = difference(case.pair.reference, sample)
-        if not bool(other.isfinite().all()):  # other draws make NaN in some place, so they may in any place
-            return True
-        greatest = max(greatest, root_mean_square(other))
-    return bool(found.isfinite().all()) and root_mean_square(found) <= thresholds.DRAW_FACTOR * greatest

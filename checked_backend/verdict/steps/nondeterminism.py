@@ -18,7 +18,6 @@ from checked_backend.verdict.classify import (
     NONDETERMINISTIC,
     OTHERWISE_WHEN_TRACED,
     READS_JUNK,
-    classify,
     times_of_noise,
     written_between,
 )
@@ -39,9 +38,10 @@ def repeat_eager(context: Context) -> None:
     run = context.runs.run
     recorded = run(REPEAT)
     if recorded is not None and (written := context.runs.runner.facts.written):
-        _start_from_now(context, run(BARE) or recorded, written)
-    if recorded is not None and context.runs.runner.facts.takes_junk:
-        _leave_out_junk(context, recorded)
+        now = run(BARE) or recorded
+        for case in context.cases:
+            if not case.same_bits and _differs(case, case.pair.reference, now):
+                close_undecided(context, case, written_between(written))
     unlike = [case for case in context.cases if recorded is not None and _differs(case, case.pair.reference, recorded)]
     bare = run(BARE) if unlike else None
     steady = [case for case in unlike if bare is not None and not _differs(case, case.pair.reference, bare)]
@@ -76,46 +76,6 @@ def _is_otherwise_when_traced(context: Context, case: Evidence, found: torch.Ten
     )
     nearest = min(root_mean_square(difference(case.pair.reference, one)) for one in (found, case.pair.candidate))
     return len(samples) == len(runs) and times_of_noise(dtype) * noise < nearest < float("inf")
-
-
-def _start_from_now(context: Context, values: Values, written: tuple[str, ...]) -> None:
-    """Hold differences against what eager gives now, where inputs were written to since it ran."""
-    unlike = [case for case in context.cases if not case.same_bits and _differs(case, case.pair.reference, values)]
-    for case in unlike:
-        now = case.sample(values)
-        if now is None or not is_floating(now) or case.move(now, written):
-            continue
-        if case.follows:
-            close_as(context, case, classify(case))
-        else:
-            close_undecided(context, case, written_between(written))
-
-
-def _leave_out_junk(context: Context, recorded: Values) -> None:
-    """Compare the other elements only, where eager repeats a tensor but for what follows from uninitialised memory.
-
-    Of bytes too much junk is the same by chance.
-    """
-    run = context.runs.run
-    other = run(replace(REPEAT, junk=2)) or {}
-    wide = [case for case in context.cases if not case.same_bits and case.pair.reference.dtype.itemsize > 1]
-    unlike = [case for case in wide if (first := case.sample(recorded)) is not None and _differs(case, first, other)]
-    if not unlike:
-        return
-    again = run(replace(REPEAT, number=2))
-    more = [other, *(run(replace(REPEAT, junk=number)) for number in (3, 4))]
-    for case in unlike:
-        first, *samples = (case.sample(values) for values in (recorded, *more))
-        if again is None or first is None or _differs(case, first, again):
-            continue
-        different = [difference(first, sample) != 0 for sample in samples if sample is not None]
-        if len(different) < len(more):
-            continue
-        junk, unsteady = torch.stack(different).any(0), difference(case.pair.reference, first) != 0
-        if first.is_complex():
-            junk, unsteady = junk.any(-1), unsteady.any(-1)
-        if not bool(junk.all()) and not bool((unsteady & ~junk).any()):
-            case.leave_out(junk)
 
 
 def _differs(case: Evidence, one: torch.Tensor, values: Values) -> bool:

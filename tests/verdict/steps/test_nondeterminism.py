@@ -109,13 +109,13 @@ def test_sums_without_a_fixed_order_hide_nothing_much_larger(face, everywhere, u
 
 
 @pytest.mark.parametrize("lost", [(), ("bare",)])
-@pytest.mark.parametrize(("factor", "wrong"), [(2.0, False), (2.2, None), (1.0, True)])
-def test_a_write_before_the_runs_is_no_noise(lost, factor, wrong):
-    """Eager gave twice as much before it. Only what eager gives since has surely followed the write."""
+def test_a_write_before_the_runs_is_no_noise(lost):
+    """Eager gave twice as much before it."""
     controls = Scripted(torch.float32, exact(), exact, alone=lambda: exact().float(), lost=lost, written=("scale",))
-    decisions = decided(controls, exact() * factor, reference=(exact() * 2).to(torch.float32))
-    assert [("wrote to scale" in finding.message) for finding in decisions.findings] == ([True] if wrong else [])
-    assert [skip.subject for skip in decisions.skips if skip.matters] == (["output[0]"] if wrong is None else [])
+    decisions = decided(controls, exact() * 2.2, reference=(exact() * 2).to(torch.float32))
+    assert not decisions.findings
+    (skip,) = [skip for skip in decisions.skips if skip.matters]
+    assert (skip.subject, "wrote to scale" in skip.reason) == ("output[0]", True)
 
 
 def test_what_torch_computes_otherwise_under_a_mode_is_no_noise():
