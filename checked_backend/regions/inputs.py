@@ -25,6 +25,7 @@ from checked_backend._torch.tensors import (
 from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, OperatorKind, argument, describe_operator
 from checked_backend.modes.base import PLAIN, tensors_in, written_tensors
 from checked_backend.numerics.fingerprint import fingerprints
+from checked_backend.scripts.values import span
 
 WIDEST = 4
 """A copy in the same layout may span this many times the memory of the tensor's own size."""
@@ -300,11 +301,6 @@ def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
         offset %= ALIGNED
     memory = torch.zeros(offset + reach, dtype=plain.dtype, device=plain.device)
     return memory.as_strided(plain.shape, plain.stride(), offset).copy_(plain)
-
-
-def span(tensor: torch.Tensor) -> int:
-    """The number of elements from a strided tensor's first to its last, in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def repeats_elements(tensor: torch.Tensor) -> bool:
