@@ -126,31 +126,24 @@ def view(report: Report) -> ReportView:
     return laid_out
 
 
-def sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the headed lists that follow the findings, in order; those that are empty are left out."""
-    environment = ("; ".join(parts.environment),) if parts.environment else ()
-    for heading, entries in (
-        ("What to do next", parts.advice),
-        ("Checked", parts.checked),
-        ("Where an error could be greatest and unseen", parts.bluntest),
-        ("Not checked", parts.skipped),
-        ("Ignored, as you asked", parts.ignored),
-        ("Notes", parts.notes),
-        ("Environment", environment),
-    ):
-        if entries:
-            yield heading, entries
+def sections(parts: ReportView, *, short: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Return the headed lists that follow the findings, in order; those that are empty are left out.
 
-
-def short_sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The sections that a person needs at once."""
-    for heading, entries in (
+    Args:
+        short: Return those that a person needs at once, and of each the first lines.
+    """
+    whole = (
         ("What to do next", parts.advice),
-        ("Not checked", parts.missed),
+        ("Checked", () if short else parts.checked),
+        ("Where an error could be greatest and unseen", () if short else parts.bluntest),
+        ("Not checked", parts.missed if short else parts.skipped),
+        ("Ignored, as you asked", () if short else parts.ignored),
         ("Notes", parts.notes),
-    ):
+        ("Environment", () if short else tuple(filter(None, ["; ".join(parts.environment)]))),
+    )
+    for heading, entries in whole:
+        rest = len(entries) - _SHORT_LINES if short else 0
         if entries:
-            rest = len(entries) - _SHORT_LINES
             yield heading, entries if rest <= 1 else (*entries[:_SHORT_LINES], f"and {rest} more")
 
 

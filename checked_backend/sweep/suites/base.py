@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from checked_backend.report import Report
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 
 
 class Unsupported(Exception):
