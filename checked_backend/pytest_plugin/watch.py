@@ -29,7 +29,6 @@ class TestCheck:
         told: Whether the findings have failed the test.
         misuse: The error in the marker, if it has one.
         asked: Whether the test has the marker.
-        compiled: Whether the test called ``torch.compile``.
         unchecked: Whether something that it compiled was left unchecked.
     """
 

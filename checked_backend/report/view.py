@@ -52,11 +52,8 @@ class CauseView:
         line_label: Whether it is the user's line, or a library's.
         code: Its text, or "".
         sentence: What kind of problem it is, in plain words.
-        message: What is said of this one.
         results: What it makes wrong, and how far; of many the worst.
         rows: What matters of the rest.
-        findings: Its findings with all that is known of them.
-        is_warning: Whether it fails nothing.
     """
 
     title: str

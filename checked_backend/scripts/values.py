@@ -177,12 +177,7 @@ def span(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a tensor's values can be written.
-
-    Attributes:
-        rank: Smaller is simpler.
-        text: Code of a contiguous tensor with these values; None if it is too long.
-    """
+    """Code of a contiguous tensor with a tensor's values, None if it is too long; a smaller rank is simpler."""
 
     rank: int
     text: str | None

@@ -182,11 +182,7 @@ def part_of(
     *,
     finish: Finish | None = None,
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """Make a graph of some nodes of another graph.
-
-    Args:
-        nodes: The calls of the graph that the part gets.
-        returned: Those among them whose values the part returns.
+    """Make a graph of some calls of another graph, which returns the values of some of them.
 
     Returns:
         The part, whose calls run under the same modes as in the whole graph, and the nodes of the graph whose values

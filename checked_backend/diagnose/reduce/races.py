@@ -21,10 +21,7 @@ def has_race(program: FailingCase) -> bool:
     """Whether eager, on this program's inputs, writes different values to one place in one call.
 
     The result of such a call depends on the order of its writes. Torch promises no order, so a compiled program may
-    rightly differ.
-
-    Returns:
-        Whether there is such a write; what was seen so far if eager raises.
+    rightly differ. If eager raises, what was seen so far counts.
     """
     if not any(map(_may_race, program.case.graph.graph.nodes)):
         return False

@@ -81,13 +81,9 @@ _HIGHER_ORDER: Mapping[str, Name] = MappingProxyType(
 
 
 def name_of(function: Callable[..., Any]) -> Name | None:
-    """Find the name under which a fresh process finds a function.
+    """The plainest name under which a fresh process finds a function that a Dynamo graph calls.
 
-    Args:
-        function: A function that a Dynamo graph calls: of torch, of Python, or of a module that can be imported.
-
-    Returns:
-        Its plainest name; None if it has none, because it was made at run time or in the main program.
+    None if it has none, because it was made at run time or in the main program.
     """
     if isinstance(function, OpOverloadPacket):
         return Name(f"torch.ops.{function!s}")

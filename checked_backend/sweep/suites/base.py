@@ -73,9 +73,4 @@ class Suite(Protocol):
         return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
-        """Make a model and its inputs.
-
-        Raises:
-            Unsupported: The model cannot run in this way here.
-            Exception: Any exception of the model's own code.
-        """
+        """Make a model and its inputs; `Unsupported` is raised, or what the model's own code raises."""
