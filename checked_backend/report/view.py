@@ -24,7 +24,7 @@ from checked_backend.report.coverage_view import (
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.one_line import is_line_blamed, line_label, one_line, operator_words, user_line
-from checked_backend.report.words import named, of_candidate, plain_names, plain_sentence, stage_words, with_texts
+from checked_backend.report.words import named, of_candidate, plain_names, stage_words, with_texts, words_of
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -232,7 +232,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
         line="" if line is None else clean(f"{line.place} in {line.function}" if line.function else line.place),
         line_label=line_label(main),
         code="" if line is None else clean(line.code),
-        sentence=plain_sentence(main),
+        sentence=words_of(main)[1],
         message=clean(main.message),
         results=shown,
         rows=tuple(_rows(cause, quoted=line is not None)),
