@@ -22,8 +22,7 @@ from checked_backend.runs.summary import compare, summarize
 from checked_backend.runs.text import render_text
 from checked_backend.sweep.drive import merge, plan_sweep, run_sweep, statuses_of, warm_process
 from checked_backend.sweep.plan import Sweep, parse_modes, resolved_compiler
-from checked_backend.sweep.rules import TAGS, load_rules
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import TAGS, Settings, load_rules
 
 
 def sweep(

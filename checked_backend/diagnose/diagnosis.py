@@ -65,13 +65,12 @@ class Diagnosis:
     @classmethod
     def of_traced(cls, finding: Finding) -> Diagnosis:
         """The diagnosis of a crash that one wrong piece of traced metadata explains."""
-        evidence: dict[str, str] = {
-            EvidenceKey.AT_OPERATOR: finding.message.splitlines()[0],
-            EvidenceKey.AT_FAULT: finding.at_fault,
-            EvidenceKey.REPRO: "none: run it with backend='debug_interpreter', which writes a script of the operator",
-        }
         found = cls.of_known(finding)
-        found.evidence, found.at_fault = evidence, finding.at_fault
+        found.evidence[EvidenceKey.AT_OPERATOR] = finding.message.splitlines()[0]
+        found.at_fault = found.evidence[EvidenceKey.AT_FAULT] = finding.at_fault
+        found.evidence[EvidenceKey.REPRO] = (
+            "none: run it with backend='debug_interpreter', which writes a script of the operator"
+        )
         return found
 
     @classmethod

@@ -140,11 +140,7 @@ def _limits(failure: Failure) -> tuple[float, float]:
 
 
 def _known_at(path: Path, death: JobEnd) -> Diagnosis:
-    """What was known when the worker died.
-
-    Raises:
-        CheckedBackendError: Nothing was known.
-    """
+    """What was known when the worker died; a CheckedBackendError is raised if nothing was."""
     if not path.exists():
         raise CheckedBackendError(f"the process that looked for the operator died: {death.cause}")
     found = Diagnosis.from_json(path.read_text("utf-8"))

@@ -45,7 +45,6 @@ def kernel_in(modules: Sequence[GeneratedModule], graph: str, node: str, dynamo:
 
     Args:
         graph: The kind of the graph; for ``dynamo``, any graph that has nodes made from that one.
-        dynamo: Dynamo's graph.
 
     Raises:
         CheckedBackendError: No code is known, or none of it computes the node.
@@ -94,11 +93,7 @@ class KernelCode:
 
 
 def kernel_code(checked: CheckedModule, node: fx.Node, options: CheckOptions) -> KernelCode | None:
-    """The kernel that computes a node, with those before it whose results are no node's.
-
-    Args:
-        checked: What a call of the module showed.
-        node: A node of the module's graph whose value is known.
+    """The kernel that computes a node whose value is known, with those before it whose results are no node's.
 
     Returns:
         The kernel; None if its code cannot be cut out of the module, or reads too much.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -51,9 +50,6 @@ def find_apart(
 ) -> tuple[Finding, ...] | JobEnd:
     """Look for findings in a process of its own; in this one if none can be forked, or if that is asked for.
 
-    Returns:
-        The findings, or the death of the process.
-
     Raises:
         CheckedBackendError: The search raised in that process.
     """
@@ -93,16 +89,14 @@ def _runs_in_eager(case: GraphCase, timeout: float) -> bool:
 
 
 def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | None:
-    """Find that eager raises and the compiled program does not: for a case without results in eager.
-
-    Returns:
-        A finding with eager's exception; no finding if eager does not raise, or if the compiled program raises too.
-    """
+    """Find that eager raises and the compiled program does not: for a case without results in eager."""
 
     @torch.no_grad()
     def find() -> Iterator[Finding]:
         error = _raised(case.graph, case)
-        if error is not None and _raised(_compiled(case), case) is None:
+        graph, compiler = with_mode_blocks(copy_graph(case.graph)), resolve_compiler(case.options)
+        compiled = torch.compile(graph, backend=compiler, dynamic=case.dynamic, fullgraph=True)
+        if error is not None and _raised(compiled, case) is None:
             # the same complaint about other sizes is the same
             first, *_ = re.sub(r"-?[0-9.]+", "N", str(error)).split("\n")
             name = type(error).__name__
@@ -113,12 +107,6 @@ def exception_oracle(case: GraphCase, timeout: float) -> tuple[Finding, ...] | N
 
     answer = _answer(find, timeout)
     return () if isinstance(answer, JobEnd) else answer
-
-
-def _compiled(case: GraphCase) -> Callable[..., Any]:
-    graph, compiler = with_mode_blocks(copy_graph(case.graph)), resolve_compiler(case.options)
-    function: Callable[..., Any] = torch.compile(graph, backend=compiler, dynamic=case.dynamic, fullgraph=True)
-    return function
 
 
 def _raised(function: Callable[..., object], case: GraphCase) -> Exception | None:

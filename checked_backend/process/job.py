@@ -55,8 +55,8 @@ import json
 with open(sys.argv[1] + "/job.json", encoding="utf-8") as file:
     sys.path[:] = json.load(file)["path"]
 from pathlib import Path
-from checked_backend.process.job import work_in
-work_in(Path(sys.argv[1]))
+from checked_backend.process.job import asked_in, do_work
+do_work(Path(sys.argv[1]), *asked_in(Path(sys.argv[1])))
 """
 
 
@@ -330,7 +330,7 @@ def forked(job: Job, resources: JobResources, folder: Path, *, logged: bool) -> 
                 sys.stdout, sys.stderr = (
                     (folder / one).open("w", encoding="utf-8", errors="backslashreplace") for one in _PRINTED
                 )
-            _work(job, resources, folder, parent)
+            do_work(folder, job, resources, parent)
         finally:
             os._exit(1)  # never return into the parent's code
     return Forked(child)
@@ -425,13 +425,7 @@ def kill(process: _Process) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def work_in(folder: Path) -> NoReturn:
-    """Do the work of a fresh process, and end it."""
-    job, resources, parent = asked_in(folder)
-    _work(job, resources, folder, parent)
-
-
-def _work(job: Job, resources: JobResources, folder: Path, parent: int) -> NoReturn:
+def do_work(folder: Path, job: Job, resources: JobResources, parent: int) -> NoReturn:
     """Do work, and end this process."""
     status = 1
     stacks = (folder / _LOG).open("ab")

@@ -47,18 +47,15 @@ def _differentiated() -> str:
 
 
 def run_in_worker(produce: Callable[[], str], *, timeout: float, patience: float = 0.0) -> str | JobEnd:
-    """Run a function in a fork of this process, which inherits everything it needs.
+    """Run a function in a fork of this process, which inherits everything it needs; the text, or how the fork died.
 
     It runs torch on one thread: OpenMP's do not survive a fork. Inductor generates code for as many as here, if that is
     one for each CPU, so kernels are compiled once. What it prints is printed here.
 
     Args:
-        produce: Returns text. Anything it changes is lost with the worker.
+        produce: Anything it changes is lost with the worker.
         timeout: Seconds after which the worker counts as hung and is killed.
         patience: As of `checked_backend.process.job.run`.
-
-    Returns:
-        The text, or how the worker died.
 
     Raises:
         NoWorkerError: The system gives no process.

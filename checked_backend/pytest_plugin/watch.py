@@ -17,8 +17,6 @@ from checked_backend.regions.compile import resolve_compiler
 from checked_backend.report import Report
 from checked_backend.report.session import Session, collect
 
-_REFUSED = ("on_divergence",)
-
 
 @dataclass(slots=True)
 class TestCheck:
@@ -29,7 +27,6 @@ class TestCheck:
         told: Whether the findings have failed the test.
         misuse: The error in the marker, if it has one.
         asked: Whether the test has the marker.
-        compiled: Whether the test called ``torch.compile``.
         unchecked: Whether something that it compiled was left unchecked.
     """
 
@@ -131,9 +128,8 @@ class Watch(CompileWatch):
     def derived(self, settings: Settings, options: Mapping[str, Any]) -> Settings:
         """Settings with other options; an OptionError is raised for unknown ones and bad values."""
         changed = dict(options)
-        for name in _REFUSED:
-            if name in changed:
-                raise OptionError(f"numcheck: option {name!r} is not taken here: findings fail the test.")
+        if "on_divergence" in changed:
+            raise OptionError("numcheck: option 'on_divergence' is not taken here: findings fail the test.")
         compiler = changed.pop("compiler", settings.compiler)
         enabled = bool(changed.pop("enabled", True))
         merged = {**settings.options, **changed}

@@ -21,7 +21,7 @@ from checked_backend._torch.symbols import size_hint
 from checked_backend.findings import Finding
 from checked_backend.graphs.lift import lift_written_attributes, spread_lists
 from checked_backend.options import CheckOptions
-from checked_backend.process.call_stack import with_deep_stack
+from checked_backend.process.memory import with_deep_stack
 from checked_backend.ranks.collectives import (
     collective_lines,
     communicates,

@@ -25,6 +25,7 @@ from checked_backend._torch.tensors import (
 from checked_backend.graphs.operators import UNMARKED_STATISTICS, UPDATING, OperatorKind, argument, describe_operator
 from checked_backend.modes.base import PLAIN, tensors_in, written_tensors
 from checked_backend.numerics.fingerprint import fingerprints
+from checked_backend.scripts.values import span
 
 WIDEST = 4
 """A copy in the same layout may span this many times the memory of the tensor's own size."""
@@ -305,11 +306,6 @@ def copy_in_layout(tensor: torch.Tensor) -> torch.Tensor:
 def is_strided(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no subclass, and its elements lie in memory by strides."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
-
-
-def span(tensor: torch.Tensor) -> int:
-    """The number of elements from a strided tensor's first to its last, in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def repeats_elements(tensor: torch.Tensor) -> bool:

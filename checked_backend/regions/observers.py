@@ -36,12 +36,12 @@ from checked_backend.regions.inputs import (
     WriteCounts,
     copy_values,
     find_effects,
-    span,
     storage_key,
 )
 from checked_backend.regions.process_state import ProcessState, check_settings
 from checked_backend.regions.schedule import TimedCheck
 from checked_backend.regions.torch_state import FinalRngStates, RngState, TorchState, other_threads
+from checked_backend.scripts.values import span
 from checked_backend.verdict.steps.candidate_again import AGAIN
 
 

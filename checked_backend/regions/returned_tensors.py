@@ -37,9 +37,9 @@ from checked_backend.findings import Finding, Kind, Skip
 from checked_backend.numerics.fingerprint import fingerprints
 from checked_backend.regions.execution import Subjects, results_of
 from checked_backend.regions.graph_info import GraphInfo
-from checked_backend.regions.inputs import span
 from checked_backend.regions.reporter import RegionReporter
 from checked_backend.report.session import active_sessions
+from checked_backend.scripts.values import span
 
 MemoryRange: TypeAlias = tuple[int, int]
 """Where memory begins, and the first address behind it."""

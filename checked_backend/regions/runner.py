@@ -21,7 +21,7 @@ from checked_backend.modes.choice_tape import ChoiceTape, RecordChoices, ReplayC
 from checked_backend.modes.float64 import Float64Mode
 from checked_backend.modes.monte_carlo import MonteCarloMode, OneZero, PoisonMode
 from checked_backend.modes.random_tape import RandomTape, RecordRandom, ReplayRandom
-from checked_backend.process.call_stack import with_deep_stack
+from checked_backend.process.memory import with_deep_stack
 from checked_backend.regions.compile import CompiledOnce
 from checked_backend.regions.execution import Call, Cotangents
 from checked_backend.regions.float64_twin import TwinError, default_dtype

@@ -189,11 +189,7 @@ def nothing_done(report: Report) -> tuple[bool, bool]:
 
 
 def advise(report: Report, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return what to do next, each piece of advice once, in the order of the findings.
-
-    Args:
-        findings: The main finding of each cause.
-    """
+    """Return what to do next, each piece of advice once, in the order of the main findings of all causes."""
     if CANDIDATE in report.environment:
         failing = [one for one in findings if one.fails]
         own = [_CANDIDATES.get(one.kind) for one in failing if one.detail not in OF_ITSELF]

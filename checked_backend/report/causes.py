@@ -16,11 +16,7 @@ OF_VALUES = frozenset({Kind.LOGIC, Kind.PRECISION, Kind.NONFINITE, Kind.MUTATION
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Findings that have the same origin as far as is known.
-
-    Attributes:
-        findings: All of them, as they were found; at least one.
-    """
+    """Findings that have the same origin as far as is known, as they were found; at least one."""
 
     findings: tuple[Finding, ...]
 

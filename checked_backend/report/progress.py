@@ -54,8 +54,6 @@ class Progress:
     A stream that breaks, or has gone, ends the telling and nothing else.
 
     Args:
-        stream: Where to; default stderr.
-        clock: Gives seconds.
         on_interrupt: What Ctrl-C does, in brackets behind a space; "" where it just ends the program.
         limit: Seconds that the work may take.
         patient: Say nothing of work that is done soon.

@@ -63,10 +63,7 @@ class Investigations:
 
 
 class Session:
-    """Everything that `collect` gathers.
-
-    Args:
-        on_news: As for `Ledger`.
+    """Everything that `collect` gathers. ``on_news`` is as for `Ledger`.
 
     Attributes:
         closing: Whether a line may tell at the end how much agreed: no region in it has the option ``closing`` off.

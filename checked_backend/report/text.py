@@ -11,7 +11,7 @@ from rich.text import Text
 
 from checked_backend.findings import Verdict
 from checked_backend.report.details import Row
-from checked_backend.report.view import CauseView, sections, short_sections, view
+from checked_backend.report.view import CauseView, sections, view
 from checked_backend.report.words import plain_names, with_texts
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _lines(report: Report, verbose: bool, width: int) -> Iterator[_Line]:
     if parts.more:
         yield _Line("")
         yield from _wrap(parts.more, width)
-    for heading, entries in sections(parts) if verbose else short_sections(parts):
+    for heading, entries in sections(parts, short=not verbose):
         yield from (_Line(""), _Line("", heading, "bold"))
         for entry in entries:
             yield from _wrap(entry, width, "  - ", "    ")

@@ -24,7 +24,7 @@ from checked_backend.report.coverage_view import (
 )
 from checked_backend.report.details import FindingView, Row, finding_view, how_wrong, row, values_at, what
 from checked_backend.report.one_line import is_line_blamed, line_label, one_line, operator_words, user_line
-from checked_backend.report.words import named, of_candidate, plain_names, plain_sentence, stage_words, with_texts
+from checked_backend.report.words import named, of_candidate, plain_names, stage_words, with_texts, words_of
 
 if TYPE_CHECKING:
     from checked_backend.report.report import Report
@@ -52,11 +52,8 @@ class CauseView:
         line_label: Whether it is the user's line, or a library's.
         code: Its text, or "".
         sentence: What kind of problem it is, in plain words.
-        message: What is said of this one.
         results: What it makes wrong, and how far; of many the worst.
         rows: What matters of the rest.
-        findings: Its findings with all that is known of them.
-        is_warning: Whether it fails nothing.
     """
 
     title: str
@@ -126,31 +123,24 @@ def view(report: Report) -> ReportView:
     return laid_out
 
 
-def sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the headed lists that follow the findings, in order; those that are empty are left out."""
-    environment = ("; ".join(parts.environment),) if parts.environment else ()
-    for heading, entries in (
-        ("What to do next", parts.advice),
-        ("Checked", parts.checked),
-        ("Where an error could be greatest and unseen", parts.bluntest),
-        ("Not checked", parts.skipped),
-        ("Ignored, as you asked", parts.ignored),
-        ("Notes", parts.notes),
-        ("Environment", environment),
-    ):
-        if entries:
-            yield heading, entries
+def sections(parts: ReportView, *, short: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Return the headed lists that follow the findings, in order; those that are empty are left out.
 
-
-def short_sections(parts: ReportView) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The sections that a person needs at once."""
-    for heading, entries in (
+    Args:
+        short: Return those that a person needs at once, and of each the first lines.
+    """
+    whole = (
         ("What to do next", parts.advice),
-        ("Not checked", parts.missed),
+        ("Checked", () if short else parts.checked),
+        ("Where an error could be greatest and unseen", () if short else parts.bluntest),
+        ("Not checked", parts.missed if short else parts.skipped),
+        ("Ignored, as you asked", () if short else parts.ignored),
         ("Notes", parts.notes),
-    ):
+        ("Environment", () if short else tuple(filter(None, ["; ".join(parts.environment)]))),
+    )
+    for heading, entries in whole:
+        rest = len(entries) - _SHORT_LINES if short else 0
         if entries:
-            rest = len(entries) - _SHORT_LINES
             yield heading, entries if rest <= 1 else (*entries[:_SHORT_LINES], f"and {rest} more")
 
 
@@ -242,7 +232,7 @@ def _cause(cause: Cause, number: int, details: tuple[FindingView, ...]) -> Cause
         line="" if line is None else clean(f"{line.place} in {line.function}" if line.function else line.place),
         line_label=line_label(main),
         code="" if line is None else clean(line.code),
-        sentence=plain_sentence(main),
+        sentence=words_of(main)[1],
         message=clean(main.message),
         results=shown,
         rows=tuple(_rows(cause, quoted=line is not None)),

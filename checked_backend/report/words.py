@@ -185,7 +185,8 @@ _STAGES: Mapping[str, str] = {
 }
 
 
-def _of(finding: Finding) -> tuple[str, str]:
+def words_of(finding: Finding) -> tuple[str, str]:
+    """The kind of a finding as a verb phrase about one result, ``is wrong``, and in a sentence."""
     if finding.of_node and finding.kind is not Kind.NONFINITE:
         return _OF_NODE
     if finding.about.kind is SubjectKind.STATE:
@@ -214,12 +215,7 @@ def for_several(phrase: str, count: int) -> str:
 
 def said_of(finding: Finding, count: int = 1) -> str:
     """The verb phrase for so many results with this finding: ``is wrong``, ``are wrong``."""
-    return for_several(_of(finding)[0], count)
-
-
-def plain_sentence(finding: Finding) -> str:
-    """The kind of a finding in a sentence."""
-    return _of(finding)[1]
+    return for_several(words_of(finding)[0], count)
 
 
 def named(subject: str) -> str:

@@ -27,12 +27,7 @@ _MAX_BYTES = 32 * 2**20  # a report is kilobytes; a larger file is something els
 
 @dataclass(frozen=True, slots=True)
 class ReadReports:
-    """The reports of a file or a folder.
-
-    Attributes:
-        reports: The reports, by file name; each has its ``path``.
-        broken: Files that are not reports, and what is wrong with each.
-    """
+    """The reports of a file or a folder by file name, and the files that are none, with what is wrong with each."""
 
     reports: tuple[Report, ...]
     broken: tuple[tuple[Path, str], ...]

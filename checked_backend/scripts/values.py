@@ -122,7 +122,7 @@ class TensorWriter:
     def _write_memory(self, key: int, sharing: list[torch.Tensor]) -> None:
         """Write the memory of several tensors, in the dtype of all of them, or as bytes."""
         dtype = sharing[0].dtype if len({tensor.dtype for tensor in sharing}) == 1 else torch.uint8
-        end = max((tensor.storage_offset() + _span(tensor)) * tensor.element_size() for tensor in sharing)
+        end = max((tensor.storage_offset() + span(tensor)) * tensor.element_size() for tensor in sharing)
         memory = torch.empty(0, dtype=dtype, device=sharing[0].device).set_(
             sharing[0].untyped_storage(), 0, (end // dtype.itemsize,), (1,)
         )
@@ -142,7 +142,7 @@ class TensorWriter:
             back = [order.index(at) for at in range(once.dim())]
             turned = "" if back == list(range(len(back))) else ".t()" if back == [1, 0] else f".permute({tuple(back)})"
             return f"{self._dense(permuted, name)}{turned}{expand}"
-        memory = value.as_strided((_span(value),), (1,), value.storage_offset())
+        memory = value.as_strided((span(value),), (1,), value.storage_offset())
         return f"torch.as_strided({self._dense(memory, name)}, {tuple(value.shape)}, {value.stride()})"
 
     def _dense(self, value: torch.Tensor, name: str) -> str:
@@ -170,19 +170,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements from a tensor's first to its last in memory."""
+def span(tensor: torch.Tensor) -> int:
+    """The number of elements from a strided tensor's first to its last, in memory."""
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a tensor's values can be written.
-
-    Attributes:
-        rank: Smaller is simpler.
-        text: Code of a contiguous tensor with these values; None if it is too long.
-    """
+    """Code of a contiguous tensor with a tensor's values, None if it is too long; a smaller rank is simpler."""
 
     rank: int
     text: str | None

@@ -44,7 +44,6 @@ class Plan:
 
     Attributes:
         jobs: The cases of this part of the sweep, in order; ``others`` are those of other parts.
-        versions: Versions of the libraries that results depend on.
     """
 
     jobs: list[SweepJob]

@@ -26,8 +26,7 @@ from checked_backend.report import Report
 from checked_backend.report.session import Session
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.subjects import Subject
-from checked_backend.sweep.rules import matches
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings, matches
 from checked_backend.sweep.suites import suite_of
 from checked_backend.sweep.suites.base import Built, Unsupported
 
@@ -319,7 +318,7 @@ def _prepare(built: Built, training: bool, dtype: str, device: str) -> Built:
     args, kwargs = tree_map(lambda leaf: _moved(leaf, device, wanted), (tuple(built.args), dict(built.kwargs)))
     function = built.function
     if dtype == "amp":
-        function = Autocast(module, device) if module is not None else _under_autocast(built.function, device)
+        function = Autocast(module, device) if module is not None else torch.autocast(device)(built.function)
     return replace(built, function=function, args=args, kwargs=kwargs)
 
 
@@ -344,11 +343,3 @@ class Autocast(torch.nn.Module):
         """Run the model."""
         with torch.autocast(self._device):
             return self.model(*args, **kwargs)
-
-
-def _under_autocast(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device):
-            return function(*args, **kwargs)
-
-    return run

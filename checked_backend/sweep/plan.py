@@ -14,8 +14,7 @@ from typing import Any
 from checked_backend.errors import SuiteError
 from checked_backend.process.job import Job, JobResources, Warm, run
 from checked_backend.runs.case import Case
-from checked_backend.sweep.rules import TAGS, Rules, matches
-from checked_backend.sweep.settings import DTYPES, MODES, Settings
+from checked_backend.sweep.rules import DTYPES, MODES, TAGS, Rules, Settings, matches
 
 FIXED = "as dumped"
 """The mode and the dtype of a case in which both are fixed."""

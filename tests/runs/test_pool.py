@@ -21,7 +21,7 @@ from checked_backend.process.job import JobResources
 from checked_backend.runs.case import Case, CaseResult
 from checked_backend.runs.pool import LocalPool, RayPool
 from checked_backend.sweep.plan import SweepJob
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from tests.support.sweep_tools import jobs_of, outcome
 
 Started = Callable[[int], None]

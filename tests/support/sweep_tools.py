@@ -20,7 +20,7 @@ from checked_backend.runs.summary import Summary, summarize
 from checked_backend.sweep.drive import Plan, run_sweep
 from checked_backend.sweep.examine import examine
 from checked_backend.sweep.plan import Sweep, SweepJob
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7"}
 

@@ -28,7 +28,7 @@ from checked_backend.runs.text import render_text
 from checked_backend.sweep import drive
 from checked_backend.sweep.drive import merge, modules_of, run_sweep, statuses_of, warm_process
 from checked_backend.sweep.plan import SweepJob
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from tests.support.sweep_tools import asked, jobs_of, outcome, plan_of, scripted, swept
 
 MODELS = ("a", "b", "c", "d")

@@ -14,7 +14,7 @@ from torch._dynamo.backends import registry
 from checked_backend import Report, Verdict, check
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.sweep.examine import examine
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from tests.support import faults
 
 MODELS = """

@@ -13,8 +13,7 @@ from checked_backend.errors import SuiteError
 from checked_backend.process.job import JobEnd, JobResources
 from checked_backend.sweep import plan
 from checked_backend.sweep.plan import Listed, Sweep, SweepJob, list_suite, parse_modes, planned, spec_of
-from checked_backend.sweep.rules import load_rules
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings, load_rules
 
 
 def model(name: str, **more: bool) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.rules import Rules, load_rules, matches
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Rules, Settings, load_rules, matches
 
 CASE = Case("torchbench", "resnet", "training", "float16", "cpu", "inductor")
 

@@ -14,7 +14,7 @@ from checked_backend.report import Report
 from checked_backend.runs.case import Case, CaseResult, Status
 from checked_backend.sweep.drive import modules_of, result_of, run_case
 from checked_backend.sweep.plan import SweepJob
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from tests.support.program_texts import COMPILER_WITH_COSINE_FOR_SINE
 from tests.support.sweep_tools import outcome
 

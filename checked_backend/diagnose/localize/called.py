@@ -90,9 +90,6 @@ def called_bodies(gm: fx.GraphModule, inputs: Sequence[Any], node: fx.Node) -> l
     """The bodies that a higher-order operator calls in eager, with the inputs of the first and the last call of each.
 
     A body that is called under vmap, as ``flex_attention`` calls it, gets the values of one element.
-
-    Returns:
-        The bodies that are called, each with its inputs, in the order of the operator's inputs.
     """
     own = eager_graph(gm)  # there a checkpoint calls its body as Python
     follower = fx.Interpreter(own)

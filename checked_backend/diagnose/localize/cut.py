@@ -40,12 +40,7 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64, sys.maxsize)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A small case that fails.
-
-    Attributes:
-        node: The node that errs, in the whole graph.
-        finding: How the case fails.
-    """
+    """A small case that fails, the node of the whole graph that errs, and how the case fails."""
 
     case: GraphCase
     node: fx.Node

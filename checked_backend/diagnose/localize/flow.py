@@ -51,7 +51,6 @@ def error_flow(
 
     Args:
         candidate: Values of the compiled program in one call of the graph, by the names of nodes.
-        at_fault: The node that errs there.
 
     Returns:
         The errors; empty if the graph cannot be run or walked, or the values take too much memory or show no error.

@@ -68,12 +68,7 @@ def is_of_values(finding: Finding) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WrongKernel:
-    """A kernel of the compiled program that is clearly wrong on the inputs that it really got.
-
-    Attributes:
-        wrong: The node of the module's graph whose value is wrong.
-        faulty: The operator that makes it.
-    """
+    """A kernel that is clearly wrong on the inputs that it really got, the wrong value's node, and what makes it."""
 
     module: CheckedModule
     wrong: fx.Node
@@ -94,11 +89,9 @@ class Location:
         op: Its name in ATen: the operator to which the user's call comes down.
         within: How the node is related to the operator of the user's graph, if a decomposition made the node.
         message: The difference of its result, as text.
-        cut: A small case that fails.
         notes: The steps that were tried, and why the search went no further.
         flow: How the error flows through the graph, if the probe saw that.
         recorded: The graph, if a kernel was found to be wrong.
-        kernel: That kernel.
     """
 
     stage: str
@@ -286,11 +279,7 @@ def _first_wrong_stage(
 
 
 def _raising_node(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Node, Exception] | None:
-    """Run a graph in eager until a node raises.
-
-    Returns:
-        The node and what it raised; None if none does.
-    """
+    """The first node of a graph that raises in eager, and what it raises; None if none does."""
     own = eager_graph(gm)
     follower = fx.Interpreter(own)
     follower.args_iter = iter(inputs)

@@ -25,7 +25,6 @@ from checked_backend.diagnose.localize.subgraph import (
     part_of,
     tensors_made,
     unshared,
-    with_outputs,
 )
 from checked_backend.diagnose.oracle import find_apart
 from checked_backend.errors import CheckedBackendError
@@ -153,20 +152,31 @@ class _Compiled:
         inside = set(part)  # the segment returns the values that later calls use, so that fusion stays as it was
         wanted = [made for made in part if not inside.issuperset(made.users)]
         returned = [made for made in wanted if isinstance(recorded_value(made), torch.Tensor)]
-        segment, sources = part_of(self._gm, part, returned)
-        own = {node.name: node for node in segment.graph.nodes}
-        exposed = [made.name for node in part if worth_exposing(node) for made in tensors_made(node)]
-        instrumented, places = with_outputs(segment, [own[name] for name in exposed])
+        exposed = [made for node in part if worth_exposing(node) for made in tensors_made(node)]
+        places = dict[str, int]()
+
+        def with_exposed(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+            outputs = [*nodes[: len(returned)]]
+            for each, value in zip(exposed, nodes[len(returned) :], strict=True):
+                if "example_value" in value.meta:  # a value that is written to later must be copied before
+                    with graph.inserting_after(value):
+                        value = graph.call_method("clone", (value,))
+                if value not in outputs:
+                    outputs.append(value)
+                places[each.name] = outputs.index(value)
+            return outputs
+
+        instrumented, sources = part_of(self._gm, part, [*returned, *exposed], finish=with_exposed)
         # the walk takes up an input where it is first read
         given = copy_values([values[source] if source in values else self._inputs[source] for source in sources])
         traced = [recorded_value(node) for node in instrumented.graph.find_nodes(op="placeholder")]
         compiled = compile_again(self._compiler, instrumented, traced, given)
         torch.manual_seed(0)  # the caller puts the random state back
         results = compiled(*given)
-        for name, place in zip(exposed, places, strict=True):
+        for name, place in places.items():
             self.results[self.exposed.values[name]] = results[place]
         if len(self._parts) == 1:
-            self.kept.update((name, results[place]) for name, place in zip(exposed, places, strict=True))
+            self.kept.update((name, results[place]) for name, place in places.items())
         for node in part:
             for source, place in self.exposed.versions.get(node.name, {}).items():
                 self.results[place] = given[[each.name for each in sources].index(source)]

@@ -38,10 +38,9 @@ _READERS_TRIED = 12
 def wrong_producer(
     cut: Cut, oracle: CallOracle, explains: Callable[[Finding, Finding], bool] = lambda _found, _wanted: True
 ) -> tuple[str, Finding] | None:
-    """Find an operator before a cut's last one that gives wrong values to every reader.
+    """Find an operator before a cut's last one, which is right by itself, that gives wrong values to every reader.
 
     Args:
-        cut: A case that fails, whose last operator is right by itself.
         explains: Whether a finding of another reader may explain the finding of the cut.
 
     Returns:

@@ -175,29 +175,6 @@ def self_contained(gm: fx.GraphModule, ambient: TorchState, *, gradients: bool =
     return copied
 
 
-def with_outputs(gm: fx.GraphModule, extra: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[int]]:
-    """Copy a graph so that it returns further nodes too.
-
-    Returns:
-        The graph, and for each further node its place among the graph's results.
-    """
-    graph = fx.Graph()
-    copied: dict[fx.Node, fx.Node] = {}
-    returned = graph.graph_copy(gm.graph, copied)
-    outputs = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-    places = []
-    for node in extra:
-        own = copied[node]
-        if "example_value" in node.meta:  # a value that is written to later must be copied before
-            with graph.inserting_after(own):
-                own = graph.call_method("clone", (own,))
-        if own not in outputs:
-            outputs.append(own)
-        places.append(outputs.index(own))
-    graph.output(tuple(outputs))
-    return fx.GraphModule(gm, graph), places
-
-
 def part_of(
     gm: fx.GraphModule,
     nodes: Collection[fx.Node],
@@ -205,11 +182,7 @@ def part_of(
     *,
     finish: Finish | None = None,
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """Make a graph of some nodes of another graph.
-
-    Args:
-        nodes: The calls of the graph that the part gets.
-        returned: Those among them whose values the part returns.
+    """Make a graph of some calls of another graph, which returns the values of some of them.
 
     Returns:
         The part, whose calls run under the same modes as in the whole graph, and the nodes of the graph whose values

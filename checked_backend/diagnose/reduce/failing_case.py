@@ -127,11 +127,7 @@ def call_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 
 def record_values(program: FailingCase, names: frozenset[str] | None = None) -> dict[str, Any]:
-    """Run a program in eager and keep the values of its nodes.
-
-    Returns:
-        Values by name of node. They may share memory.
-    """
+    """The values of a program's nodes in eager, by their names. They may share memory."""
     found: dict[str, Any] = {}
 
     class _Recorder(fx.Interpreter):

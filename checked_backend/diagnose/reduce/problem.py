@@ -28,6 +28,7 @@ TIMEOUT_FACTOR = 8.0
 
 
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.float64, torch.bfloat16, torch.float16, torch.int32)
+_UNUSUAL = {dtype: place for place, dtype in enumerate(_DTYPES)}
 
 
 class OutOfTime(Exception):
@@ -76,6 +77,7 @@ def measure_size(program: FailingCase) -> Size:
     calls = call_nodes(graph)
     constants = [constant for node in calls for constant in constants_of(node)]
     tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
+    dtypes = [*(tensor.dtype for tensor in tensors), *(one for one in constants if isinstance(one, torch.dtype))]
     return Size(
         calls=len(calls),
         outputs=len(outputs_of(graph)),
@@ -84,7 +86,7 @@ def measure_size(program: FailingCase) -> Size:
         elements=sum(tensor.numel() for tensor in tensors) + sum(map(_made, calls)),
         dimensions=sum(tensor.dim() for tensor in tensors),
         nodes=len(graph.nodes),
-        dtypes=sum(map(_unusual, (*(tensor.dtype for tensor in tensors), *constants))),
+        dtypes=sum(_UNUSUAL.get(dtype, len(_UNUSUAL)) for dtype in dtypes),
         layouts=sum(not tensor.is_contiguous() or tensor.storage_offset() != 0 for tensor in tensors),
         values=sum(form_of(tensor).rank for tensor in tensors),
         arguments=sum(1 if constant in (0, None) else 1 + len(str(constant)) for constant in constants),
@@ -100,13 +102,6 @@ def _identity(program: FailingCase) -> Hashable:
         for value in program.case.inputs
     ]
     return (program.case.graph.code, program.subject, program.case.dynamic, *values)
-
-
-def _unusual(value: object) -> int:
-    """How unusual a dtype is; 0 for anything else."""
-    if not isinstance(value, torch.dtype):
-        return 0
-    return _DTYPES.index(value) if value in _DTYPES else len(_DTYPES)
 
 
 def constants_of(node: fx.Node) -> list[Any]:
@@ -181,13 +176,12 @@ class Problem:
             self._timeout = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * (time.monotonic() - began))
         return wrong
 
-    def consider(self, candidate: FailingCase) -> bool:
-        """Accept a program if it is smaller than the best and still goes wrong in the same way.
+    def consider(self, candidate: FailingCase | None) -> bool:
+        """Accept a program, if there is one, if it is smaller than the best and still goes wrong in the same way.
 
         A program with an undefined result is not accepted, unless the original program has one.
         """
-        size = measure_size(candidate)
-        if not size < self.size:
+        if candidate is None or not (size := measure_size(candidate)) < self.size:
             return False
         if not self._races and has_race(candidate):
             return False

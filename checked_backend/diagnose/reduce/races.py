@@ -21,10 +21,7 @@ def has_race(program: FailingCase) -> bool:
     """Whether eager, on this program's inputs, writes different values to one place in one call.
 
     The result of such a call depends on the order of its writes. Torch promises no order, so a compiled program may
-    rightly differ.
-
-    Returns:
-        Whether there is such a write; what was seen so far if eager raises.
+    rightly differ. If eager raises, what was seen so far counts.
     """
     if not any(map(_may_race, program.case.graph.graph.nodes)):
         return False
@@ -61,7 +58,9 @@ def _differ(where: torch.Tensor, values: torch.Tensor) -> bool:
     return bool(((group[1:] == group[:-1]) & other.bool()).any())
 
 
-def _index_put(x: torch.Tensor, places: Sequence[Any], values: torch.Tensor, accumulate: bool = False) -> bool:
+def _index_put(
+    x: torch.Tensor, places: Sequence[Any], values: torch.Tensor, accumulate: bool = False, _unsafe: bool = False
+) -> bool:
     if accumulate or values.numel() == 1:
         return False
     numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
@@ -80,11 +79,7 @@ def _scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) 
 
 _WRITES: Mapping[tuple[str, str], Callable[..., bool]] = MappingProxyType(
     {
-        ("index_put", ""): _index_put,
-        ("unsafe_index_put", ""): _index_put,
-        ("index_put_impl", ""): lambda x, places, values, accumulate=False, _unsafe=False: _index_put(
-            x, places, values, accumulate
-        ),
+        **dict.fromkeys((("index_put", ""), ("unsafe_index_put", ""), ("index_put_impl", "")), _index_put),
         ("scatter", "src"): _scatter,
         ("index_copy", ""): lambda x, dim, index, source: (
             x.dim() > 0 and _differ(index.reshape(-1), source.movedim(dim, 0))

@@ -52,10 +52,6 @@ def reduce(
 
     Each program is compiled and checked in a worker process with a time limit, without compile caches.
 
-    Args:
-        deadline: A `time.monotonic` moment; the best until then is returned.
-        progress: Called before each program that is tried, with a line for people.
-
     Returns:
         The problem with the smallest program found, also after the deadline and after Ctrl-C.
     """

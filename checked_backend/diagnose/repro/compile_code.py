@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 import sys
 import sysconfig
 import textwrap
@@ -186,30 +187,15 @@ def _is_torchs(value: Any) -> bool:
     return home.partition(".")[0] in ("torch", "math", "operator", "builtins")
 
 
-_IRRELEVANT = (
-    "cache",
-    "caches",
-    "caching",
-    "compile_threads",
-    "debug",
-    "log",
-    "logger",
-    "logging",
-    "precompile",
-    "trace",
-    "verbose",
-    "worker",
-    "progress",
-    "pgo",
-    "subproc",
-    "recompile",
+_IRRELEVANT = re.compile(  # whole words: epilogue_fusion is not about a log
+    r"(?:^|[._])(?:cache|caches|caching|compile_threads|debug|log|logger|logging|precompile|trace|verbose|worker"
+    r"|progress|pgo|subproc|recompile)(?:[._]|$)"
 )
 
 
 def matters(setting: str) -> bool:
     """Whether a setting's name has no word by which it changes how compilation goes, and not its result."""
-    words = f"_{setting.replace('.', '_')}_"  # whole ones: epilogue_fusion is not about a log
-    return not any(f"_{word}_" in words for word in _IRRELEVANT)
+    return _IRRELEVANT.search(setting) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +205,11 @@ class CompileCode:
     Attributes:
         arguments: The arguments of ``torch.compile``, after the function.
         problem: Why the script cannot compile in a fresh process; "" if it can.
-        copied: Whether ``lines`` have a user's own source, whose annotations may use names that the script lacks.
     """
 
     arguments: str
-    lines: tuple[str, ...] = field(default=())
+    lines: tuple[str, ...] = ()
     problem: str = ""
-    copied: bool = False
 
 
 def write_compile(program: FailingCase, *, random: bool | None = None) -> CompileCode:
@@ -263,7 +247,7 @@ def write_compile(program: FailingCase, *, random: bool | None = None) -> Compil
         arguments.append(f"options={given!r}")
     if program.case.dynamic:
         arguments.append("dynamic=True")
-    return CompileCode(", ".join(arguments), tuple(lines), problem, any(line.startswith("\n") for line in lines))
+    return CompileCode(", ".join(arguments), tuple(lines), problem)
 
 
 def is_random(program: FailingCase) -> bool:

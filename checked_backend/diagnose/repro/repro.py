@@ -112,7 +112,21 @@ def write_repro(
             script.about.append("In float64: in lower precision rounding differs as much.")
     compiled = write_compile(program, random=True if kind is Kind.RNG else None)
     shown = finding or Finding(kind, subject, _NOT_SHOWN)
-    return _first_that_shows(script, program, shown, compiled, timeout)
+    output, first = "", ""
+    for plain in (True, False):
+        script.write(program, shown, compiled, plain=plain)
+        if script.text == first:
+            break
+        repro = script.run(timeout)
+        if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
+            return Repro(script.path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
+        if repro.confirmed:
+            return repro
+        output = repro.output
+        if _took_too_long(output) or compiled.problem:
+            break
+        first = script.text
+    return Repro(script.path, False, output)
 
 
 def write_kernel_repro(
@@ -139,27 +153,6 @@ def write_kernel_repro(
     for file in (script.path, script.values_path):
         file.unlink(missing_ok=True)
     return None
-
-
-def _first_that_shows(
-    script: _Script, program: FailingCase, shown: Finding, compiled: CompileCode, timeout: float
-) -> Repro:
-    """Write a script that calls plain ``torch`` functions. If it does not show the bug, write one with operators."""
-    output, first = "", ""
-    for plain in (True, False):
-        script.write(program, shown, compiled, plain=plain)
-        if script.text == first:
-            break
-        repro = script.run(timeout)
-        if repro.confirmed and shown.message == _NOT_SHOWN and shown.kind in (Kind.LOGIC, Kind.PRECISION):
-            return Repro(script.path, False, f"{_NOT_SHOWN}: its noise is not known, and rounding alone may differ")
-        if repro.confirmed:
-            return repro
-        output = repro.output
-        if _took_too_long(output) or compiled.problem:
-            break
-        first = script.text
-    return Repro(script.path, False, output)
 
 
 def write_source_repro(
@@ -270,7 +263,8 @@ class _Script:
             f"compiled = torch.compile(program, {compile_code.arguments})",
         ]
         title = f"{finding.kind}: {finding.message.splitlines()[0] if finding.message else 'differs from eager'}"
-        copied = compile_code.copied or bool(operators.lines)
+        own = [*compile_code.lines, *operators.lines]
+        copied = any(line.startswith("\n") for line in own)
         self.assemble(title, body, lines, _comparison(program, finding), copied=copied, compiles=not compiled)
 
     def values(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:

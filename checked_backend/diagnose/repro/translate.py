@@ -11,7 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from keyword import iskeyword
 from types import MappingProxyType
 from typing import Any
@@ -34,13 +34,15 @@ from checked_backend.graphs.nodes import followed, is_getitem, outputs_of, recor
 from checked_backend.numerics.bits import same_bits
 from checked_backend.scripts.values import Untranslatable, write_value
 
-Arguments = tuple[list[Any], dict[str, Any]]
-
 SIGNS: Mapping[Any, str] = {
     operator.not_: "not {}",
     **{getattr(operator, name): text for name, text in magic_methods.items() if name != "div"},
 }
 """How Python writes a function of its ``operator`` module: ``{} + {}``."""
+
+_SIGNED: Mapping[str, Callable[..., Any]] = {text: function for function, text in SIGNS.items()} | {
+    "[]": operator.getitem
+}
 
 IN_PLACE_SIGNS: Mapping[Any, str] = {getattr(operator, name): text for name, text in inplace_methods.items()}
 """Functions that are statements. They change their first argument and return it."""
@@ -54,6 +56,7 @@ _HOMES: tuple[tuple[str, Any, str], ...] = (
     ("torch.fft", torch.fft, "fft_"),
     ("torch.nested", torch.nested, "nested_"),
 )
+_NAMED: Mapping[str, Any] = {"": torch.Tensor, **{text: home for text, home, _ in _HOMES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,9 @@ _HIGHER_ORDER: Mapping[str, Name] = MappingProxyType(
 
 
 def name_of(function: Callable[..., Any]) -> Name | None:
-    """Find the name under which a fresh process finds a function.
+    """The plainest name under which a fresh process finds a function that a Dynamo graph calls.
 
-    Args:
-        function: A function that a Dynamo graph calls: of torch, of Python, or of a module that can be imported.
-
-    Returns:
-        Its plainest name; None if it has none, because it was made at run time or in the main program.
+    None if it has none, because it was made at run time or in the main program.
     """
     if isinstance(function, OpOverloadPacket):
         return Name(f"torch.ops.{function!s}")
@@ -102,10 +101,6 @@ def name_of(function: Callable[..., Any]) -> Name | None:
     for module, holder in (("math", math), ("operator", operator)):
         if getattr(holder, own, None) is function:
             return Name(f"{module}.{own}", module)
-    return _imported(function, own)
-
-
-def _imported(function: Callable[..., Any], own: str) -> Name | None:
     module = str(getattr(function, "__module__", None) or "")
     path = str(getattr(function, "__qualname__", own))
     if followed(sys.modules.get(module), path) is not function or module in ("", "__main__"):
@@ -118,14 +113,24 @@ class Spelling:
     """One way to write a call.
 
     Attributes:
-        text: The function's name, or how Python's sign for it is written (``{} + {}``).
+        text: The function's name (``F.relu``; ``.view`` of a tensor), ``[]``, or how Python's sign for it is written
+            (``{} + {}``).
         first: Whether it only returns the first of the operator's results.
     """
 
     text: str
-    function: Callable[..., Any]
-    arguments: Arguments
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     first: bool = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What the text names."""
+        if self.text in _SIGNED:
+            return _SIGNED[self.text]
+        home, _, name = self.text.rpartition(".")
+        found: Callable[..., Any] = getattr(_NAMED[home], name)
+        return found
 
 
 _OPERATORS = {
@@ -150,63 +155,47 @@ _Rule = Callable[[Sequence[Any]], Iterator[Spelling]]
 
 def _convolution(a: Sequence[Any]) -> Iterator[Spelling]:
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = a
-    kind = f"conv_transpose{len(stride)}d" if transposed else f"conv{len(stride)}d"
-    function = getattr(F, kind, None)
-    if function is None:
-        return
-    short: list[Any] = [x, weight] if bias is None else [x, weight, bias]
+    text = f"F.conv_transpose{len(stride)}d" if transposed else f"F.conv{len(stride)}d"
+    short = [x, weight] if bias is None else [x, weight, bias]
     keywords = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    if transposed:
-        keywords["output_padding"] = output_padding
-    yield Spelling(f"F.{kind}", function, (short, {}))
-    yield Spelling(f"F.{kind}", function, (short, keywords))
+    yield Spelling(text, short)
+    yield Spelling(text, short, {**keywords, "output_padding": output_padding} if transposed else keywords)
 
 
 def _attention(a: Sequence[Any]) -> Iterator[Spelling]:
-    function = F.scaled_dot_product_attention
-    yield Spelling("F.scaled_dot_product_attention", function, ([*a[:3]], {}), first=True)
+    yield Spelling("F.scaled_dot_product_attention", a[:3], first=True)
     if len(a) > 4:
         keywords = {"dropout_p": a[3], "is_causal": a[4]}
-        yield Spelling("F.scaled_dot_product_attention", function, ([*a[:3]], keywords), first=True)
+        yield Spelling("F.scaled_dot_product_attention", a[:3], keywords, first=True)
 
 
-def _iota(length: int, *, start: int, step: int, dtype: torch.dtype, **_more: Any) -> Iterator[Spelling]:
+def _iota(length: int, *, start: int, step: int, dtype: torch.dtype, **_more: Any) -> Spelling:
     ends = [length] if (start, step) == (0, 1) else [start, start + length * step, *([] if step == 1 else [step])]
-    yield Spelling("torch.arange", torch.arange, (ends, {} if dtype is torch.int64 else {"dtype": dtype}))
+    return Spelling("torch.arange", ends, {} if dtype is torch.int64 else {"dtype": dtype})
 
 
-def _index(a: Sequence[Any]) -> Iterator[Spelling]:
-    x, places = a
-    yield Spelling("[]", operator.getitem, ([x, tuple(slice(None) if at is None else at for at in places)], {}))
+def _sliced(x: Any, dim: int, start: int | None, end: int | None, step: int) -> tuple[Any, ...]:
+    part = slice(start or None, None if end == 2**63 - 1 else end, None if step == 1 else step)
+    return _taken(x, dim, part)
 
 
-def _slice(a: Sequence[Any]) -> Iterator[Spelling]:
-    _, dim, start, end, step = a
-    if dim >= 0:
-        end = None if end == 2**63 - 1 else end
-        part = slice(start or None, end, None if step == 1 else step)
-        yield Spelling("[]", operator.getitem, ([a[0], (*[slice(None)] * dim, part)], {}))
+def _taken(x: Any, dim: int, part: Any) -> tuple[Any, ...]:
+    if dim < 0:
+        raise ValueError("places are counted from the first dimension")
+    return x, (*[slice(None)] * dim, part)
 
 
-def _select(a: Sequence[Any]) -> Iterator[Spelling]:
-    x, dim, at = a
-    if dim >= 0:
-        yield Spelling("[]", operator.getitem, ([x, (*[slice(None)] * dim, at)], {}))
-
-
-def _named(name: str, arguments: Callable[..., Any] = lambda *a: a, *, first: bool = False) -> _Rule:
+def _named(text: str, arguments: Callable[..., Any] = lambda *a: a, *, first: bool = False) -> _Rule:
     """A function of another name.
 
     Args:
         arguments: Makes its arguments of the operator's: positional ones, or a pair of these and a dictionary.
     """
-    home, _, last = name.rpartition(".")
-    function = getattr({"torch": torch, "F": F, "": torch.Tensor}[home], last)
 
     def written(a: Sequence[Any]) -> Iterator[Spelling]:
         given = arguments(*a)
         args, kwargs = given if isinstance(given[-1], dict) else (given, {})
-        yield Spelling(name, function, ([*args], kwargs), first=first)
+        yield Spelling(text, args, kwargs, first)
 
     return written
 
@@ -230,7 +219,7 @@ _SPECIAL: Mapping[str, _Rule] = {
     "aten._unsafe_view.default": _named("torch.reshape"),
     "aten.convolution.default": _convolution,
     "aten.embedding.default": _named("F.embedding", lambda weight, indices, *_: (indices, weight)),
-    "aten.index.Tensor": _index,
+    "aten.index.Tensor": _named("[]", lambda x, at: (x, tuple(slice(None) if one is None else one for one in at))),
     "aten.max_pool2d_with_indices.default": _named("F.max_pool2d", first=True),
     "aten.multi_margin_loss.default": _named("F.multi_margin_loss"),
     "aten.multilabel_margin_loss_forward.default": _named(
@@ -253,8 +242,8 @@ _SPECIAL: Mapping[str, _Rule] = {
         ),
         first=True,
     ),
-    "aten.select.int": _select,
-    "aten.slice.Tensor": _slice,
+    "aten.select.int": _named("[]", _taken),
+    "aten.slice.Tensor": _named("[]", _sliced),
     "aten.split_with_sizes.default": _named("torch.split"),
     "prims.convert_element_type.default": _named(".to"),
 }
@@ -267,25 +256,25 @@ def spellings(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     base = target._schema.name.partition("::")[2]
     function: Any = getattr(operator, _OPERATORS.get(base, base), None)
     if function in SIGNS and len(args) == 2 and not kwargs:
-        yield Spelling(SIGNS[function], function, (args, {}))
+        yield Spelling(SIGNS[function], args)
     if name == "aten._to_copy.default":
-        yield Spelling(".to", torch.Tensor.to, ([*args, *kwargs.values()], {}))
-        yield Spelling(".to", torch.Tensor.to, (args, kwargs))
+        yield Spelling(".to", [*args, *kwargs.values()])
+        yield Spelling(".to", args, kwargs)
     if name == "prims.iota.default" and all(type(value) is int for value in (args[0], kwargs["start"], kwargs["step"])):
-        yield from _iota(args[0], **kwargs)
+        yield _iota(args[0], **kwargs)
     if name in _SPECIAL and not kwargs:
         missing = [argument for argument in target._schema.arguments[len(args) :] if not argument.kwarg_only]
         full = [*args, *(argument.default_value for argument in missing)]
         with contextlib.suppress(IndexError, TypeError, ValueError):  # other arguments in this version of torch
             yield from _SPECIAL[name](full)
     for text, home, prefix in _HOMES:
-        if base.startswith(prefix) and callable(found := getattr(home, base.removeprefix(prefix), None)):
-            yield Spelling(f"{text}.{base.removeprefix(prefix)}", found, (args, kwargs))
-    if callable(method := getattr(torch.Tensor, base, None)):
-        yield Spelling(f".{base}", method, (args, kwargs))
+        if base.startswith(prefix) and callable(getattr(home, base.removeprefix(prefix), None)):
+            yield Spelling(f"{text}.{base.removeprefix(prefix)}", args, kwargs)
+    if callable(getattr(torch.Tensor, base, None)):
+        yield Spelling(f".{base}", args, kwargs)
 
 
-def _without_defaults(target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+def _without_defaults(target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     declared = target._schema.arguments
     plain: Mapping[str, Any] = {"device": torch.device("cpu"), "pin_memory": False, "layout": torch.strided}
     for argument in declared:
@@ -485,7 +474,7 @@ class GraphWriter:
             return False
         try:
             expected = self._run(node.target, node.args, node.kwargs)
-            actual = self._run(spelling.function, *spelling.arguments)
+            actual = self._run(spelling.function, spelling.args, spelling.kwargs)
             return _equal(expected[0] if spelling.first else expected, actual)
         except Exception:  # it takes other arguments, or has no memory whose bits could be compared
             return False
@@ -501,14 +490,14 @@ class GraphWriter:
         return compact(value) if isinstance(value, torch.Tensor) else value
 
     def _spelled(self, spelling: Spelling) -> str:
-        args, kwargs = spelling.arguments
+        args = spelling.args
         if spelling.text == "[]":
             return f"{self.text(args[0])}[{self._index(args[1])}]"
         if "{}" in spelling.text:
             return spelling.text.format(*map(self.text, args))
         if spelling.text.startswith("."):
-            return f"{self.text(args[0])}{spelling.text}({self._arguments(args[1:], kwargs)})"
-        return f"{spelling.text}({self._arguments(args, kwargs)})"
+            return f"{self.text(args[0])}{spelling.text}({self._arguments(args[1:], spelling.kwargs)})"
+        return f"{spelling.text}({self._arguments(args, spelling.kwargs)})"
 
     def _index(self, place: Any) -> str:
         places = place if isinstance(place, tuple) and place else (place,)

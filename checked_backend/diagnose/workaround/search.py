@@ -61,7 +61,6 @@ class WorkaroundSearch:
     Attributes:
         oracle: Checks one case of the small program.
         evidence: Receives the steps that were tried, for people.
-        stage: The first wrong stage.
         helpful: The setting that was found to help the region.
         in_vain: Whether even the user's line outside of the compiler was seen not to help.
         no_line: Why that line is not left to eager.
@@ -255,7 +254,6 @@ def find_workaround(
     """Find a setting under which a program that goes wrong is right.
 
     Args:
-        step: Which settings are tried.
         confirm: Whether a setting that helps the program also helps the region that it was cut from. If not, the next
             one is tried.
 

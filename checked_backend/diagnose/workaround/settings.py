@@ -221,11 +221,7 @@ PROCESS: Sequence[Setting] = (
 
 
 def pass_settings(passes: Mapping[str, Sequence[str]]) -> list[Setting]:
-    """For each graph pass that Inductor can do without, a setting that leaves it out.
-
-    Args:
-        passes: The passes, each with the patterns that it replaced.
-    """
+    """For each graph pass that Inductor can do without, named with what it replaced, a setting that leaves it out."""
     return [
         Setting(f"no graph pass {name}{f' ({listed(patterns)})' if patterns else ''}", {_PASSES: name})
         for name, patterns in passes.items()

@@ -21,8 +21,7 @@ from checked_backend._torch.generated_modules import GeneratedModule
 from checked_backend.errors import CheckedBackendError, is_out_of_memory
 from checked_backend.findings import Finding, Skip
 from checked_backend.graphs.nodes import outputs_of, recorded_value
-from checked_backend.process.call_stack import with_deep_stack
-from checked_backend.process.memory import whole_memory
+from checked_backend.process.memory import whole_memory, with_deep_stack
 from checked_backend.regions.compile import Compiler, compile_again, eager_graph
 from checked_backend.regions.execution import Call, Subjects
 from checked_backend.regions.operator_check.findings import findings_of

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from checked_backend.report import Report
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 
 
 class Unsupported(Exception):
@@ -73,9 +73,4 @@ class Suite(Protocol):
         return ""
 
     def build(self, case: Case, settings: Settings) -> Built:
-        """Make a model and its inputs.
-
-        Raises:
-            Unsupported: The model cannot run in this way here.
-            Exception: Any exception of the model's own code.
-        """
+        """Make a model and its inputs; `Unsupported` is raised, or what the model's own code raises."""

@@ -10,7 +10,7 @@ from checked_backend.checking.target import load_compiler
 from checked_backend.dump import load_dump, rehearse
 from checked_backend.errors import DumpError, SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported, digest_of
 
 _GRAPH = "graph.json"

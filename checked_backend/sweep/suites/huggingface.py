@@ -13,7 +13,7 @@ import torch
 
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.base import Built, Model, Suite, Unsupported
 from checked_backend.sweep.suites.tiny_configs import WAYS, tiny_config
 from checked_backend.sweep.suites.tiny_inputs import tiny_inputs

@@ -12,7 +12,7 @@ from typing import Any
 from checked_backend.checking.target import make_program, run_file
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported
 
 _NAMED = "MODELS"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.base import Built, Model, Suite, Unsupported
 
 _BATCH = 2

@@ -14,7 +14,7 @@ import torch
 
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.base import Built, Model, Unsupported, digest_of
 
 _PACKAGE = "torchbenchmark"

@@ -12,7 +12,7 @@ import torch
 from checked_backend.diagnose.localize import flow as module
 from checked_backend.diagnose.localize.flow import error_flow, relative
 from checked_backend.diagnose.localize.probe import probe, worth_exposing
-from checked_backend.diagnose.localize.subgraph import calls_of, tensors_made, with_outputs
+from checked_backend.diagnose.localize.subgraph import calls_of, part_of, tensors_made
 from checked_backend.findings import NodeError
 from tests.support import faults
 from tests.support.locate_tools import traced
@@ -34,10 +34,9 @@ def spoiled(factor: float = 1.01) -> Callable[..., Any]:
 def flow_of(gm: torch.fx.GraphModule, compiler: Callable[..., Any], at_fault: str) -> tuple[NodeError, ...]:
     """The flow of an error, as a compiler makes it in a graph whose inner tensors are results, too."""
     inner = [made for node in calls_of(gm) if worth_exposing(node) for made in tensors_made(node)]
-    exposed, places = with_outputs(gm, inner)
+    exposed, _ = part_of(gm, calls_of(gm), inner)
     torch.manual_seed(0)
-    results = compiler(exposed, (X,))(X)
-    made = {node.name: results[place] for node, place in zip(inner, places, strict=True)}
+    made = dict(zip([node.name for node in inner], compiler(exposed, (X,))(X), strict=True))
     return error_flow(gm, (X,), made, at_fault)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.dumps import Dumps
 from tests.support.dump_tools import dumping
 from tests.support.sweep_tools import examined

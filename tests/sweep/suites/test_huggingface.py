@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites import huggingface
 from checked_backend.sweep.suites.huggingface import HuggingFace
 from tests.support.stub_config import Stub

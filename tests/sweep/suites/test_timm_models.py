@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checked_backend.process.job import AnswerFolder
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites import list_models
 from checked_backend.sweep.suites.timm_models import Timm
 from tests.support.sweep_tools import examined

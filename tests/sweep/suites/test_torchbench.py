@@ -10,7 +10,7 @@ import pytest
 
 from checked_backend.errors import SuiteError
 from checked_backend.runs.case import Case
-from checked_backend.sweep.settings import Settings
+from checked_backend.sweep.rules import Settings
 from checked_backend.sweep.suites.torchbench import TorchBench
 from tests.support.sweep_tools import examined
 

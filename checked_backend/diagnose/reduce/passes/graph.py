@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -122,24 +122,26 @@ def bypass_calls(problem: Problem) -> None:
         if not calls:
             return
         tried.add(calls[0])
-        problem.first_of(list(_bypassed(program, calls[0])))
+        problem.first_of(_bypassed(program, calls[0]))
 
 
-def _bypassed(program: FailingCase, name: str) -> Iterator[FailingCase]:
+def _bypassed(program: FailingCase, name: str) -> list[FailingCase]:
     node = Draft(program).node(name)
     sources = [source.name for source in node.all_input_nodes]
+    if sources and not node.users:
+        return [_without(program, name, None)]  # a call for its effect alone
     values = record_values(program, frozenset([name, *sources]))
-    for source in sources:
-        if not node.users:
-            draft = Draft(program)  # a call for its effect alone
-            draft.graph.erase_node(draft.node(name))
-            yield draft.finish()
-            return
-        if _alike(values.get(name), values.get(source)):
-            draft = Draft(program)
-            draft.node(name).replace_all_uses_with(draft.node(source))
-            draft.graph.erase_node(draft.node(name))
-            yield draft.finish()
+    return [_without(program, name, source) for source in sources if _alike(values.get(name), values.get(source))]
+
+
+def _without(program: FailingCase, name: str, used: str | None) -> FailingCase:
+    """Leave a node out, whose users get another one."""
+    draft = Draft(program)
+    node = draft.node(name)
+    if used is not None:
+        node.replace_all_uses_with(draft.node(used))
+    draft.graph.erase_node(node)
+    return draft.finish()
 
 
 def merge_inputs(problem: Problem) -> None:
@@ -149,13 +151,8 @@ def merge_inputs(problem: Problem) -> None:
         values = problem.best.placeholders()
         if name not in values:
             continue
-        candidates = []
-        for other in names[:position]:
-            if other in values and _alike(values[name], values[other]):
-                draft = Draft(problem.best)
-                draft.node(name).replace_all_uses_with(draft.node(other))
-                candidates.append(draft.finish())
-        problem.first_of(candidates)
+        earlier = [other for other in names[:position] if other in values and _alike(values[name], values[other])]
+        problem.first_of([_without(problem.best, name, other) for other in earlier])
 
 
 def _alike(one: object, other: object) -> bool:

@@ -42,14 +42,14 @@ def shrink_sizes(problem: Problem) -> None:
     """Make sizes smaller: all of them at once, then one after the other. Equal sizes stay equal."""
     for target in _AT_ONCE:
         changes = {size: min(size, target) for size in _sizes(problem.best)}
-        if any(size != new for size, new in changes.items()) and _accept(problem, changes):
+        if any(size != new for size, new in changes.items()) and problem.consider(resized(problem.best, changes)):
             break
     tried: set[tuple[int, ...]] = set()
     while (sizes := tuple(_sizes(problem.best))) not in tried:
         tried.add(sizes)
         for size in sizes:
             smaller = sorted({step for step in (*_STEPS, size // 2, size - 1) if 0 < step < size})
-            any(_accept(problem, {size: step}) for step in smaller)
+            any(problem.consider(resized(problem.best, {size: step})) for step in smaller)
         _shrink_pairs(problem)
 
 
@@ -86,11 +86,6 @@ def drop_dimensions(problem: Problem) -> None:
             return
 
 
-def _accept(problem: Problem, changes: Mapping[int, int]) -> bool:
-    candidate = resized(problem.best, changes)
-    return candidate is not None and problem.consider(candidate)
-
-
 def _sizes(program: FailingCase) -> list[int]:
     """The different sizes of the inputs and of tensors that the graph makes without inputs, the greatest first."""
     tensors = [value for value in program.case.inputs if isinstance(value, torch.Tensor)]
@@ -107,9 +102,6 @@ def resized(program: FailingCase, changes: Mapping[int, int]) -> FailingCase | N
 
     Inputs lose their last elements. Arguments that name a changed size follow. The shapes of views are derived from
     the view's input. Indices into a changed dimension are wrapped.
-
-    Args:
-        changes: New sizes by old size.
 
     Returns:
         The program, None if it does not run on fake tensors of these sizes.
