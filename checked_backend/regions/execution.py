@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -180,6 +181,8 @@ class Call:
             None before that is known.
         number: The number of the call in its region, from 1.
         fingerprints: Those of the inputs that the region leaves alone, if they were taken.
+        ignores_warnings: Whether eager's warnings are ignored: filters of the program make an error of one, and the
+            compiled program gives none.
     """
 
     inputs: Inputs
@@ -193,6 +196,15 @@ class Call:
     ratios: Mapping[str, float] | None = None
     number: int = 0
     fingerprints: Mapping[int, int | None] = field(default_factory=dict)
+    ignores_warnings: bool = False
+
+    @contextmanager
+    def warnings(self) -> Iterator[None]:
+        """A block in which eager runs: what is done with its warnings."""
+        with warnings.catch_warnings() if self.ignores_warnings else nullcontext():
+            if self.ignores_warnings:
+                warnings.simplefilter("ignore")
+            yield
 
     def freed_inputs(self) -> list[str]:
         """The names of inputs whose memory was freed after the call, as FSDP frees parameters. None may be read."""
@@ -209,7 +221,8 @@ class Call:
         """Leave the random state as it was after a block."""
         before = self.rng.now()
         try:
-            yield
+            with self.warnings():
+                yield
         finally:
             before.restore()
 
