@@ -40,8 +40,10 @@ def register() -> None:
         if _CHECKED in vars(kind):  # vLLM may load a plugin more than once in a process
             continue
         setattr(kind, _CHECKED, True)
-        for name in {"compile", "load"} & vars(kind).keys():
-            setattr(kind, name, _checking(vars(kind)[name], numbers, loads=name == "load"))
+        if "compile" in vars(kind):
+            kind.compile = _compile_checked(kind.compile, numbers)
+        if "load" in vars(kind):
+            kind.load = _load_checked(kind.load, numbers)
 
 
 def _kinds(interface: type[Any]) -> Iterator[type[Any]]:
@@ -50,26 +52,42 @@ def _kinds(interface: type[Any]) -> Iterator[type[Any]]:
         yield from _kinds(kind)
 
 
-def _checking(made: Callable[..., Any], numbers: Iterator[int], *, loads: bool) -> Callable[..., Any]:
-    """``compile`` of a ``CompilerInterface``, which returns a handle with what it compiled, or ``load``, given one."""
+def _compile_checked(compile_graph: Callable[..., Any], numbers: Iterator[int]) -> Callable[..., Any]:
+    """``CompilerInterface.compile``, which returns what it compiled, and a handle to load it with another time."""
 
-    @functools.wraps(made)
-    def checked(self: Any, *args: Any, **more: Any) -> Any:
-        handle, (graph, example_inputs, *rest) = args[:loads], args[loads:]
+    @functools.wraps(compile_graph)
+    def compile_checked(
+        self: Any, graph: fx.GraphModule, example_inputs: Sequence[Any], *rest: Any, **more: Any
+    ) -> tuple[Callable[..., Any], Any]:
         handles: list[Any] = []
 
         def compiled(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            found = made(self, *handle, gm, list(inputs), *rest, **more)
-            run: Callable[..., Any] | None = found if loads else found[0]
-            handles.append(None if loads else found[1])
-            if run is None:
+            function, handle = compile_graph(self, gm, list(inputs), *rest, **more)
+            handles.append(handle)
+            if function is None:
                 raise RuntimeError("vLLM's compiler returned nothing")
+            run: Callable[..., Any] = function
             return run
 
-        region = _checked(graph, example_inputs, compiled, next(numbers))
-        return region if loads else (region, (handles or [None])[0])
+        return _checked(graph, example_inputs, compiled, next(numbers)), (handles or [None])[0]
 
-    return checked
+    return compile_checked
+
+
+def _load_checked(load: Callable[..., Any], numbers: Iterator[int]) -> Callable[..., Any]:
+    """``CompilerInterface.load``, which returns what was compiled before."""
+
+    @functools.wraps(load)
+    def load_checked(
+        self: Any, handle: Any, graph: fx.GraphModule, example_inputs: Sequence[Any], *rest: Any, **more: Any
+    ) -> Any:
+        def loaded(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            run: Callable[..., Any] = load(self, handle, gm, list(inputs), *rest, **more)
+            return run
+
+        return _checked(graph, example_inputs, loaded, next(numbers))
+
+    return load_checked
 
 
 def _checked(
