@@ -148,6 +148,8 @@ def _run(dump: Dump, options: CheckOptions, seed: int, session: Session, investi
         if session.report.coverage.regions:
             if reasons := log.reasons():
                 session.ledger.skip(Skip("some operators", f"Dynamo left them in eager: {reasons}"))
+            for skip in log.in_eager("some operators"):
+                session.ledger.skip(skip)
             return outputs
         reason = "leaves this graph in Python"
     except CheckedBackendError:
