@@ -23,6 +23,7 @@ from checked_backend.regions.build import build_region
 from checked_backend.regions.compile import resolve_compiler
 from checked_backend.regions.failure import Failure, Investigator
 from checked_backend.report import Report
+from checked_backend.report.dynamo_log import DynamoLog
 from checked_backend.report.session import Session, collect
 
 _ASSIGNMENT = re.compile(r": (?P<name>\w+)(?:: [^=]*)? = ")
@@ -137,29 +138,28 @@ def _run(dump: Dump, options: CheckOptions, seed: int, session: Session, investi
     def checked(gm: fx.GraphModule, given: Sequence[Any], *, options: CheckOptions = options) -> Callable[..., Any]:
         return build_region(gm, given, options, None, thorough=True, investigator=investigator)
 
-    reason = ""
-    for whole in (True, False):
-        dynamo_reset()
-        try:
-            given = inputs()
-            mark_dynamic(dump.metadata["inputs"], given)
-            with dynamo_captures_data():
-                outputs = torch.compile(dump.module, backend=checked, fullgraph=whole)(*given)
-        except CheckedBackendError:
-            raise
-        except Exception as error:
-            if session.report.coverage.regions:
-                raise  # the graph ran, and eager itself raises
-            reason = reason or f"cannot trace this graph again ({type(error).__name__})"
-            continue
-        finally:
-            dynamo_reset()
+    log = DynamoLog()
+    dynamo_reset()
+    try:
+        given = inputs()
+        mark_dynamic(dump.metadata["inputs"], given)
+        with dynamo_captures_data(), log.watch():
+            outputs = torch.compile(dump.module, backend=checked)(*given)
         if session.report.coverage.regions:
-            if not whole:
-                why = f"Dynamo {reason} as a whole: what is between the parts ran in eager"
-                session.ledger.skip(Skip("some operators", why))
+            if reasons := log.reasons():
+                session.ledger.skip(Skip("some operators", f"Dynamo left them in eager: {reasons}"))
+            for skip in log.in_eager("some operators"):
+                session.ledger.skip(skip)
             return outputs
-        reason = reason or "leaves this graph in Python"
+        reason = "leaves this graph in Python"
+    except CheckedBackendError:
+        raise
+    except Exception as error:
+        if session.report.coverage.regions:
+            raise  # the graph ran, and eager itself raises
+        reason = f"cannot trace this graph again ({type(error).__name__})"
+    finally:
+        dynamo_reset()
     session.ledger.skip(Skip("dynamic shapes", f"Dynamo {reason}, so only the recorded sizes were run"))
     direct = options.model_copy(update={"compiler": _failing_openly(options), "compiler_options": {}})
     return checked(dump.module, given := inputs(), options=direct)(*given)

@@ -228,10 +228,7 @@ class RegionBudget(Schedule):
 
     def skip(self) -> bool:
         """Count a call that has earned no check. Most calls of a run come here."""
-        if self._calls < TIMED:
-            return False
-        self._is_due = self._is_due or self._comes_due()
-        return not self._is_due
+        return self._calls >= TIMED and super().skip()
 
     def _comes_due(self) -> bool:
         budget, now = self._budget, clock()
