@@ -53,10 +53,7 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "memory": "Free some memory, raise the limit (ulimit -v, or the container's), or check a smaller program",
         "compiler": "Install a C++ compiler (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: "
         "xcode-select --install), or set CXX to one that works; checked-backend doctor tries it",
-        "headers": "Install what brings it (Debian, Ubuntu: apt-get install build-essential libomp-dev python"
-        f"{sys.version_info[0]}.{sys.version_info[1]}-dev; Fedora: dnf install gcc-c++ libomp-devel python3-devel; "
-        "macOS: xcode-select --install, brew install libomp); this Python's own headers belong in "
-        f"{sysconfig.get_path('include')}; checked-backend doctor tries the compiler",
+        "headers": "Install PACKAGES; checked-backend doctor tries the compiler",
         "cache": "Delete the folder, or set TORCHINDUCTOR_CACHE_DIR to one that can be written to",
     }
 )
@@ -78,6 +75,26 @@ _MISSING = re.compile(
     r"|.*(?:cannot find -l|unable to find library -l|library not found for -l|library ')(?P<library>[\w+.-]+).*"
 )
 """What a compiler or its linker says of a file that is not there, as a whole line."""
+
+_PACKAGES = (
+    (
+        re.compile(r"(Python|pyconfig)\.h$|-lpython"),
+        f"the headers of this Python (Debian, Ubuntu: apt-get install python{sys.version_info[0]}."
+        f"{sys.version_info[1]}-dev; Fedora: dnf install python3-devel; conda and pyenv bring them), which belong in "
+        f"{sysconfig.get_path('include')}",
+    ),
+    (
+        re.compile(r"omp\.h$|-l[gi]?omp5?$"),
+        "OpenMP (Debian, Ubuntu: apt-get install libomp-dev; Fedora: dnf install libomp-devel; macOS: brew install "
+        "libomp)",
+    ),
+    (
+        re.compile(""),
+        "the compiler's own headers and libraries (Debian, Ubuntu: apt-get install build-essential; Fedora: dnf "
+        "install gcc-c++ glibc-devel; macOS: xcode-select --install)",
+    ),
+)
+"""What brings a file that a compiler does not find, by the file's name."""
 
 _REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = MappingProxyType({"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40})
@@ -144,7 +161,9 @@ def nothing_compiles() -> Finding | None:
         missing = next((line for cause in inside if (line := _MISSING.search(_said(cause)))), None)
         if missing is not None:
             name = missing["header"] or f"-l{missing['library']}"
-            return _finding("headers", missing[0].strip()[:_LINE], f"{compiler_command()} does not find {name}")
+            packages = next(packages for names, packages in _PACKAGES if names.match(name))
+            why = f"{compiler_command()} does not find {name}"
+            return _finding("headers", missing[0].strip()[:_LINE], why, packages)
         told = next((cause for cause in inside if _is_about_compiling(cause)), error)
         return _finding("compiler", described_exception(told), f"{compiler_command()} compiles nothing here")
     return None
@@ -198,9 +217,10 @@ def _in_cache(filename: object) -> bool:
     return "torchinductor" in name or (folder is not None and name.startswith(folder))
 
 
-def _finding(what: str, actual: str, why: str = "") -> Finding:
+def _finding(what: str, actual: str, why: str = "", packages: str = "") -> Finding:
     message = (
-        f"numcheck cannot judge this program: {why or actual}. Without a check it would fail here too. {_ADVICE[what]}."
+        f"numcheck cannot judge this program: {why or actual}. Without a check it would fail here too. "
+        f"{_ADVICE[what].replace('PACKAGES', packages)}."
     )
     detail = f"unsupported.{what}"
     return Finding(Kind.UNSUPPORTED, "candidate", message, detail, expected="no exception", actual=actual)

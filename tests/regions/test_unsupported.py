@@ -78,25 +78,30 @@ def test_where_everything_else_works_it_is_the_candidates_own(error: Exception) 
 
 
 @pytest.mark.parametrize(
-    ("line", "name"),
+    ("line", "name", "package"),
     [
-        ("/tmp/a.h:31:10: fatal error: Python.h: No such file or directory", "Python.h"),
-        ("a.cpp:1:10: fatal error: 'omp.h' file not found", "omp.h"),
-        ("/usr/bin/ld: cannot find -lgomp: No such file or directory", "-lgomp"),
-        ("ld: library not found for -lpython3.11", "-lpython3.11"),
-        ("a.cpp:1:10: fatal error: cstdint: No such file or directory", "cstdint"),
+        (
+            "/tmp/a.h:31:10: fatal error: Python.h: No such file or directory",
+            "Python.h",
+            "-dev; Fedora: dnf install py",
+        ),
+        ("a.cpp:1:10: fatal error: 'omp.h' file not found", "omp.h", "libomp-dev"),
+        ("/usr/bin/ld: cannot find -lgomp: No such file or directory", "-lgomp", "libomp-dev"),
+        ("ld: library not found for -lpython3.11", "-lpython3.11", "headers of this Python"),
+        ("a.cpp:1:10: fatal error: cstdint: No such file or directory", "cstdint", "build-essential"),
     ],
 )
 def test_a_file_that_the_compiler_does_not_find_is_named_with_what_brings_it(
-    line: str, name: str, monkeypatch: pytest.MonkeyPatch
+    line: str, name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = failed(f"In file included from x:\n{line}\n   31 | #include <x>\ncompilation terminated.")
     monkeypatch.setattr(unsupported, "compile_trifle", raising(error))
     found = MachineLimits()(failed("anything"))
     assert found.detail == "unsupported.headers"
     assert f"does not find {name}. " in found.message
-    assert "build-essential libomp-dev python3" in found.message
+    assert package in found.message
     assert found.actual == line
+    assert ("belong in " in found.message) == ("ython" in name)
 
 
 def test_where_the_least_program_fails_too_it_is_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
