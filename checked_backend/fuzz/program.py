@@ -35,9 +35,10 @@ CONSTANTS = frozenset({*DTYPES, "channels_last", "contiguous_format", "preserve_
 
 FILLS = ("normal", "range", "edges", "distinct")
 
-_MARKS = frozenset({"else", "end", "let", "flag"})
+MARKS = frozenset({"else", "end", "let", "flag"})
+"""Statements that are no operations."""
 
-CONTROL = _MARKS | {"for", "if"}
+CONTROL = MARKS | {"for", "if"}
 """Statements that are no calls: they make loops and branches."""
 
 RELATIONS = ("<", "<=", "==", "!=", ">", ">=", "%")
@@ -148,7 +149,7 @@ class FuzzProgram:
     @property
     def ops(self) -> tuple[str, ...]:
         """The names of the operations, in order; ``for`` and ``if`` are among them."""
-        return tuple(call.op for call in self.calls if call.op not in _MARKS)
+        return tuple(call.op for call in self.calls if call.op not in MARKS)
 
     @property
     def size(self) -> tuple[int, int, int, int]:
