@@ -415,32 +415,26 @@ def provides_nothing(module: str) -> bool:
 
 
 def _function(text: str, module: str, name: str, trusted: Trusted) -> Callable[..., Any]:
+    """A function on the list, or one that a trusted module defines itself."""
     known = functions().get(f"{module}:{name}")
     if known is not None:
         return known
     if module not in trusted.modules:
         raise Unresolved(f"{text!r}: {_LISTED}{_hint(text)}")
-    found = _own_function(module, name)
-    if isinstance(found, str):
-        raise Unresolved(f"{text!r}: {found}")
-    return found
-
-
-def _own_function(module: str, name: str) -> Callable[..., Any] | str:
-    """A function that a module defines itself; or the reason why there is none, as the end of a sentence."""
     if provides_nothing(module):
-        return f"of {module}, a dump may call what is on the list only"
+        raise Unresolved(f"{text!r}: of {module}, a dump may call what is on the list only")
     home = sys.modules.get(module)
     found = vars(home).get(name) if isinstance(home, ModuleType) else None
     if found is None:
-        return f"{module} has no function {name!r}"
+        raise Unresolved(f"{text!r}: {module} has no function {name!r}")
     if name.startswith("__") or not isinstance(found, FunctionType):
-        return f"{module}.{name} is no plain function"
+        raise Unresolved(f"{text!r}: {module}.{name} is no plain function")
     # A decorator may wrap the function, but the function inside must be the module's own. Its ``__module__`` does not
     # show that: numpy.load, which opens files, has the ``__module__`` numpy.
     namespace = getattr(inspect.unwrap(found), "__globals__", {})
     if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
-        return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
+        elsewhere = namespace.get("__name__", found.__module__)
+        raise Unresolved(f"{text!r}: {module}.{name} is defined elsewhere, in {elsewhere}")
     return found
 
 
