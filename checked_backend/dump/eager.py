@@ -169,8 +169,7 @@ def _first_problem(rule: _Rule, given: _Arguments) -> str | None:
             if problem is not None:
                 return problem
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        return f"its arguments do not fit together ({type(error).__name__}: {first})"
+        return f"its arguments do not fit together ({type(error).__name__}: {first_line(str(error).strip())[:200]})"
     return None
 
 

@@ -16,6 +16,7 @@ from checked_backend.dump import standalone
 from checked_backend.dump.encode import EncodedGraph
 from checked_backend.dump.targets import known_function
 from checked_backend.graphs.workarounds import powers_called
+from checked_backend.report.clean import in_docstring
 
 _INTERPRETING = ("higher_order:autograd_function_apply", "higher_order:tag_activation_checkpoint")
 _KNOWN = ("inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree", "json", "os")
@@ -59,7 +60,7 @@ sys.path[:] = [path for path in sys.path if os.path.realpath(path or os.curdir) 
 _MAIN = """
 
 if __name__ == "__main__":
-    main(_HERE, {needs!r}, {unsupported})
+    main(_HERE, {needs!a}, {unsupported})
 """
 
 
@@ -74,9 +75,9 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
         f"import {name}" for name in encoded.requires if re.fullmatch(r"[A-Za-z_][\w.]*", name) and name != "__main__"
     ]
     header = _HEADER.format(
-        title=_comment(title),
+        title=in_docstring(title),
         torch=torch_version,
-        needs=_comment(f"Needs {needs}."),
+        needs=in_docstring(f"Needs {needs}."),
         imports="".join(f"{line}\n" for line in dict.fromkeys(imports)),
     )
     helpers: list[Callable[..., object]] = []
@@ -90,17 +91,13 @@ def module_source(gm: fx.GraphModule, encoded: EncodedGraph, title: str, torch_v
 def repro_source(encoded: EncodedGraph) -> str:
     """The text of ``repro.py``, which runs the dump's graph with nothing but torch."""
     head, future, text = inspect.getsource(standalone).partition(_FUTURE)
-    main = _MAIN.format(needs=_comment(_needs(encoded)), unsupported=ascii(list(encoded.unsupported)))
+    main = _MAIN.format(needs=in_docstring(_needs(encoded)), unsupported=ascii(list(encoded.unsupported)))
     return f"{head}{future}{_OWN_FOLDER}{text.rstrip()}\n{main}"
 
 
 def _needs(encoded: EncodedGraph) -> str:
     missing = [*(f"import {name}" for name in encoded.requires), *encoded.unsupported]
     return "nothing but torch" if not missing else f"torch and: {'; '.join(missing)}"
-
-
-def _comment(text: str) -> str:
-    return re.sub(r"[^ -~]", "?", text).replace("\\", "/").replace('"""', "'''").rstrip('"')
 
 
 def _import(name: str, value: Any) -> str:
@@ -115,7 +112,7 @@ def _import(name: str, value: Any) -> str:
     module = getattr(value, "__module__", None) or type(value).__module__
     qualified = getattr(value, "__qualname__", name)
     if module == "__main__" or "<" in qualified or "." in qualified:
-        return f"# {name} is {_comment(f'{module}.{qualified}')}, which cannot be imported"
+        return f"# {name} is {in_docstring(f'{module}.{qualified}')}, which cannot be imported"
     return f"from {module} import {qualified} as {name}"
 
 

@@ -42,9 +42,8 @@ from checked_backend._torch.operators import (
 )
 from checked_backend.graphs.nodes import followed
 
-_TENSORS = ("aten", "prims")
+_COMPUTING = ("aten", "prims", "quantized_decomposed")
 _NAMED = frozenset({"inductor.accumulate_grad_", "inductor._mm_plus_mm", "rngprims.philox_rand"})
-_FAMILIES = ("quantized_decomposed",)
 
 # Other namespaces that torch itself registers. Custom operators have namespaces of their own.
 _TORCHS = (
@@ -123,6 +122,7 @@ _WORDS = (
 )
 # names of dimensions, which torch 2.11 and 2.12 take in overloads of the most common operators
 _DIMENSIONS = "dim dims start_dim end_dim dim0 dim1 dim2 out_dim outdim names"
+_REFUSAL = "a dump may not call this operator"
 _FILE_ARGUMENT = re.compile(r"file|path|folder|dir$|ur[il]$")
 
 # The first of each pair indexes without a check of the index. The second checks the index, and computes the same.
@@ -137,7 +137,7 @@ def checked_form(name: str) -> str:
 def is_custom(name: str) -> bool:
     """Whether an operator, ``namespace.name``, is none of torch's own."""
     namespace = name.partition(".")[0]
-    return namespace not in (*_TENSORS, *_FAMILIES) and namespace not in _TORCHS.split() and name not in _NAMED
+    return namespace not in _COMPUTING and namespace not in _TORCHS.split() and name not in _NAMED
 
 
 def refusal_by_name(name: str) -> str | None:
@@ -147,28 +147,20 @@ def refusal_by_name(name: str) -> str | None:
     if not dot or namespace == "higher_order":
         if any(word in rest for word in _PROCESS_BOUND):
             return "it needs a kernel or an object that lived in the process that was traced"
-        return None if rest in _HIGHER_ORDER.split() else "a dump may not call this operator"
-    if name in _NAMED or is_custom(name):
-        return None
-    if namespace in (*_TENSORS, *_FAMILIES):
-        fine = _PRIVATE.fullmatch(rest) if rest.startswith("_") else not _REFUSED.fullmatch(rest)
-        if fine:
-            return None
-    return "a dump may not call this operator"
+        return None if rest in _HIGHER_ORDER.split() else _REFUSAL
+    fine = _PRIVATE.fullmatch(rest) if rest.startswith("_") else not _REFUSED.fullmatch(rest)
+    return None if name in _NAMED or is_custom(name) or (namespace in _COMPUTING and fine) else _REFUSAL
 
 
 def operator_problem(called: OpOverload | OpOverloadPacket | HigherOrderOperator) -> str | None:
     """Why a dump may not call an operator, by its name and its schemas; None if it may."""
     if isinstance(called, HigherOrderOperator):
         return refusal_by_name(f"higher_order.{called.name()}")
-    if isinstance(called, OpOverload):
-        overloads = [called]
-    else:
-        overloads = [getattr(called, name) for name in called.overloads()]
-        # overloads that only TorchScript has compute with Python's own values
-        overloads = [overload for overload in overloads if has_dispatched(overload)]
-        if not overloads:
-            return "a dump may not call this operator"
+    overloads = [called] if isinstance(called, OpOverload) else [getattr(called, name) for name in called.overloads()]
+    # overloads that only TorchScript has compute with Python's own values
+    overloads = [overload for overload in overloads if has_dispatched(overload)]
+    if not overloads:
+        return _REFUSAL
     name = overloads[0].name().partition(".")[0].replace("::", ".", 1)
     by_name = refusal_by_name(name)
     if by_name is not None:
@@ -177,8 +169,6 @@ def operator_problem(called: OpOverload | OpOverloadPacket | HigherOrderOperator
 
 
 def _schema_problems(overload: OpOverload, *, custom: bool) -> Iterator[str]:
-    if not has_dispatched(overload):
-        yield "a dump may not call this operator"
     schema = overload._schema
     for argument in schema.arguments:
         kind = str(argument.real_type)
@@ -425,32 +415,26 @@ def provides_nothing(module: str) -> bool:
 
 
 def _function(text: str, module: str, name: str, trusted: Trusted) -> Callable[..., Any]:
+    """A function on the list, or one that a trusted module defines itself."""
     known = functions().get(f"{module}:{name}")
     if known is not None:
         return known
     if module not in trusted.modules:
         raise Unresolved(f"{text!r}: {_LISTED}{_hint(text)}")
-    found = _own_function(module, name)
-    if isinstance(found, str):
-        raise Unresolved(f"{text!r}: {found}")
-    return found
-
-
-def _own_function(module: str, name: str) -> Callable[..., Any] | str:
-    """A function that a module defines itself; or the reason why there is none, as the end of a sentence."""
     if provides_nothing(module):
-        return f"of {module}, a dump may call what is on the list only"
+        raise Unresolved(f"{text!r}: of {module}, a dump may call what is on the list only")
     home = sys.modules.get(module)
     found = vars(home).get(name) if isinstance(home, ModuleType) else None
     if found is None:
-        return f"{module} has no function {name!r}"
+        raise Unresolved(f"{text!r}: {module} has no function {name!r}")
     if name.startswith("__") or not isinstance(found, FunctionType):
-        return f"{module}.{name} is no plain function"
+        raise Unresolved(f"{text!r}: {module}.{name} is no plain function")
     # A decorator may wrap the function, but the function inside must be the module's own. Its ``__module__`` does not
     # show that: numpy.load, which opens files, has the ``__module__`` numpy.
     namespace = getattr(inspect.unwrap(found), "__globals__", {})
     if found.__module__ != module or found.__qualname__ != name or namespace is not vars(home):
-        return f"{module}.{name} is defined elsewhere, in {namespace.get('__name__', found.__module__)}"
+        elsewhere = namespace.get("__name__", found.__module__)
+        raise Unresolved(f"{text!r}: {module}.{name} is defined elsewhere, in {elsewhere}")
     return found
 
 

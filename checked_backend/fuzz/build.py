@@ -30,7 +30,7 @@ from checked_backend.fuzz.program import (
     run_in_order,
     value_of,
 )
-from checked_backend.scripts.values import write_value
+from checked_backend.scripts.values import write_index, write_value
 
 _EDGES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 0.5, 1e-40, -1e-40, 65504.0, 1e-8, 2.5, -1.5)
 """The edge values that floating-point inputs get among others."""
@@ -199,7 +199,7 @@ class _Writer:
         if call.op == "let":
             return [f"{args[0]} = {args[1]}"]
         if call.op == "setitem":
-            return [f"{args[0]}[{self._index(call.args[1])}] = {args[2]}"]
+            return [f"{args[0]}[{write_index(call.args[1], self._own_expression)}] = {args[2]}"]
         if call.op in OPERATORS and call.op not in INFIX and call.op != "getitem":  # it is one like +=
             first, second = args
             return [f"{target} = {first}", f"{target} {call.op} {second}"]
@@ -208,7 +208,7 @@ class _Writer:
     def _called(self, call: Statement, args: Sequence[str]) -> str:
         operation(call.op)  # refuses what may not be called
         if call.op == "getitem":
-            return f"{args[0]}[{self._index(call.args[1])}]"
+            return f"{args[0]}[{write_index(call.args[1], self._own_expression)}]"
         if call.op in OPERATORS:
             left, right = args
             return f"({left}) {call.op} ({right})"
@@ -216,14 +216,6 @@ class _Writer:
         if call.op.startswith("Tensor."):
             return f"({args[0]}){call.op.removeprefix('Tensor')}({', '.join([*args[1:], *words])})"
         return f"{call.op}({', '.join([*args, *words])})"
-
-    def _index(self, raw: Any) -> str:
-        if isinstance(raw, tuple) and raw:
-            return " ".join(f"{self._index(item)}," for item in raw)
-        if isinstance(raw, slice):
-            parts = ["" if part is None else self._expression(part) for part in (raw.start, raw.stop, raw.step)]
-            return ":".join(parts if parts[2] else parts[:2])
-        return self._expression(raw)
 
     def _expression(self, raw: Any) -> str:
         return write_value(raw, self._own_expression)

@@ -35,9 +35,10 @@ CONSTANTS = frozenset({*DTYPES, "channels_last", "contiguous_format", "preserve_
 
 FILLS = ("normal", "range", "edges", "distinct")
 
-_MARKS = frozenset({"else", "end", "let", "flag"})
+MARKS = frozenset({"else", "end", "let", "flag"})
+"""Statements that are no operations."""
 
-CONTROL = _MARKS | {"for", "if"}
+CONTROL = MARKS | {"for", "if"}
 """Statements that are no calls: they make loops and branches."""
 
 RELATIONS = ("<", "<=", "==", "!=", ">", ">=", "%")
@@ -148,7 +149,7 @@ class FuzzProgram:
     @property
     def ops(self) -> tuple[str, ...]:
         """The names of the operations, in order; ``for`` and ``if`` are among them."""
-        return tuple(call.op for call in self.calls if call.op not in _MARKS)
+        return tuple(call.op for call in self.calls if call.op not in MARKS)
 
     @property
     def size(self) -> tuple[int, int, int, int]:
@@ -360,10 +361,13 @@ def run_in_order(program: FuzzProgram, known: list[Any], do: Callable[[int, Stat
     run(range(len(program.calls)))
 
 
-def writes(call: Statement) -> bool:
-    """Whether a statement may change an earlier value: a tensor's memory, or the tensor of a name."""
+def written(call: Statement) -> Ref | None:
+    """The earlier value that a statement may change: a tensor's memory, or the tensor of a name."""
+    if isinstance(out := call.kwargs.get("out"), Ref):
+        return out
     in_place = call.op.endswith(("_", "=")) and call.op not in _COMPARISONS
-    return in_place or call.op in ("setitem", "let") or "out" in call.kwargs
+    in_place = in_place or call.op in ("setitem", "let") or call.kwargs.get("inplace") is True
+    return call.args[0] if in_place and call.args and isinstance(call.args[0], Ref) else None
 
 
 def made_from(program: FuzzProgram, wanted: Sequence[int]) -> set[int]:
@@ -380,7 +384,7 @@ def made_from(program: FuzzProgram, wanted: Sequence[int]) -> set[int]:
         for place, call in enumerate(program.calls):
             read = {ref.value for ref in refs_of(call)}
             block = marks.get(place)
-            wants = first + place in needed or (writes(call) and bool(read & needed))
+            wants = first + place in needed or (written(call) is not None and bool(read & needed))
             if block is not None:
                 wants = wants or not found.isdisjoint(block.places)
             if wants and place not in found:

@@ -14,7 +14,7 @@ from checked_backend.errors import FuzzError
 from checked_backend.findings import Finding
 from checked_backend.fuzz.build import function_source
 from checked_backend.fuzz.known import plain
-from checked_backend.fuzz.program import CONTROL, FuzzProgram, Ref, decode_program, encode_program
+from checked_backend.fuzz.program import MARKS, FuzzProgram, Ref, decode_program, encode_program
 from checked_backend.runs.case import STRICT, Status
 from checked_backend.subjects import Subject, SubjectKind
 
@@ -212,7 +212,7 @@ def _ops(program: FuzzProgram) -> list[str]:
     computed = [Ref(len(program.inputs) + place) for place in range(len(program.calls))]
     found: list[str] = []
     for call in program.calls:
-        if call.op in CONTROL and call.op not in program.ops:
+        if call.op in MARKS:
             continue
         takes = call.op == "getitem" and isinstance(call.args[1], int) and call.args[0] in computed
         if not takes and plain(call.op) not in found:

@@ -33,7 +33,7 @@ from checked_backend.fuzz.program import (
     value_of,
 )
 
-_MARKS = ("for", "if", "else", "end")
+_BLOCKS = ("for", "if", "else", "end")
 
 Interesting = Callable[[FuzzProgram], bool]
 
@@ -165,7 +165,7 @@ def _fewer_calls(program: FuzzProgram) -> Iterator[FuzzProgram]:
     first = len(program.inputs)
     used = {ref.value for call in program.calls for ref in refs_of(call)} | set(program.returns)
     for place in reversed(range(len(program.calls))):
-        if program.calls[place].op in _MARKS:
+        if program.calls[place].op in _BLOCKS:
             continue
         if first + place not in used:
             yield _without(program, {place})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from checked_backend.fuzz.build import function_source, make_inputs, strides_of
 from checked_backend.fuzz.generate.defined import draws, on_other_values
 from checked_backend.fuzz.program import FuzzProgram
-from checked_backend.report.clean import clean
+from checked_backend.report.clean import in_docstring
 from checked_backend.scripts.comparisons import calls_differ, source_of
-from checked_backend.scripts.values import literal
+from checked_backend.scripts.values import TensorWriter, literal
 
 DIFFERS = "eager and compiled differ"
 """The last line that a script of torch alone prints where the bug is."""
@@ -114,7 +117,7 @@ def _script(
     exact: bool = False,
     again: bool,
 ) -> str:
-    text = "\n".join(_in_docstring(line) for line in about)
+    text = "\n".join(in_docstring(line) for text in about for line in text.splitlines())
     lines = [f'"""{text}"""\n', "import torch", "import torch.nn.functional as F", *imports, "\n"]
     lines += [function_source(program), "\n", *_inputs(program, "inputs", exact=exact)]
     if again:
@@ -125,26 +128,11 @@ def _script(
 def _inputs(program: FuzzProgram, name: str, *, exact: bool = False, seed: int = 0) -> Sequence[str]:
     """The lines of a function that makes a program's inputs; values of large ones are those of a seed."""
     made = make_inputs(program.inputs)
-    storages: list[str] = []
-    inputs: list[str] = []
-    for place, given in enumerate(program.inputs):
-        root = place if given.shares is None else given.shares
-        if root == place:
-            size = made[place].untyped_storage().nbytes() // made[place].element_size()
-            storage = made[place].as_strided((size,), (1,), 0)
-            few = exact or size <= _FEW_VALUES or given.dtype == "bool"
-            values = literal(storage) if few else _random(storage, given.dtype, seed)
-            storages.append(f"    m{place} = {values}")
-        grad = ".requires_grad_()" if given.requires_grad else ""
-        inputs.append(f"m{root}.as_strided({given.shape}, {given.stride}, {given.offset}).detach(){grad}")
-    arguments = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
-    return [f"def {name}():", *storages, f"    return ({arguments})", "\n"]
-
-
-def _in_docstring(text: str) -> str:
-    """A text, which may be a compiler's message, as a part of a docstring."""
-    plain = clean(text).replace("\\", "\\\\").replace('"""', "'''")
-    return f'{plain[:-1]}\\"' if plain.endswith('"') else plain
+    writer = TensorWriter(made, offsets=True, long=literal if exact else partial(_few_or_random, seed=seed))
+    values = [writer.write(one, "it") + (".requires_grad_()" if one.requires_grad else "") for one in made]
+    lines = [*writer.lines, *(f"x{place} = {value}" for place, value in enumerate(values))]
+    returned = ", ".join(f"x{place}" for place in range(len(made)))
+    return [f"def {name}():", *(f"    {line}" for line in lines), f"    return [{returned}]", "\n"]
 
 
 _NEEDS = "This needs the package checked_backend; a plain comparison does not show it."
@@ -152,10 +140,12 @@ _NEEDS = "This needs the package checked_backend; a plain comparison does not sh
 _NEEDED = ("import traceback", "from torch.utils._python_dispatch import TorchDispatchMode")
 
 
-def _random(flat: Any, dtype: str, seed: int) -> str:
-    """Other values for a tensor of many, which most bugs do not depend on."""
-    generator = f"generator=torch.Generator().manual_seed({seed})"
-    if flat.is_floating_point() or flat.is_complex():
-        wide = "complex128" if flat.is_complex() else "float64"
-        return f"torch.randn({flat.numel()}, {generator}, dtype=torch.{wide}).to(torch.{dtype})"
-    return f"torch.randint(0, 4, ({flat.numel()},), {generator}).to(torch.{dtype})"
+def _few_or_random(values: torch.Tensor, seed: int) -> str:
+    """The values of a tensor, or if they are many, others: most bugs do not depend on them."""
+    if values.numel() <= _FEW_VALUES or values.dtype is torch.bool:
+        return literal(values)
+    shape, generator = tuple(values.shape), f"generator=torch.Generator().manual_seed({seed})"
+    if values.is_floating_point() or values.is_complex():
+        wide = torch.complex128 if values.is_complex() else torch.float64
+        return f"torch.randn({shape}, {generator}, dtype={wide}).to({values.dtype})"
+    return f"torch.randint(0, 4, {shape}, {generator}).to({values.dtype})"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 # Terminal escapes, other control characters, line separators, halves of surrogate pairs and bidirectional overrides.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_ENDS_DOCSTRING = re.compile('"(?="")|"$')
 _FENCES = re.compile("`+")
 
 
@@ -14,6 +15,11 @@ def clean(text: str) -> str:
     """Return text with every character that could steer a terminal or a browser's text direction written out."""
     text = text.replace("\r\n", "\n").expandtabs(4)
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def in_docstring(text: str) -> str:
+    """Text that can stand in one line of a docstring, or of a comment, of code that is written down."""
+    return _ENDS_DOCSTRING.sub("'", clean(text).replace("\n", " ").replace("\\", "/"))
 
 
 def first_line(text: str) -> str:

@@ -57,6 +57,18 @@ def write_value(value: Any, own: Callable[[Any], str | None] = lambda _value: No
     raise Untranslatable(f"a constant of type {type(value).__name__}: {value!r}")
 
 
+def write_index(index: Any, own: Callable[[Any], str | None]) -> str:
+    """What stands between the brackets of ``x[...]``; arguments as of `write_value`."""
+
+    def part(value: Any) -> str:
+        if not isinstance(value, slice):
+            return write_value(value, own)
+        ends = ["" if end is None else write_value(end, own) for end in (value.start, value.stop, value.step)]
+        return ":".join(ends if ends[2] else ends[:2])
+
+    return ", ".join(map(part, index if isinstance(index, tuple) and index else (index,)))
+
+
 def is_literal(value: Any) -> bool:
     """Whether a value's ``repr`` is code that makes it."""
     try:

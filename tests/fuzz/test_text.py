@@ -63,7 +63,7 @@ def test_programs_in_one_function_are_as_alone(programs: list[FuzzProgram]) -> N
 
 def test_scripts_are_python_and_describe_their_inputs(programs: list[FuzzProgram]) -> None:
     for program in programs:
-        compile(render_script(program, about=['a """quote"""']), "repro.py", "exec")
+        compile(render_script(program, about=['a """quote"""', 'C:\\new \x1b[2J """"']), "repro.py", "exec")
         assert len(describe_inputs(program)) == len(program.inputs)
 
 

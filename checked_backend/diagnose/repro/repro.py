@@ -39,6 +39,7 @@ from checked_backend.process.job import die_with
 from checked_backend.process.worker import cannot_fork
 from checked_backend.regions.graph_case import GraphCase
 from checked_backend.regions.process_state import ProcessState
+from checked_backend.report.clean import in_docstring
 from checked_backend.report.environment import run_command
 from checked_backend.report.file_names import free_path
 from checked_backend.report.write import write_whole
@@ -303,10 +304,10 @@ class _Script:
         standard = [f"import {name}" for name in ("os", "signal") if any(f"{name}." in line for line in source)]
         machine = f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
         text = [
-            f'"""{_safe(title[:200])}',
+            f'"""{in_docstring(title[:200])}',
             "",
             f"torch {torch.__version__}, Python {platform.python_version()}, {machine}",
-            *map(_safe, self.about),
+            *map(in_docstring, self.about),
             "Exits 1 while the bug is there, 0 when it is gone."
             if compiles
             else "Exits 1: the kernel is as it was generated.",
@@ -382,15 +383,10 @@ def _cannot(problem: str) -> str:
         f"""\
         backend = None  # name it here
         if backend is None:
-            print({f"the backend is not named in this script: {_safe(problem)}"!r})
+            print({f"the backend is not named in this script: {in_docstring(problem)}"!r})
             raise SystemExit(2)
         """
     )
-
-
-def _safe(text: str) -> str:
-    """Text that can stand in a docstring or a comment."""
-    return text.replace("\\", "/").replace('"""', "'''").replace("\n", " ")
 
 
 def _comparison(program: FailingCase, finding: Finding) -> tuple[Callable[..., object], str]:

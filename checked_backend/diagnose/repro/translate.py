@@ -32,7 +32,7 @@ from checked_backend.diagnose.reduce.failing_case import FailingCase, compact, r
 from checked_backend.graphs.mode_blocks import block_of, leaves_block
 from checked_backend.graphs.nodes import followed, is_getitem, outputs_of, recorded_value
 from checked_backend.numerics.bits import same_bits
-from checked_backend.scripts.values import Untranslatable, write_value
+from checked_backend.scripts.values import Untranslatable, write_index, write_value
 
 SIGNS: Mapping[Any, str] = {
     operator.not_: "not {}",
@@ -499,22 +499,18 @@ class GraphWriter:
             return f"{self.text(args[0])}{spelling.text}({self._arguments(args[1:], spelling.kwargs)})"
         return f"{spelling.text}({self._arguments(args, spelling.kwargs)})"
 
-    def _index(self, place: Any) -> str:
-        places = place if isinstance(place, tuple) and place else (place,)
-        return ", ".join(map(self._place, places))
-
-    def _place(self, value: Any) -> str:
-        if not isinstance(value, slice):
-            return self.text(value)
-        ends = ["" if end is None else self.text(end) for end in (value.start, value.stop)]
-        return ":".join(ends if value.step is None else [*ends, self.text(value.step)])
+    def _index(self, index: Any) -> str:
+        return write_index(index, self._name_of)
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         return ", ".join([*map(self.text, args), *(f"{key}={self.text(value)}" for key, value in kwargs.items())])
 
     def text(self, value: Any) -> str:
         """A value as code."""
-        return write_value(value, lambda item: self._names[item] if isinstance(item, fx.Node) else None)
+        return write_value(value, self._name_of)
+
+    def _name_of(self, value: Any) -> str | None:
+        return self._names[value] if isinstance(value, fx.Node) else None
 
 
 def _equal(expected: Any, actual: Any) -> bool:

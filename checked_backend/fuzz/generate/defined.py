@@ -15,7 +15,7 @@ import torch
 
 from checked_backend.errors import FuzzError
 from checked_backend.fuzz.build import dtype_name, run_call, run_eager, same_value
-from checked_backend.fuzz.program import DTYPES, Constant, FuzzProgram, Ref, Statement
+from checked_backend.fuzz.program import DTYPES, Constant, FuzzProgram, Ref, Statement, written
 from checked_backend.random_state import random_untouched
 
 MOST_ELEMENTS = 4096
@@ -143,7 +143,7 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
         return True
     if own == "embedding_bag" and isinstance(call.kwargs.get("offsets"), Ref):
         return True  # random offsets: eager reads beyond the indices
-    target = _written(call)
+    target = written(call)
     if target is not None and is_overlapping(values[target.value]):
         return True  # torch refuses most of these; in the others the order of writes decides
     tensors = [values[arg.value] for arg in call.args if isinstance(arg, Ref)]
@@ -154,15 +154,6 @@ def is_undefined(call: Statement, values: Sequence[Any]) -> bool:
         or _writes_twice(call, tensors)
         or _writes_what_it_reads(call, values)
     )
-
-
-def _written(call: Statement) -> Ref | None:
-    """The value that a call writes to."""
-    if isinstance(out := call.kwargs.get("out"), Ref):
-        return out
-    in_place = call.op == "setitem" or (call.op.startswith("Tensor.") and call.op.endswith("_"))
-    in_place = in_place or call.op in ("+=", "-=", "*=", "/=", "&=", "|=", "^=") or call.kwargs.get("inplace") is True
-    return call.args[0] if in_place and isinstance(call.args[0], Ref) else None
 
 
 def is_overlapping(value: Any) -> bool:

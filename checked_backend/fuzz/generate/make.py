@@ -16,7 +16,7 @@ from checked_backend.fuzz.generate.defined import draws, runs_alike
 from checked_backend.fuzz.generate.draft import Choices, Draft, chance
 from checked_backend.fuzz.generate.rules import COMMON, RULES, Rule, rules_of_samples
 from checked_backend.fuzz.known import is_known, plain, spelled
-from checked_backend.fuzz.program import RELATIONS, FuzzProgram, Input, Ref, Size, Statement, refs_of, writes
+from checked_backend.fuzz.program import RELATIONS, FuzzProgram, Input, Ref, Size, Statement, refs_of, written
 from checked_backend.random_state import random_untouched
 
 _MOST_TURNS = 4
@@ -272,8 +272,8 @@ def _weights(ops: tuple[str, ...]) -> list[int]:
 def _returned(draft: Draft, made: Sequence[Ref]) -> list[Ref]:
     """The values to return: most that no call uses or that change later, some others, an input now and then."""
     used = {ref.value for call in draft.calls for ref in refs_of(call)}
-    written = [ref for call in draft.calls if writes(call) for ref in (*call.args[:1], call.kwargs.get("out"))]
-    changed = {ref.value for ref in written if isinstance(ref, Ref)}
+    writing = [call for call in draft.calls if written(call) is not None]
+    changed = {ref.value for call in writing for ref in (*call.args[:1], written(call)) if isinstance(ref, Ref)}
     found = []
     for ref in draft.tensors():
         rarely = ref.value in used and ref.value not in changed
