@@ -84,14 +84,6 @@ def test_layout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(two, backend="numcheck")(x())
 
 
-def test_layout_that_is_ignored_is_in_the_coverage() -> None:
-    compiled = checked(two, with_other_strides(), on_divergence="raise", layout="ignore")
-    report = gathered(lambda: compiled(x()))
-    assert not report.findings
-    assert [finding.detail for finding in report.coverage.ignored] == ["structure.stride"]
-    assert report.verdict is cb.Verdict.PASS
-
-
 def test_a_gradient_that_is_lost_is_more_than_layout() -> None:
     detached = faults.spoiled_output(torch.Tensor.detach)
     with pytest.raises(cb.DivergenceError, match="no gradient flows back through it, and through eager's one does"):
